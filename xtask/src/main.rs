@@ -1,0 +1,2 @@
+//! The project's own tasks; `cargo xtask --help` lists them.
+fn main() {}
