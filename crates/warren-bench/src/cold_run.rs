@@ -1,0 +1,60 @@
+//! `warren run -- true` in a sandbox made for it, beside the other ways of running a command in isolation on one machine.
+
+use std::path::Path;
+use std::time::Duration;
+
+use crate::bundle::{Bundle, bubblewrap};
+use crate::contender::Contender;
+use crate::docker::Docker;
+use crate::home::Home;
+use crate::summary::{Summary, table};
+
+/// The first rounds fill caches and are not counted.
+const WARM_UP_ROUNDS: usize = 3;
+
+/// Runs every contender that works on this machine `rounds` times, in turns, and prints what they took.
+pub fn measure(warren: &Path, rounds: usize, json: bool) -> anyhow::Result<()> {
+    let bundle = Bundle::create()?;
+    let home = Home::start(warren)?;
+    let docker = Docker::start(&bundle.rootfs());
+    let candidates = [
+        Ok(home.cold_run()),
+        docker.as_ref().map(Docker::contender).map_err(|error| anyhow::anyhow!("docker: {error:#}")),
+        bundle.contender("crun run", "crun"),
+        bundle.contender("runc run", "runc"),
+        Ok(bubblewrap(&bundle.rootfs())),
+    ];
+    let mut contenders = Vec::new();
+    for candidate in candidates {
+        match candidate.and_then(|contender| warm_up(&contender).map(|()| contender)) {
+            Ok(contender) => contenders.push(contender),
+            // Warren itself is the first: without it there is nothing to compare.
+            Err(error) if contenders.is_empty() => return Err(error),
+            Err(error) => eprintln!("left out: {error:#}"),
+        }
+    }
+    let summaries = take_turns(&contenders, rounds)?;
+    match json {
+        true => println!("{}", serde_json::to_string_pretty(&summaries)?),
+        false => print!("{}", table(&summaries)),
+    }
+    Ok(())
+}
+
+fn warm_up(contender: &Contender) -> anyhow::Result<()> {
+    (0..WARM_UP_ROUNDS).try_for_each(|_| contender.time_once().map(drop))
+}
+
+fn take_turns(contenders: &[Contender], rounds: usize) -> anyhow::Result<Vec<Summary>> {
+    let mut times: Vec<Vec<Duration>> = vec![Vec::with_capacity(rounds); contenders.len()];
+    for _ in 0..rounds {
+        for (contender, times) in contenders.iter().zip(&mut times) {
+            times.push(contender.time_once()?);
+        }
+    }
+    Ok(contenders
+        .iter()
+        .zip(times)
+        .filter_map(|(contender, times)| Summary::of(contender.name, times))
+        .collect())
+}

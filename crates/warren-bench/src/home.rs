@@ -1,0 +1,46 @@
+//! A local home of Warren's own for the length of a measurement.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, ensure};
+use tempfile::TempDir;
+
+use crate::contender::Contender;
+
+/// A daemon in a fresh data directory; stopped when dropped.
+pub struct Home {
+    binary: PathBuf,
+    directory: TempDir,
+}
+
+impl Home {
+    /// `warren up --detach` in a new data directory.
+    pub fn start(binary: &Path) -> anyhow::Result<Home> {
+        let home = Home { binary: binary.to_owned(), directory: tempfile::tempdir()? };
+        let status = home.command("up").arg("--detach").stdout(Stdio::null()).status();
+        ensure!(
+            status.with_context(|| format!("start {}", binary.display()))?.success(),
+            "`warren up` failed"
+        );
+        Ok(home)
+    }
+
+    /// `warren run -- true`: a new sandbox, the command in it, its exit code, and the sandbox's end.
+    pub fn cold_run(&self) -> Contender {
+        Contender::new("warren run", &self.binary, ["run", "--", "true"])
+            .environment("WARREN_HOME", self.directory.path().display().to_string())
+    }
+
+    fn command(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.arg(subcommand).env("WARREN_HOME", self.directory.path());
+        command
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = self.command("down").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    }
+}
