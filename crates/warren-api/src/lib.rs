@@ -1,1 +1,30 @@
-//! x
+//! The Kubernetes resources that Warren serves, as data: `Sandbox`, `SandboxTemplate`, `SandboxClaim` and
+//! `SandboxWarmPool` at `v1beta1`, with every label and annotation key, condition, reason and message that the published
+//! agent-sandbox clients know. It never talks to a server and never decides anything. Start with [`Sandbox`] and
+//! [`blueprint::SandboxBlueprint`]; [`labels`] and [`conditions`] hold the vocabulary.
+
+pub mod annotations;
+pub mod blueprint;
+pub mod claim;
+pub mod conditions;
+pub mod labels;
+mod name_hash;
+pub mod pool;
+pub mod sandbox;
+pub mod template;
+mod words;
+
+pub use claim::{SandboxClaim, SandboxClaimSpec, SandboxClaimStatus};
+pub use name_hash::NameHash;
+pub use pool::{SandboxWarmPool, SandboxWarmPoolSpec, SandboxWarmPoolStatus};
+pub use sandbox::{Sandbox, SandboxSpec, SandboxStatus};
+pub use template::{SandboxTemplate, SandboxTemplateSpec};
+
+/// API group of [`Sandbox`].
+pub const GROUP: &str = "agents.x-k8s.io";
+
+/// API group of [`SandboxTemplate`], [`SandboxClaim`] and [`SandboxWarmPool`].
+pub const EXTENSIONS_GROUP: &str = "extensions.agents.x-k8s.io";
+
+/// The version that is served and stored.
+pub const VERSION: &str = "v1beta1";

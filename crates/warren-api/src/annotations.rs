@@ -1,0 +1,81 @@
+//! Every annotation key that has a meaning here, with who writes it.
+
+/// Name of the backing Pod, on a Sandbox. Written after the Pod is made or taken over, and inside the patch by
+/// which a claim takes a warm Sandbox.
+pub const POD_NAME: &str = "agents.x-k8s.io/pod-name";
+
+/// Plain name of the template, on a Sandbox; for metrics and launch attribution.
+pub const SANDBOX_TEMPLATE_REF: &str = "agents.x-k8s.io/sandbox-template-ref";
+
+/// Sorted, comma-separated label keys that the controller copied from the pod template to the Pod. It tells
+/// which labels to remove later.
+pub const PROPAGATED_LABELS: &str = "agents.x-k8s.io/propagated-labels";
+
+/// The same for annotation keys.
+pub const PROPAGATED_ANNOTATIONS: &str = "agents.x-k8s.io/propagated-annotations";
+
+/// Sandbox assigned to a claim; written under a resourceVersion guard before the Sandbox is touched.
+pub const SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
+
+/// When the controller first saw the claim (RFC 3339 with nanoseconds).
+pub const CONTROLLER_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/controller-first-observed-at";
+
+/// When the claim first became Ready, or [`FIRST_READY_UNKNOWN`]; guards the latency metrics against counting twice.
+pub const CLAIM_FIRST_READY_AT: &str = "agents.x-k8s.io/claim-first-ready-at";
+
+/// Value of [`CLAIM_FIRST_READY_AT`] on a claim that was found Ready without the annotation.
+pub const FIRST_READY_UNKNOWN: &str = "unknown";
+
+/// When an external mutating webhook first saw the claim.
+pub const WEBHOOK_FIRST_OBSERVED_AT: &str = "agents.x-k8s.io/webhook-first-observed-at";
+
+/// When the client asked for the claim; set by the SDKs.
+pub const CLIENT_FIRST_REQUESTED_AT: &str = "agents.x-k8s.io/client-first-requested-at";
+
+/// JSON map of W3C trace headers, on a claim and copied to its Sandbox.
+pub const TRACE_CONTEXT: &str = "opentelemetry.io/trace-context";
+
+/// `true` on pooled Pods, so that the cluster autoscaler may remove their node; gone once claimed.
+pub const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
+
+/// Snapshot of the `v1alpha1` Sandbox that a stored object was converted from.
+pub const V1ALPHA1_SANDBOX_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandbox-state";
+
+/// Snapshot of the `v1alpha1` SandboxClaim that a stored object was converted from.
+pub const V1ALPHA1_SANDBOX_CLAIM_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxclaim-state";
+
+/// Snapshot of the `v1alpha1` SandboxTemplate that a stored object was converted from.
+pub const V1ALPHA1_SANDBOX_TEMPLATE_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxtemplate-state";
+
+/// Snapshot of the `v1alpha1` SandboxWarmPool that a stored object was converted from.
+pub const V1ALPHA1_SANDBOX_WARM_POOL_STATE: &str = "api.agents.x-k8s.io/v1alpha1-sandboxwarmpool-state";
+
+/// Carries `volumeClaimTemplatesPolicy` on the `v1alpha1` view of a SandboxTemplate, which lacks the field.
+pub const V1BETA1_VOLUME_CLAIM_TEMPLATES_POLICY: &str =
+    "api.agents.x-k8s.io/v1beta1-volume-claim-templates-policy";
+
+/// When the migration tooling rewrote the stored object.
+pub const STORAGE_MIGRATED_AT: &str = "agents.x-k8s.io/storage-migrated-at";
+
+/// `true` on a pool that the migration tooling made for claims that named only a template.
+pub const MIGRATION_SHADOW: &str = "agents.x-k8s.io/migration-shadow";
+
+/// The template that such a pool was made for.
+pub const MIGRATION_SOURCE_TEMPLATE: &str = "agents.x-k8s.io/migration-source-template";
+
+/// The network mode of a Pod: `none`, `restricted` or `full`.
+pub const NETWORK: &str = "warren.dev/network";
+
+/// The isolation level that a Pod asks for; in a Pod's status metadata, the level that was reached.
+pub const ISOLATION: &str = "warren.dev/isolation";
+
+/// How long a claim may wait before it ends in a terminal reason, as a duration such as `90s` or `5m`.
+pub const DEADLINE: &str = "warren.dev/deadline";
+
+/// What becomes of a Sandbox's volume claims when it is deleted: `Retain` or `Delete`.
+pub const PVC_RETENTION: &str = "warren.dev/pvc-retention";
+
+/// Whether an annotation key of a pod template stays off the Pod.
+pub fn is_reserved(key: &str) -> bool {
+    key == TRACE_CONTEXT || crate::labels::is_reserved(key)
+}

@@ -1,0 +1,97 @@
+//! What a Sandbox and a SandboxTemplate have in common: the pod, its volume claims and its service.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PodSpec};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The pod, volume claims and service that a sandbox is made from.
+///
+/// It has no level of its own on the wire: its fields are those of the `spec` it is part of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxBlueprint {
+    /// podTemplate describes the pod that backs the sandbox.
+    pub pod_template: PodTemplate,
+
+    /// volumeClaimTemplates is a list of claims that the sandbox's pod is allowed to reference.
+    /// One PersistentVolumeClaim is made for each, named `<template name>-<sandbox name>`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub volume_claim_templates: Vec<PersistentVolumeClaimTemplate>,
+
+    /// service decides about the headless service of the sandbox: true creates and maintains it, false removes it,
+    /// and when the field is absent none is created, but one that the sandbox owns is kept in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<bool>,
+}
+
+/// The pod of a sandbox: what it runs, and the labels and annotations it carries.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodTemplate {
+    /// spec is the specification of the pod. It is used when the pod is created; later edits do not change a
+    /// running pod.
+    pub spec: PodSpec,
+
+    /// metadata holds the labels and annotations of the pod. Edits are carried over to the running pod.
+    #[serde(default, skip_serializing_if = "PodMetadata::is_empty")]
+    pub metadata: PodMetadata,
+}
+
+/// Labels and annotations of a pod; no other metadata can be set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodMetadata {
+    /// labels is a map of string keys and values to organise and select the pod by.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+
+    /// annotations is a map of string keys and values for arbitrary, non-identifying metadata.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl PodMetadata {
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty() && self.annotations.is_empty()
+    }
+}
+
+/// A volume claim that is made for every sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PersistentVolumeClaimTemplate {
+    /// metadata holds the name, labels and annotations of the claim.
+    #[serde(default, skip_serializing_if = "EmbeddedObjectMetadata::is_empty")]
+    pub metadata: EmbeddedObjectMetadata,
+
+    /// spec is the specification of the claim.
+    pub spec: PersistentVolumeClaimSpec,
+}
+
+/// Name, labels and annotations of an object that is embedded in another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EmbeddedObjectMetadata {
+    /// name is the first part of the name of the created object; volume mounts refer to it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+
+    /// labels is a map of string keys and values to organise and select the object by.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+
+    /// annotations is a map of string keys and values for arbitrary, non-identifying metadata.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl EmbeddedObjectMetadata {
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.name.is_empty() && self.labels.is_empty() && self.annotations.is_empty()
+    }
+}

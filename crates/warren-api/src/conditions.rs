@@ -1,0 +1,300 @@
+//! Condition types, reasons, messages and events: the words by which the objects say what happens to them.
+//!
+//! Users and published clients match on these strings, so they are written once, here. [`set`] and [`find`] carry the
+//! standard meaning of a condition list.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use crate::words::words;
+
+words! {
+    /// The `type` of a condition.
+    pub enum ConditionType {
+        /// The sandbox, or the claim's sandbox, can be used. Always present.
+        Ready = "Ready",
+        /// The sandbox has no pod because it was asked to have none. Always present on a Sandbox.
+        Suspended = "Suspended",
+        /// The pod's own condition, mirrored; present while the sandbox owns a pod.
+        PodScheduled = "PodScheduled",
+        /// The pod has ended by itself; present while that is so, and kept through expiry.
+        Finished = "Finished",
+    }
+}
+
+words! {
+    /// The `status` of a condition.
+    pub enum ConditionStatus {
+        /// It is so.
+        True = "True",
+        /// It is not so.
+        False = "False",
+        /// It could not be found out.
+        Unknown = "Unknown",
+    }
+}
+
+words! {
+    /// The `reason` of a condition.
+    pub enum Reason {
+        /// Ready: an error with a volume claim, pod or service stopped this pass.
+        ReconcilerError = "ReconcilerError",
+        /// Ready: more than one pod is controlled by this sandbox.
+        MultiplePods = "MultiplePods",
+        /// Ready: the sandbox is asked to be suspended.
+        SandboxSuspended = "SandboxSuspended",
+        /// Ready, Finished: the pod ended with success.
+        PodSucceeded = "PodSucceeded",
+        /// Ready, Finished: the pod ended with failure.
+        PodFailed = "PodFailed",
+        /// Ready: the pod or the service is not there yet.
+        DependenciesNotReady = "DependenciesNotReady",
+        /// Ready: the pod is ready, and so is the service if there is one.
+        DependenciesReady = "DependenciesReady",
+        /// Ready, on the sandbox and its claim: its shutdown time has passed.
+        SandboxExpired = "SandboxExpired",
+        /// Suspended: the sandbox is asked to run.
+        NotSuspended = "NotSuspended",
+        /// Suspended: the pod is gone.
+        PodTerminated = "PodTerminated",
+        /// Suspended: the pod is on its way out.
+        PodTerminating = "PodTerminating",
+        /// Suspended: the pod belongs to somebody else and is left alone.
+        PodNotOwned = "PodNotOwned",
+        /// Suspended: the pod could not be looked up.
+        PodStateUnknown = "PodStateUnknown",
+        /// Suspended, in older objects; never written any more.
+        PodNotTerminated = "PodNotTerminated",
+        /// PodScheduled: the pod is scheduled and gave no reason of its own.
+        PodScheduled = "PodScheduled",
+        /// PodScheduled: the pod says nothing about it, or could not be looked up.
+        PodSchedulingUnknown = "PodSchedulingUnknown",
+        /// Claim Ready: the pool's template does not exist.
+        TemplateNotFound = "TemplateNotFound",
+        /// Claim Ready: the pool does not exist.
+        WarmPoolNotFound = "WarmPoolNotFound",
+        /// Claim Ready: others wanted the same waiting sandboxes.
+        AdoptionConflict = "AdoptionConflict",
+        /// Claim Ready: a sandbox of that name was just made, perhaps by us.
+        SandboxCreatePending = "SandboxCreatePending",
+        /// Claim Ready: the additional pod metadata is not allowed.
+        InvalidMetadata = "InvalidMetadata",
+        /// Claim Ready: the template does not allow the environment variables.
+        EnvVarsInjectionRejected = "EnvVarsInjectionRejected",
+        /// Claim Ready: the template does not allow the volume claim templates, or they are not valid.
+        VolumeClaimTemplatesError = "VolumeClaimTemplatesError",
+        /// Claim Ready: the claim's time is over.
+        ClaimExpired = "ClaimExpired",
+        /// Claim Ready: the sandbox is gone.
+        SandboxMissing = "SandboxMissing",
+        /// Claim Ready: the sandbox does not say yet whether it is ready.
+        SandboxNotReady = "SandboxNotReady",
+    }
+}
+
+words! {
+    /// The `reason` of an event.
+    pub enum EventReason {
+        /// Sandbox, Warning: more than one pod is controlled by it.
+        MultiplePods = "MultiplePods",
+        /// Claim, Normal: it expired, or is deleted because it did.
+        ClaimExpired = "ClaimExpired",
+        /// Claim, Normal: it took a waiting sandbox.
+        SandboxAdopted = "SandboxAdopted",
+        /// Claim, Normal: a sandbox was made for it.
+        SandboxProvisioned = "SandboxProvisioned",
+        /// Pool, Warning: members cannot be scheduled.
+        WarmPoolNotProgressing = "WarmPoolNotProgressing",
+        /// Pool, Normal: they can again.
+        WarmPoolProgressing = "WarmPoolProgressing",
+    }
+}
+
+words! {
+    /// The `action` of an event.
+    pub enum EventAction {
+        /// Sandboxes and pools: seen while reconciling.
+        Reconciling = "Reconciling",
+        /// The expired status of a claim was stored.
+        ClaimExpired = "Claim Expired",
+        /// The claim is about to be deleted.
+        Deleting = "Deleting",
+        /// A claim took a waiting sandbox.
+        Adoption = "Adoption",
+        /// A sandbox was made for a claim.
+        Provisioning = "Provisioning",
+    }
+}
+
+words! {
+    /// The `reportingController` of an event.
+    pub enum ReportingController {
+        /// Of sandboxes.
+        Sandbox = "sandbox-controller",
+        /// Of claims.
+        SandboxClaim = "sandboxclaim-controller",
+        /// Of templates.
+        SandboxTemplate = "sandboxtemplate-controller",
+        /// Of pools.
+        SandboxWarmPool = "sandboxwarmpool-controller",
+    }
+}
+
+/// The `message` of a condition, where it is fixed.
+pub mod message {
+    /// Ready/ReconcilerError: followed by the errors.
+    pub const ERROR_SEEN: &str = "Error seen: ";
+    /// Ready/SandboxSuspended while a pod exists.
+    pub const SANDBOX_IS_SUSPENDING: &str = "Sandbox is suspending";
+    /// Ready/SandboxSuspended once no pod exists.
+    pub const SANDBOX_IS_SUSPENDED: &str = "Sandbox is suspended";
+    /// Ready and Finished, PodSucceeded.
+    pub const POD_COMPLETED_SUCCESSFULLY: &str = "Pod completed successfully";
+    /// Ready and Finished, PodFailed.
+    pub const POD_FAILED: &str = "Pod failed";
+    /// Ready/DependenciesNotReady: no pod.
+    pub const POD_DOES_NOT_EXIST: &str = "Pod does not exist";
+    /// Ready/DependenciesNotReady: followed by the phase.
+    pub const POD_EXISTS_WITH_PHASE: &str = "Pod exists with phase: ";
+    /// Ready/DependenciesNotReady: the pod runs, its readiness does not hold.
+    pub const POD_IS_RUNNING_BUT_NOT_READY: &str = "Pod is Running but not Ready";
+    /// Ready/DependenciesNotReady: the pod is ready, its address is missing.
+    pub const POD_HAS_NO_IPS: &str = "Pod is Ready but has no podIPs yet";
+    /// Ready/DependenciesReady.
+    pub const POD_IS_READY: &str = "Pod is Ready";
+    /// Follows the pod's part where a service is required and exists.
+    pub const SERVICE_EXISTS: &str = "; Service Exists";
+    /// Follows the pod's part where a service is required and is missing.
+    pub const SERVICE_DOES_NOT_EXIST: &str = "; Service does not exist";
+    /// Ready/SandboxExpired.
+    pub const SANDBOX_HAS_EXPIRED: &str = "Sandbox has expired";
+    /// Suspended/NotSuspended.
+    pub const SANDBOX_IS_NOT_SUSPENDED: &str = "Sandbox is not suspended";
+    /// Suspended/PodTerminated.
+    pub const POD_HAS_BEEN_TERMINATED: &str = "Pod has been terminated. Sandbox is suspended";
+    /// Suspended/PodTerminating.
+    pub const POD_IS_TERMINATING: &str = "Pod is terminating. Sandbox is suspending";
+    /// Suspended/PodNotOwned.
+    pub const POD_IS_NOT_OWNED: &str = "Refused to delete pod because it is not owned by this sandbox";
+}
+
+/// The condition of this type.
+pub fn find(conditions: &[Condition], type_: ConditionType) -> Option<&Condition> {
+    conditions.iter().find(|condition| condition.type_ == type_.as_str())
+}
+
+/// Whether the condition of this type is there and `True`.
+pub fn is_true(conditions: &[Condition], type_: ConditionType) -> bool {
+    find(conditions, type_).is_some_and(|condition| condition.status == ConditionStatus::True.as_str())
+}
+
+/// A condition as a controller means it, before it is known when it last changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// Which condition.
+    pub type_: ConditionType,
+    /// Whether it holds.
+    pub status: ConditionStatus,
+    /// Why; never empty. Usually a [`Reason`], but mirrored conditions carry the reasons of others.
+    pub reason: String,
+    /// The same for a human.
+    pub message: String,
+}
+
+impl Observation {
+    /// An observation with one of our own reasons.
+    pub fn new(
+        type_: ConditionType,
+        status: ConditionStatus,
+        reason: Reason,
+        message: impl Into<String>,
+    ) -> Self {
+        Self { type_, status, reason: reason.into(), message: message.into() }
+    }
+}
+
+/// Puts an observation into a condition list. `lastTransitionTime` moves only when the status does; reason, message
+/// and generation are always refreshed. The order of the list is kept, a new condition goes to its end.
+pub fn set(conditions: &mut Vec<Condition>, observation: Observation, generation: Option<i64>, now: &Time) {
+    let Observation { type_, status, reason, message } = observation;
+    match conditions.iter_mut().find(|condition| condition.type_ == type_.as_str()) {
+        Some(condition) => {
+            if condition.status != status.as_str() {
+                condition.status = status.into();
+                condition.last_transition_time = now.clone();
+            }
+            condition.reason = reason;
+            condition.message = message;
+            condition.observed_generation = generation;
+        }
+        None => conditions.push(Condition {
+            type_: type_.into(),
+            status: status.into(),
+            reason,
+            message,
+            observed_generation: generation,
+            last_transition_time: now.clone(),
+        }),
+    }
+}
+
+/// Takes the condition of this type out of the list, if it is there.
+pub fn remove(conditions: &mut Vec<Condition>, type_: ConditionType) {
+    conditions.retain(|condition| condition.type_ != type_.as_str());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        ConditionStatus, ConditionType, EventReason, Observation, Reason, find, is_true, message, remove, set,
+    };
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
+
+    fn at(second: i64) -> Time {
+        Time(Timestamp::from_second(second).unwrap())
+    }
+
+    #[test]
+    fn transition_time_moves_with_the_status_only() {
+        let mut conditions = Vec::new();
+        let waiting =
+            |reason, text: &str| Observation::new(ConditionType::Ready, ConditionStatus::False, reason, text);
+        set(
+            &mut conditions,
+            waiting(Reason::DependenciesNotReady, message::POD_DOES_NOT_EXIST),
+            Some(1),
+            &at(10),
+        );
+        set(&mut conditions, waiting(Reason::PodFailed, message::POD_FAILED), Some(2), &at(20));
+        let ready = find(&conditions, ConditionType::Ready).unwrap();
+        assert_eq!(
+            (ready.reason.as_str(), ready.observed_generation, &ready.last_transition_time),
+            ("PodFailed", Some(2), &at(10))
+        );
+
+        let up = Observation::new(
+            ConditionType::Ready,
+            ConditionStatus::True,
+            Reason::DependenciesReady,
+            message::POD_IS_READY,
+        );
+        set(&mut conditions, up, Some(2), &at(30));
+        assert!(is_true(&conditions, ConditionType::Ready));
+        assert_eq!(find(&conditions, ConditionType::Ready).unwrap().last_transition_time, at(30));
+
+        remove(&mut conditions, ConditionType::Ready);
+        assert!(conditions.is_empty());
+    }
+
+    #[test]
+    fn words_are_unique_and_parse_back() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::parse(reason.as_str()), Some(*reason));
+            assert_eq!(format!("{reason:?}"), reason.as_str(), "a reason is spelled like its variant");
+        }
+        for reason in EventReason::ALL {
+            assert_eq!(EventReason::parse(reason.as_str()), Some(*reason));
+        }
+        assert_eq!(Reason::parse("Unschedulable"), None);
+    }
+}

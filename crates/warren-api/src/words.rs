@@ -1,0 +1,51 @@
+//! A closed vocabulary as an enum: every variant has exactly one spelling on the wire.
+
+/// Declares an enum whose variants are fixed strings on the wire, with `as_str`, `ALL`, `Display` and `parse`.
+///
+/// Serde's derive alone would give the spelling only through a serializer; conditions, events and metrics need
+/// it as a `&'static str`.
+macro_rules! words {
+    (
+        $(#[$meta:meta])*
+        pub enum $name:ident {
+            $( $(#[$variant_meta:meta])* $variant:ident = $word:literal, )+
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum $name {
+            $( $(#[$variant_meta])* $variant, )+
+        }
+
+        impl $name {
+            /// Every variant, in the order of declaration.
+            pub const ALL: &'static [Self] = &[$( Self::$variant, )+];
+
+            /// The spelling on the wire.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $( Self::$variant => $word, )+
+                }
+            }
+
+            /// The variant with this spelling; `None` for a word that is not ours.
+            pub fn parse(word: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|candidate| candidate.as_str() == word)
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str(self.as_str())
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(word: $name) -> Self {
+                word.as_str().to_owned()
+            }
+        }
+    };
+}
+
+pub(crate) use words;
