@@ -1,0 +1,7 @@
+//! End-to-end suites: what a user of Warren sees, checked against a running home or a real control plane.
+//!
+//! This crate holds scenarios and the means to run them; it is never depended on by the product. It opens no
+//! privileged door: whatever it does, any client with the same kubeconfig could do.
+//! Start reading at [`conformance`], which holds the embedded API server against a real kube-apiserver.
+
+pub mod conformance;
