@@ -1,0 +1,189 @@
+//! A `kube::Client` for a home: over the data directory's unix socket, or from a kubeconfig.
+//!
+//! The unix socket needs no TLS and no token (the server asks the kernel who is calling), which is
+//! why commands on the same machine use it. HTTP/1.1, because exec upgrades the connection.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use http::Uri;
+use http::uri::{Authority, Scheme};
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use tokio::net::UnixStream;
+use tower::{Service, ServiceExt as _};
+
+use crate::home::DataDir;
+
+/// The namespace for things that name none.
+pub const DEFAULT_NAMESPACE: &str = "default";
+
+/// A home could not be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nothing listens on the data directory's socket.
+    #[error("no daemon answers on `{}`", socket.display())]
+    NotRunning {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another reason to fail on the socket, for example permissions.
+    #[error("connect to `{}`", socket.display())]
+    Socket {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The kubeconfig could not be read.
+    #[error("read the kubeconfig `{}`", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<KubeconfigError>,
+    },
+    /// What the kubeconfig says cannot be made into a client.
+    #[error("use the kubeconfig `{}`", path.display())]
+    Client {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+/// Connects to the daemon of a local home. The first connection is made here and used for the first
+/// request, so a daemon that is not running is found now and costs nothing extra when it is.
+pub async fn local(data_dir: &DataDir) -> Result<kube::Client, ConnectError> {
+    let socket = data_dir.api_socket();
+    let first = UnixStream::connect(&socket).await.map_err(|source| {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        let socket = socket.clone();
+        match source.kind() {
+            NotFound | ConnectionRefused => ConnectError::NotRunning { socket, source },
+            _ => ConnectError::Socket { socket, source },
+        }
+    })?;
+    Ok(over_socket(socket, first))
+}
+
+/// A client for the API server behind a unix socket, with a connection to begin with.
+fn over_socket(socket: PathBuf, first: UnixStream) -> kube::Client {
+    let connector = UnixConnector { socket, first: Arc::new(Mutex::new(Some(first))) };
+    let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+        .build::<_, kube::client::Body>(connector)
+        // kube gives paths; hyper's pool wants to know whom they are for. The name is never resolved.
+        .map_request(|mut request: http::Request<kube::client::Body>| {
+            let mut parts = std::mem::take(request.uri_mut()).into_parts();
+            parts.scheme = Some(Scheme::HTTP);
+            parts.authority = Some(Authority::from_static("localhost"));
+            if let Ok(uri) = Uri::from_parts(parts) {
+                *request.uri_mut() = uri;
+            }
+            request
+        });
+    kube::Client::new(client, DEFAULT_NAMESPACE)
+}
+
+/// Connects to whatever a kubeconfig names.
+pub async fn from_kubeconfig(path: &Path) -> Result<kube::Client, ConnectError> {
+    let failed = |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+    let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .map_err(failed)?;
+    kube::Client::try_from(config)
+        .map_err(|source| ConnectError::Client { path: path.to_owned(), source: Box::new(source) })
+}
+
+/// Makes connections to one unix socket, whatever the URI says.
+#[derive(Clone, Debug)]
+struct UnixConnector {
+    socket: PathBuf,
+    /// A connection that exists already, for the first who asks. Shared, because hyper clones the
+    /// connector for each request.
+    first: Arc<Mutex<Option<UnixStream>>>,
+}
+
+impl Service<Uri> for UnixConnector {
+    type Response = UnixConnection;
+    type Error = std::io::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let first = self.first.lock().ok().and_then(|mut first| first.take());
+        let socket = self.socket.clone();
+        Box::pin(async move {
+            let stream = match first {
+                Some(stream) => stream,
+                None => UnixStream::connect(socket).await?,
+            };
+            Ok(UnixConnection(TokioIo::new(stream)))
+        })
+    }
+}
+
+/// A connection that hyper's pool can hold.
+#[derive(Debug)]
+struct UnixConnection(TokioIo<UnixStream>);
+
+impl Connection for UnixConnection {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl hyper::rt::Read for UnixConnection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl hyper::rt::Write for UnixConnection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, buffer)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(context, buffers)
+    }
+}

@@ -1,0 +1,310 @@
+//! Running a command in a pod's container, with its streams kept apart.
+//!
+//! The wire is Kubernetes' remote command protocol over WebSocket (`v5.channel.k8s.io`, or `v4`): the
+//! first byte of a message says which stream it belongs to. Reading and writing go on at the same
+//! time, independently: a command such as `cat` answers while it is still being fed, and a client
+//! that waits for one direction before it serves the other would stop both.
+
+use bytes::Bytes;
+use futures::stream::{SplitSink, SplitStream};
+use futures::{SinkExt as _, StreamExt as _};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use kube::api::{AttachParams, Request};
+use serde::Serialize;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::{self, Message};
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const STATUS: u8 = 3;
+const RESIZE: u8 = 4;
+/// Followed by the number of the stream that ends; version 5 of the protocol only.
+const CLOSE: u8 = 255;
+
+/// One read of standard input. Half of a pipe's default capacity, and what kubelet uses for output.
+const STDIN_CHUNK: usize = 32 * 1024;
+
+/// What to run, and where.
+#[derive(Clone, Debug)]
+pub struct ExecRequest {
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+    /// The container; the pod's first if none is named.
+    pub container: Option<String>,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Whether the command gets an input. Without, it reads an end of file.
+    pub stdin: bool,
+    /// Whether it runs on a terminal; standard error then comes out of standard output.
+    pub tty: bool,
+}
+
+/// The size of a terminal in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct TerminalSize {
+    /// Columns.
+    pub width: u16,
+    /// Rows.
+    pub height: u16,
+}
+
+/// A command could not be run, or its end is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The server refused, or could not be reached.
+    #[error("start `{command}` in pod `{pod}`")]
+    Start {
+        /// The pod.
+        pod: String,
+        /// The program.
+        command: String,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The node answered that the command did not run.
+    #[error("run `{command}` in pod `{pod}`: {message}")]
+    Failed {
+        /// The pod.
+        pod: String,
+        /// The program.
+        command: String,
+        /// What the node says.
+        message: String,
+    },
+    /// The connection ended before the node said how the command ended.
+    #[error("the connection to `{command}` in pod `{pod}` ended before the command did")]
+    Lost {
+        /// The pod.
+        pod: String,
+        /// The program.
+        command: String,
+        /// What went wrong on the wire, if the other side did not just hang up.
+        #[source]
+        source: Option<Box<tungstenite::Error>>,
+    },
+    /// What the command wrote could not be passed on.
+    #[error("pass on what `{command}` writes")]
+    Output {
+        /// The program.
+        command: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The input for the command could not be read.
+    #[error("read the input for `{command}`")]
+    Input {
+        /// The program.
+        command: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// The local ends of a command's streams.
+#[derive(Debug)]
+pub struct Streams<I, O, E> {
+    /// Where the input comes from; used if [`ExecRequest::stdin`] says so.
+    pub stdin: I,
+    /// Where the output goes.
+    pub stdout: O,
+    /// Where the errors go.
+    pub stderr: E,
+    /// Sizes of the terminal, the first one included.
+    pub resize: mpsc::Receiver<TerminalSize>,
+}
+
+type Socket = WebSocketStream<TokioIo<Upgraded>>;
+
+/// A command that has been asked for and whose streams are open.
+#[derive(Debug)]
+pub struct Exec {
+    socket: Socket,
+    closes_streams: bool,
+    request: ExecRequest,
+}
+
+impl Exec {
+    /// Asks the server to run a command. Dropping the result hangs up.
+    pub async fn start(client: &kube::Client, request: ExecRequest) -> Result<Self, ExecError> {
+        let failed = |source: kube::Error| ExecError::Start {
+            pod: request.pod.clone(),
+            command: request.program(),
+            source: Box::new(source),
+        };
+        let parameters = AttachParams {
+            container: request.container.clone(),
+            stdin: request.stdin,
+            stdout: true,
+            // A terminal has one output; servers refuse to be asked for two.
+            stderr: !request.tty,
+            tty: request.tty,
+            ..AttachParams::default()
+        };
+        let path = format!("/api/v1/namespaces/{}/pods", request.namespace);
+        let http_request = Request::new(path)
+            .exec(&request.pod, &request.command, &parameters)
+            .map_err(|source| failed(kube::Error::BuildRequest(source)))?;
+        let connection = client.connect(http_request).await.map_err(failed)?;
+        Ok(Self {
+            closes_streams: connection.supports_stream_close(),
+            socket: connection.into_stream(),
+            request,
+        })
+    }
+
+    /// Carries the streams until the command ends, and returns its exit code.
+    pub async fn run<I, O, E>(self, streams: Streams<I, O, E>) -> Result<i32, ExecError>
+    where
+        I: AsyncRead + Unpin,
+        O: AsyncWrite + Unpin,
+        E: AsyncWrite + Unpin,
+    {
+        let (sink, source) = self.socket.split();
+        let Streams { stdin, stdout, stderr, resize } = streams;
+        let input = self.request.stdin.then_some(stdin);
+        let feed = feed(&self.request, sink, input, resize, self.closes_streams);
+        let drain = drain(&self.request, source, stdout, stderr);
+        tokio::pin!(feed, drain);
+        tokio::select! {
+            // The command's own end counts, also when it comes together with a failure to feed it.
+            biased;
+            code = &mut drain => code,
+            fed = &mut feed => match fed {
+                // The other side has stopped listening; why, it says on its way out.
+                Ok(()) => drain.await,
+                Err(error) => Err(error),
+            },
+        }
+    }
+}
+
+impl ExecRequest {
+    fn program(&self) -> String {
+        self.command.first().cloned().unwrap_or_default()
+    }
+
+    fn lost(&self, source: Option<tungstenite::Error>) -> ExecError {
+        ExecError::Lost { pod: self.pod.clone(), command: self.program(), source: source.map(Box::new) }
+    }
+}
+
+/// Sends input and sizes until both have ended and then waits for ever, or until the other side
+/// does not listen any more.
+async fn feed<I: AsyncRead + Unpin>(
+    request: &ExecRequest,
+    mut sink: SplitSink<Socket, Message>,
+    mut input: Option<I>,
+    mut resize: mpsc::Receiver<TerminalSize>,
+    closes_streams: bool,
+) -> Result<(), ExecError> {
+    let mut sizes_open = request.tty;
+    let mut buffer = vec![0; STDIN_CHUNK + 1];
+    buffer[0] = STDIN;
+    loop {
+        let message = tokio::select! {
+            size = resize.recv(), if sizes_open => match size {
+                Some(size) => Some(resize_message(size)),
+                None => { sizes_open = false; None }
+            },
+            read = read_some(&mut input, &mut buffer[1..]), if input.is_some() => {
+                let length = read.map_err(|source| ExecError::Input { command: request.program(), source })?;
+                if length > 0 {
+                    Some(Message::binary(Bytes::copy_from_slice(&buffer[..=length])))
+                } else {
+                    input = None;
+                    // Version 4 knows no end of one stream. Closing everything would cut off the
+                    // output, so the command is left waiting for input, as kubectl leaves it.
+                    closes_streams.then(|| Message::binary(vec![CLOSE, STDIN]))
+                }
+            },
+            else => return std::future::pending().await,
+        };
+        if let Some(message) = message
+            && sink.send(message).await.is_err()
+        {
+            return Ok(());
+        }
+    }
+}
+
+async fn read_some<I: AsyncRead + Unpin>(input: &mut Option<I>, buffer: &mut [u8]) -> std::io::Result<usize> {
+    match input {
+        Some(input) => input.read(buffer).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn resize_message(size: TerminalSize) -> Message {
+    let mut message = vec![RESIZE];
+    message.extend(format!("{{\"Width\":{},\"Height\":{}}}", size.width, size.height).into_bytes());
+    Message::binary(message)
+}
+
+/// Passes on what comes, until the status comes.
+async fn drain<O: AsyncWrite + Unpin, E: AsyncWrite + Unpin>(
+    request: &ExecRequest,
+    mut source: SplitStream<Socket>,
+    mut stdout: O,
+    mut stderr: E,
+) -> Result<i32, ExecError> {
+    let failed = |source| ExecError::Output { command: request.program(), source };
+    while let Some(message) = source.next().await {
+        let data = match message {
+            Ok(Message::Binary(data)) => data,
+            // The real server sends the status as text when the request came without a subprotocol.
+            Ok(Message::Text(text)) => Bytes::from(text),
+            Ok(Message::Close(_)) => break,
+            Ok(_) => continue,
+            Err(error) => return Err(request.lost(Some(error))),
+        };
+        match data.split_first() {
+            Some((&STDOUT, bytes)) if !bytes.is_empty() => {
+                stdout.write_all(bytes).await.map_err(failed)?;
+                stdout.flush().await.map_err(failed)?;
+            }
+            Some((&STDERR, bytes)) if !bytes.is_empty() => {
+                stderr.write_all(bytes).await.map_err(failed)?;
+                stderr.flush().await.map_err(failed)?;
+            }
+            Some((&STATUS, bytes)) => return exit_code(request, bytes),
+            _ => {}
+        }
+    }
+    Err(request.lost(None))
+}
+
+/// The exit code in the status that ends a command.
+fn exit_code(request: &ExecRequest, bytes: &[u8]) -> Result<i32, ExecError> {
+    let failed =
+        |message: String| ExecError::Failed { pod: request.pod.clone(), command: request.program(), message };
+    let status: Status = serde_json::from_slice(bytes)
+        .map_err(|error| failed(format!("the status cannot be read: {error}")))?;
+    if status.status.as_deref() == Some("Success") {
+        return Ok(0);
+    }
+    let code = status
+        .details
+        .iter()
+        .flat_map(|details| details.causes.iter().flatten())
+        .find(|cause| cause.reason.as_deref() == Some("ExitCode"))
+        .and_then(|cause| cause.message.as_deref())
+        .and_then(|code| code.parse().ok());
+    match code {
+        Some(code) => Ok(code),
+        None => Err(failed(status.message.unwrap_or_else(|| "no reason given".to_owned()))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! Where a local home is, and what a client finds in its data directory.
+//!
+//! The paths that daemon and clients share have one method here each, so that they cannot disagree.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use warren_api::NameHash;
+
+/// What the surroundings say about the user, read once at the rim of the program.
+#[derive(Clone, Debug, Default)]
+pub struct Surroundings {
+    /// Whether the effective user is root.
+    pub root: bool,
+    /// `$XDG_DATA_HOME`.
+    pub xdg_data_home: Option<PathBuf>,
+    /// `$HOME`.
+    pub home: Option<PathBuf>,
+}
+
+impl Surroundings {
+    /// Reads them from this process's environment.
+    pub fn of_this_process() -> Self {
+        let directory = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Self {
+            root: rustix::process::geteuid().is_root(),
+            xdg_data_home: directory("XDG_DATA_HOME"),
+            home: directory("HOME"),
+        }
+    }
+}
+
+/// The data directory could not be found or made.
+#[derive(Debug, thiserror::Error)]
+pub enum DataDirError {
+    /// Neither a flag nor the environment says where it could be.
+    #[error("no data directory is named and neither $XDG_DATA_HOME nor $HOME is set")]
+    Nowhere,
+    /// It is missing and could not be made.
+    #[error("create the data directory `{}`", path.display())]
+    Create {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It could not be resolved to a canonical path.
+    #[error("open the data directory `{}`", path.display())]
+    Open {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Sockets below it would have names that the kernel does not take.
+    #[error(
+        "the data directory `{}` has {length} characters; a socket below it needs {limit} or fewer",
+        path.display()
+    )]
+    TooLong {
+        /// The directory.
+        path: PathBuf,
+        /// How long its path is.
+        length: usize,
+        /// How long it may be.
+        limit: usize,
+    },
+}
+
+/// A `sockaddr_un` has room for 107 bytes and a terminator; the longest socket that a home makes is
+/// `/pods/<36 characters>/shim.sock`.
+const LONGEST_DATA_DIR: usize = 107 - "/pods/".len() - 36 - "/shim.sock".len();
+
+/// The directory of one local home. It exists, and its path is canonical.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataDir {
+    path: PathBuf,
+}
+
+impl DataDir {
+    /// Where the home is by the rules: what was named, else `/var/lib/warren` for root, else
+    /// `warren` below the user's data directory. Touches nothing.
+    pub fn locate(named: Option<&Path>, surroundings: &Surroundings) -> Result<PathBuf, DataDirError> {
+        if let Some(path) = named {
+            return Ok(path.to_owned());
+        }
+        if surroundings.root {
+            return Ok(PathBuf::from("/var/lib/warren"));
+        }
+        let below = |path: &PathBuf| path.join("warren");
+        surroundings
+            .xdg_data_home
+            .as_ref()
+            .filter(|path| path.is_absolute())
+            .map(below)
+            .or_else(|| surroundings.home.as_ref().map(|home| home.join(".local/share/warren")))
+            .ok_or(DataDirError::Nowhere)
+    }
+
+    /// Makes the directory, readable by its owner only, if it is not there, and resolves its path.
+    pub fn create(path: &Path) -> Result<Self, DataDirError> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(|source| DataDirError::Create { path: path.to_owned(), source })?;
+        Self::open(path)
+    }
+
+    /// Resolves the path of a directory that exists.
+    pub fn open(path: &Path) -> Result<Self, DataDirError> {
+        let failed = |source| DataDirError::Open { path: path.to_owned(), source };
+        let canonical = path.canonicalize().map_err(failed)?;
+        rustix::fs::open(&canonical, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|error| failed(error.into()))?;
+        let length = canonical.as_os_str().len();
+        if length > LONGEST_DATA_DIR {
+            return Err(DataDirError::TooLong { path: canonical, length, limit: LONGEST_DATA_DIR });
+        }
+        Ok(Self { path: canonical })
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The mark that everything this home makes on the machine carries: 8 hexadecimal digits.
+    pub fn home_id(&self) -> String {
+        NameHash::of(&self.path.to_string_lossy()).to_string()
+    }
+
+    /// The API on a unix socket.
+    pub fn api_socket(&self) -> PathBuf {
+        self.path.join("api.sock")
+    }
+
+    /// The kubeconfig for the TLS port.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.path.join("kubeconfig")
+    }
+
+    /// What a detached daemon says.
+    pub fn daemon_log(&self) -> PathBuf {
+        self.path.join("daemon.log")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn locate(named: Option<&str>, root: bool, xdg: Option<&str>, home: Option<&str>) -> Option<String> {
+        let surroundings =
+            Surroundings { root, xdg_data_home: xdg.map(PathBuf::from), home: home.map(PathBuf::from) };
+        DataDir::locate(named.map(Path::new), &surroundings)
+            .ok()
+            .map(|path| path.to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn the_first_rule_that_applies_wins() {
+        let home = Some("/home/ada");
+        assert_eq!(locate(Some("/srv/w"), true, None, home).as_deref(), Some("/srv/w"));
+        assert_eq!(locate(None, true, Some("/x"), home).as_deref(), Some("/var/lib/warren"));
+        assert_eq!(locate(None, false, Some("/x"), home).as_deref(), Some("/x/warren"));
+        assert_eq!(locate(None, false, None, home).as_deref(), Some("/home/ada/.local/share/warren"));
+        // The XDG specification says that a relative path is to be ignored.
+        assert_eq!(locate(None, false, Some("x"), home).as_deref(), Some("/home/ada/.local/share/warren"));
+        assert_eq!(locate(None, false, None, None), None);
+    }
+
+    #[test]
+    fn two_spellings_of_one_directory_have_one_id() {
+        let directory = tempfile::tempdir().expect("make a directory");
+        let made = DataDir::create(&directory.path().join("home")).expect("create");
+        let spelled = DataDir::open(&directory.path().join("./home/../home")).expect("open");
+        assert_eq!(made, spelled);
+        assert_eq!(made.home_id().len(), 8);
+    }
+
+    #[test]
+    fn a_path_too_long_for_sockets_is_refused_at_once() {
+        let directory = tempfile::tempdir().expect("make a directory");
+        let error = DataDir::create(&directory.path().join("x".repeat(80))).expect_err("too long");
+        assert!(matches!(error, DataDirError::TooLong { .. }), "{error}");
+    }
+}

@@ -1,0 +1,409 @@
+//! The life of a sandbox: created, waited for, kept, deleted.
+//!
+//! Waiting is by watch: the server tells when something has changed, nobody asks again and again. The
+//! watch begins at the `resourceVersion` that the create call returned, so no event between the two
+//! can be missed, and it is opened while the controllers are already at work.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use futures::TryStreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{
+    Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy, WatchEvent,
+    WatchParams,
+};
+use kube::{Client, ResourceExt as _};
+use serde_json::json;
+use warren_api::conditions::{ConditionType, Reason};
+use warren_api::{Sandbox, annotations, conditions};
+
+use crate::connect::DEFAULT_NAMESPACE;
+
+/// Where a sandbox is: its namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SandboxKey {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+impl SandboxKey {
+    /// The key of an object that the server returned.
+    pub fn of(sandbox: &Sandbox) -> Self {
+        Self {
+            namespace: sandbox.namespace().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
+            name: sandbox.name_any(),
+        }
+    }
+
+    fn api(&self, client: &Client) -> Api<Sandbox> {
+        Api::namespaced(client.clone(), &self.namespace)
+    }
+}
+
+impl std::fmt::Display for SandboxKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The server would not do something with a sandbox.
+#[derive(Debug, thiserror::Error)]
+#[error("{action} sandbox `{sandbox}`")]
+pub struct SandboxError {
+    /// What was tried, as a verb.
+    pub action: &'static str,
+    /// With which one.
+    pub sandbox: SandboxKey,
+    /// Why not.
+    #[source]
+    pub source: Box<kube::Error>,
+}
+
+/// A sandbox did not become Ready.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// It cannot become Ready any more, or not without somebody changing it.
+    #[error("sandbox `{sandbox}` will not become Ready: {reason}: {message}{}", Because(pod))]
+    Ended {
+        /// Which one.
+        sandbox: SandboxKey,
+        /// The reason in its Ready condition.
+        reason: String,
+        /// The message beside it.
+        message: String,
+        /// What its pod says, if there is one.
+        pod: Option<String>,
+    },
+    /// Somebody deleted it.
+    #[error("sandbox `{sandbox}` was deleted while it was starting")]
+    Deleted {
+        /// Which one.
+        sandbox: SandboxKey,
+    },
+    /// It took too long.
+    #[error("sandbox `{sandbox}` was not Ready within {}s: {reason}: {message}{}", within.as_secs(), Because(pod))]
+    TimedOut {
+        /// Which one.
+        sandbox: SandboxKey,
+        /// How long was waited.
+        within: Duration,
+        /// The reason last seen in its Ready condition.
+        reason: String,
+        /// The message beside it.
+        message: String,
+        /// What its pod says, if there is one.
+        pod: Option<String>,
+    },
+    /// The server could not be asked.
+    #[error(transparent)]
+    Server(#[from] SandboxError),
+}
+
+/// Renders what is known of the pod, if anything.
+struct Because<'a>(&'a Option<String>);
+
+impl std::fmt::Display for Because<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(pod) => write!(formatter, " ({pod})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How far a sandbox is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Commands can be run in it.
+    Ready,
+    /// It is on its way.
+    Waiting {
+        /// The reason in its Ready condition.
+        reason: String,
+        /// The message beside it.
+        message: String,
+    },
+    /// It will not become Ready by itself.
+    Ended {
+        /// The reason in its Ready condition.
+        reason: String,
+        /// The message beside it.
+        message: String,
+    },
+}
+
+/// Reads how far a sandbox is from its conditions.
+pub fn progress(sandbox: &Sandbox) -> Progress {
+    let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let Some(ready) = conditions::find(conditions, ConditionType::Ready) else {
+        return Progress::Waiting {
+            reason: "Pending".to_owned(),
+            message: "no controller has looked at it yet".to_owned(),
+        };
+    };
+    let (reason, message) = (ready.reason.clone(), ready.message.clone());
+    if conditions::is_true(conditions, ConditionType::Ready) {
+        Progress::Ready
+    } else if conditions::is_true(conditions, ConditionType::Finished) || stays(&reason) {
+        Progress::Ended { reason, message }
+    } else {
+        Progress::Waiting { reason, message }
+    }
+}
+
+/// Whether a reason not to be Ready stays until somebody changes the object. `ReconcilerError` does not: it is
+/// retried.
+fn stays(reason: &str) -> bool {
+    matches!(
+        Reason::parse(reason),
+        Some(Reason::PodSucceeded | Reason::PodFailed | Reason::SandboxExpired | Reason::SandboxSuspended)
+    )
+}
+
+/// The pod that runs a sandbox.
+pub fn pod_name(sandbox: &Sandbox) -> String {
+    sandbox.annotations().get(annotations::POD_NAME).cloned().unwrap_or_else(|| sandbox.name_any())
+}
+
+/// Creates a sandbox. The result is what the server stored: its name, if one was generated, and the
+/// `resourceVersion` that [`wait_ready`] begins at.
+pub async fn create(client: &Client, namespace: &str, sandbox: &Sandbox) -> Result<Sandbox, SandboxError> {
+    let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+    api.create(&PostParams::default(), sandbox).await.map_err(|source| SandboxError {
+        action: "create",
+        sandbox: SandboxKey {
+            namespace: namespace.to_owned(),
+            name: sandbox
+                .metadata
+                .name
+                .clone()
+                .or_else(|| sandbox.metadata.generate_name.clone())
+                .unwrap_or_default(),
+        },
+        source: Box::new(source),
+    })
+}
+
+/// Waits until a sandbox is Ready, beginning at the state given. Returns early, with the reason, when
+/// it cannot become Ready any more. Cancelling it changes nothing.
+pub async fn wait_ready(client: &Client, sandbox: Sandbox, within: Duration) -> Result<Sandbox, WaitError> {
+    let key = SandboxKey::of(&sandbox);
+    let mut seen = sandbox;
+    match tokio::time::timeout(within, follow(client, &key, &mut seen)).await {
+        Ok(Ok(())) => Ok(seen),
+        Ok(Err(WaitError::Ended { sandbox, reason, message, .. })) => {
+            let pod = pod_says(client, &seen).await;
+            Err(WaitError::Ended { sandbox, reason, message, pod })
+        }
+        Ok(Err(error)) => Err(error),
+        Err(_) => {
+            let (reason, message) = match progress(&seen) {
+                Progress::Waiting { reason, message } | Progress::Ended { reason, message } => {
+                    (reason, message)
+                }
+                Progress::Ready => return Ok(seen),
+            };
+            let pod = pod_says(client, &seen).await;
+            Err(WaitError::TimedOut { sandbox: key, within, reason, message, pod })
+        }
+    }
+}
+
+/// Watches until the sandbox is Ready; `seen` is the newest state at any time.
+async fn follow(client: &Client, key: &SandboxKey, seen: &mut Sandbox) -> Result<(), WaitError> {
+    let api = key.api(client);
+    let failed = |source| SandboxError { action: "watch", sandbox: key.clone(), source: Box::new(source) };
+    let uid = seen.uid();
+    let parameters = WatchParams::default().fields(&format!("metadata.name={}", key.name));
+    loop {
+        if judge(key, seen)? {
+            return Ok(());
+        }
+        let mut version = seen.resource_version().unwrap_or_default();
+        let events = api.watch(&parameters, &version).await.map_err(failed)?;
+        tokio::pin!(events);
+        while let Some(event) = events.try_next().await.map_err(failed)? {
+            match event {
+                WatchEvent::Added(sandbox) | WatchEvent::Modified(sandbox) => {
+                    *seen = sandbox;
+                    if seen.uid() != uid {
+                        return Err(WaitError::Deleted { sandbox: key.clone() });
+                    }
+                    if judge(key, seen)? {
+                        return Ok(());
+                    }
+                }
+                WatchEvent::Deleted(_) => return Err(WaitError::Deleted { sandbox: key.clone() }),
+                WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
+                // The history does not reach back that far: look at the whole again, below.
+                WatchEvent::Error(status) if status.code == 410 => break,
+                WatchEvent::Error(status) => return Err(failed(kube::Error::Api(status)).into()),
+            }
+        }
+        tracing::debug!(sandbox = %key, version, "watch ended");
+        // Servers end watches after a few minutes. The state as of now is a new beginning.
+        *seen = match api.get_opt(&key.name).await.map_err(failed)? {
+            Some(sandbox) if sandbox.uid() == uid => sandbox,
+            _ => return Err(WaitError::Deleted { sandbox: key.clone() }),
+        };
+    }
+}
+
+fn judge(key: &SandboxKey, sandbox: &Sandbox) -> Result<bool, WaitError> {
+    match progress(sandbox) {
+        Progress::Ready => Ok(true),
+        Progress::Waiting { .. } => Ok(false),
+        Progress::Ended { reason, message } => {
+            Err(WaitError::Ended { sandbox: key.clone(), reason, message, pod: None })
+        }
+    }
+}
+
+/// What the pod behind a sandbox says about itself, in one line. Used for errors, so a failure to ask is silence.
+async fn pod_says(client: &Client, sandbox: &Sandbox) -> Option<String> {
+    let key = SandboxKey::of(sandbox);
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
+    let pod = pods.get_opt(&pod_name(sandbox)).await.ok()??;
+    describe_pod(&pod)
+}
+
+/// The reasons and messages in a pod's status, the most specific last.
+pub fn describe_pod(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let mut parts = Vec::new();
+    let mut add = |who: &str, reason: Option<&String>, message: Option<&String>| {
+        let text: Vec<&str> = [reason, message]
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .filter(|text| !text.is_empty())
+            .collect();
+        if !text.is_empty() {
+            parts.push(format!("{who}: {}", text.join(": ")));
+        }
+    };
+    add("pod", status.reason.as_ref(), status.message.as_ref());
+    for container in
+        status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
+    {
+        let who = format!("container `{}`", container.name);
+        if let Some(waiting) = container.state.as_ref().and_then(|state| state.waiting.as_ref()) {
+            add(&who, waiting.reason.as_ref(), waiting.message.as_ref());
+        }
+        if let Some(terminated) = container.state.as_ref().and_then(|state| state.terminated.as_ref()) {
+            let code = format!("exit code {}", terminated.exit_code);
+            add(&who, terminated.reason.as_ref(), Some(terminated.message.as_ref().unwrap_or(&code)));
+        }
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// Deletes a sandbox and, by garbage collection, what it owns. Returns when the server has accepted that;
+/// one that is gone already is a success. Only the very object given is deleted, never a later one of the same name.
+pub async fn delete(client: &Client, sandbox: &Sandbox) -> Result<(), SandboxError> {
+    let key = SandboxKey::of(sandbox);
+    let parameters = DeleteParams {
+        grace_period_seconds: Some(0),
+        propagation_policy: Some(PropagationPolicy::Background),
+        preconditions: sandbox.uid().map(|uid| Preconditions { uid: Some(uid), resource_version: None }),
+        ..DeleteParams::default()
+    };
+    match key.api(client).delete(&key.name, &parameters).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
+        Err(source) => Err(SandboxError { action: "delete", sandbox: key, source: Box::new(source) }),
+    }
+}
+
+/// When a sandbox kept for `lease` from `now` on ends by itself.
+///
+/// Whoever creates a sandbox for its own use sets `spec.shutdownTime` to this, with the policy `Delete`, and then
+/// runs [`keep`]. If the creator dies without a chance to delete it, the controller does, in either home.
+pub fn lease_end(now: Timestamp, lease: Duration) -> Timestamp {
+    now + lease
+}
+
+/// Renews a sandbox's lease for as long as it is polled; never returns. A renewal that fails is tried again
+/// at the next turn, of which a lease has three.
+pub async fn keep(client: &Client, key: &SandboxKey, lease: Duration) -> Infallible {
+    let api = key.api(client);
+    loop {
+        tokio::time::sleep(lease / 3).await;
+        let patch = json!({ "spec": { "shutdownTime": lease_end(Timestamp::now(), lease) } });
+        if let Err(error) = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            tracing::warn!(sandbox = %key, %error, "lease not renewed");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value};
+
+    use super::*;
+
+    fn sandbox(conditions: &[(&str, &str, &str)]) -> Sandbox {
+        let conditions: Vec<Value> = conditions
+            .iter()
+            .map(|(type_, status, reason)| {
+                json!({ "type": type_, "status": status, "reason": reason, "message": "m",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z" })
+            })
+            .collect();
+        from_value(json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+            "metadata": { "name": "s", "namespace": "n" },
+            "spec": { "podTemplate": { "spec": { "containers": [] } } },
+            "status": { "conditions": conditions },
+        }))
+        .expect("a valid sandbox")
+    }
+
+    fn word(sandbox: &Sandbox) -> &'static str {
+        match progress(sandbox) {
+            Progress::Ready => "ready",
+            Progress::Waiting { .. } => "waiting",
+            Progress::Ended { .. } => "ended",
+        }
+    }
+
+    #[test]
+    fn only_reasons_that_stay_end_the_wait() {
+        for (conditions, expected) in [
+            (&[][..], "waiting"),
+            (&[("Ready", "False", "DependenciesNotReady")], "waiting"),
+            (&[("Ready", "False", "ReconcilerError")], "waiting"),
+            (&[("Ready", "False", "AReasonOfTomorrow")], "waiting"),
+            (&[("Ready", "False", "SandboxExpired")], "ended"),
+            (&[("Ready", "False", "SandboxSuspended")], "ended"),
+            (&[("Ready", "False", "PodFailed"), ("Finished", "True", "PodFailed")], "ended"),
+            (&[("Ready", "False", "AReasonOfTomorrow"), ("Finished", "True", "Other")], "ended"),
+            (&[("Suspended", "False", "NotSuspended"), ("Ready", "True", "DependenciesReady")], "ready"),
+        ] {
+            assert_eq!(word(&sandbox(conditions)), expected, "{conditions:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_is_described_by_its_reasons() {
+        let pod: Pod = from_value(json!({
+            "metadata": { "name": "p" },
+            "status": {
+                "reason": "Refused", "message": "no such class",
+                "containerStatuses": [
+                    { "name": "c", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                      "state": { "terminated": { "exitCode": 137, "reason": "OOMKilled" } } },
+                ],
+            },
+        }))
+        .expect("a valid pod");
+        assert_eq!(
+            describe_pod(&pod).as_deref(),
+            Some("pod: Refused: no such class; container `c`: OOMKilled: exit code 137")
+        );
+    }
+}
