@@ -1,0 +1,90 @@
+//! The limits that a container runs under: its own, or the defaults of this file.
+
+use k8s_openapi::api::core::v1::Container;
+
+use super::{Quantity, QuantityError};
+
+/// 4 GiB: what the project's sandbox specification gives a sandbox that asks for nothing.
+pub const DEFAULT_MEMORY_BYTES: u64 = 4 << 30;
+/// Two cores, from the same place.
+pub const DEFAULT_CPU_MILLIS: u64 = 2000;
+/// 256 processes, from the same place. Kubernetes has no field for it, so it holds for every container.
+pub const DEFAULT_PIDS: u64 = 256;
+
+/// A runtime needs some memory to set a container up in: below this the start itself would be killed.
+const LEAST_MEMORY_BYTES: u64 = 4 << 20;
+/// The kernel refuses a CPU quota below one millisecond in its period of 100 ms.
+const LEAST_CPU_MILLIS: u64 = 10;
+
+/// What a container may use at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Memory, swap included.
+    pub memory_bytes: u64,
+    /// Thousandths of a core.
+    pub cpu_millis: u64,
+    /// Processes and threads together.
+    pub pids: u64,
+}
+
+/// Limits that cannot be met.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LimitsError {
+    /// The amount cannot be read.
+    #[error("resources.limits.{resource}: {source}")]
+    Unreadable {
+        /// Its name, such as `memory`.
+        resource: &'static str,
+        /// What is wrong with it.
+        source: QuantityError,
+    },
+    /// A resource that nothing here can limit.
+    #[error("resources.limits.{0} is not supported by this node yet")]
+    Unsupported(String),
+    /// The amount is out of what a machine can enforce.
+    #[error("resources.limits.{resource}: {given} is below the least that can be enforced, {least}")]
+    TooSmall {
+        /// Its name, such as `memory`.
+        resource: &'static str,
+        /// As the pod has it.
+        given: String,
+        /// What would do.
+        least: &'static str,
+    },
+}
+
+impl Limits {
+    /// The limits of a container.
+    pub fn of(container: &Container) -> Result<Limits, LimitsError> {
+        let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+        let other =
+            limits.and_then(|limits| limits.keys().find(|name| !["cpu", "memory"].contains(&name.as_str())));
+        if let Some(other) = other {
+            return Err(LimitsError::Unsupported(other.chars().take(64).collect()));
+        }
+        let limit = |resource: &'static str| -> Result<Option<(Quantity, String)>, LimitsError> {
+            match limits.and_then(|limits| limits.get(resource)) {
+                None => Ok(None),
+                Some(text) => match text.0.parse() {
+                    Ok(quantity) => Ok(Some((quantity, text.0.clone()))),
+                    Err(source) => Err(LimitsError::Unreadable { resource, source }),
+                },
+            }
+        };
+        let memory_bytes = match limit("memory")? {
+            None => DEFAULT_MEMORY_BYTES,
+            Some((quantity, given)) => match u64::try_from(quantity.units()) {
+                Ok(bytes) if bytes >= LEAST_MEMORY_BYTES => bytes,
+                _ => return Err(LimitsError::TooSmall { resource: "memory", given, least: "4Mi" }),
+            },
+        };
+        let cpu_millis = match limit("cpu")? {
+            None => DEFAULT_CPU_MILLIS,
+            Some((quantity, given)) => match u64::try_from(quantity.thousandths()) {
+                Ok(millis) if millis >= LEAST_CPU_MILLIS => millis,
+                _ => return Err(LimitsError::TooSmall { resource: "cpu", given, least: "10m" }),
+            },
+        };
+        Ok(Limits { memory_bytes, cpu_millis, pids: DEFAULT_PIDS })
+    }
+}

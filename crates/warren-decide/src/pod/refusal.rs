@@ -1,0 +1,275 @@
+//! What a pod may ask for that this node does not do. Such a pod fails with a reason that names the field: it is never
+//! run with less than it asked for, nor reported Ready without the probe that should say so.
+
+use k8s_openapi::api::core::v1::{Container, Pod, Volume};
+
+use super::{Addresses, Limits, Quantity, environment};
+
+/// The machine's own `/usr`, read-only, under a writable overlay.
+pub const HOST_IMAGE: &str = "warren.dev/host";
+
+/// Names below this are built in and never fetched.
+const BUILT_IN_PREFIX: &str = "warren.dev/";
+
+/// An image that needs no fetching.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BuiltInImage {
+    /// [`HOST_IMAGE`].
+    Host,
+}
+
+impl BuiltInImage {
+    /// The built-in image of this name, with or without the tag `latest`.
+    pub fn named(image: &str) -> Option<BuiltInImage> {
+        (image.strip_suffix(":latest").unwrap_or(image) == HOST_IMAGE).then_some(BuiltInImage::Host)
+    }
+}
+
+/// Why the whole pod cannot run here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// One word in CamelCase: the pod's `status.reason`.
+    pub reason: &'static str,
+    /// For people, naming the field or volume.
+    pub message: String,
+}
+
+/// Why a container cannot be started; it waits with this reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerProblem {
+    /// As kubelet spells it.
+    pub reason: &'static str,
+    /// For people, naming the image or the field.
+    pub message: String,
+}
+
+/// Ids that a pod has for itself: what `runAsUser` and the like may be.
+const POD_IDS: i64 = 1 << 16;
+
+/// What keeps a container from being started, if anything.
+pub fn container_problem(pod: &Pod, container: &Container) -> Option<ContainerProblem> {
+    image_problem(container.image.as_deref().unwrap_or_default()).or_else(|| {
+        identity_problem(pod, container)
+            .or_else(|| {
+                let addresses = Addresses { node_name: "", host_ip: "", pod_ip: "" };
+                environment(pod, container, &addresses).err().map(|error| error.to_string())
+            })
+            .map(|message| ContainerProblem { reason: "CreateContainerConfigError", message })
+    })
+}
+
+fn identity_problem(pod: &Pod, container: &Container) -> Option<String> {
+    let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let own = container.security_context.as_ref();
+    let user = own.and_then(|own| own.run_as_user).or_else(|| of_pod.and_then(|pod| pod.run_as_user));
+    let group = own.and_then(|own| own.run_as_group).or_else(|| of_pod.and_then(|pod| pod.run_as_group));
+    let further = of_pod.and_then(|pod| pod.supplemental_groups.as_deref()).unwrap_or_default();
+    let fs_group = of_pod.and_then(|pod| pod.fs_group);
+    let named = [("runAsUser", user), ("runAsGroup", group), ("fsGroup", fs_group)];
+    let named = named.into_iter().filter_map(|(field, id)| Some((field, id?)));
+    let all = named.chain(further.iter().map(|id| ("supplementalGroups", *id)));
+    if let Some((field, id)) = all.into_iter().find(|(_, id)| !(0..POD_IDS).contains(id)) {
+        return Some(format!("{field} {id} is outside the ids that a pod has, 0 to {}", POD_IDS - 1));
+    }
+    let must_not_be_root =
+        own.and_then(|own| own.run_as_non_root).or_else(|| of_pod.and_then(|pod| pod.run_as_non_root))
+            == Some(true);
+    match user {
+        Some(0) if must_not_be_root => Some("container's runAsUser breaks non-root policy".to_owned()),
+        None if must_not_be_root => Some("container has runAsNonRoot and image will run as root".to_owned()),
+        _ => None,
+    }
+}
+
+/// What is wrong with an image name, if anything.
+fn image_problem(image: &str) -> Option<ContainerProblem> {
+    let shown: String = image.chars().take(256).collect();
+    if BuiltInImage::named(image).is_some() {
+        return None;
+    }
+    if !is_image_name(image) {
+        let message =
+            format!("failed to apply default image tag \"{shown}\": couldn't parse image name \"{shown}\"");
+        return Some(ContainerProblem { reason: "InvalidImageName", message });
+    }
+    let message = if image.starts_with(BUILT_IN_PREFIX) {
+        format!("there is no built-in image \"{shown}\"; the only one is \"{HOST_IMAGE}\"")
+    } else {
+        format!(
+            "image \"{shown}\" cannot be fetched: only built-in images are supported so far, such as \"{HOST_IMAGE}\""
+        )
+    };
+    Some(ContainerProblem { reason: "ErrImagePull", message })
+}
+
+/// `[host[:port]/]path[:tag][@digest]`, the way registries spell it.
+fn is_image_name(image: &str) -> bool {
+    let (name, digest) = match image.split_once('@') {
+        Some((name, digest)) => (name, Some(digest)),
+        None => (image, None),
+    };
+    let (repository, tag) = match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => (repository, Some(tag)),
+        _ => (name, None),
+    };
+    let word = |text: &str| {
+        !text.is_empty()
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte))
+            && text.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+    };
+    let host = |text: &str| {
+        let (name, port) = text.split_once(':').unwrap_or((text, "0"));
+        word(&name.to_ascii_lowercase()) && port.parse::<u16>().is_ok()
+    };
+    let mut parts = repository.split('/');
+    let first = parts.next().unwrap_or_default();
+    let rest: Vec<&str> = parts.collect();
+    let path_ok = rest.iter().all(|part| word(part));
+    let first_ok = if rest.is_empty() { word(first) } else { host(first) };
+    let tag_ok = tag.is_none_or(|tag| {
+        tag.len() <= 128
+            && tag.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            && tag.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+    });
+    let digest_ok = digest.is_none_or(|digest| {
+        digest.split_once(':').is_some_and(|(algorithm, hex)| {
+            !algorithm.is_empty() && hex.len() >= 32 && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
+    });
+    image.len() <= 512 && first_ok && path_ok && tag_ok && digest_ok
+}
+
+/// Why this pod cannot run here, if it cannot.
+pub fn refusal(pod: &Pod) -> Option<Refusal> {
+    let spec = pod.spec.as_ref()?;
+    for (asked, field) in [
+        (spec.host_network, "hostNetwork"),
+        (spec.host_pid, "hostPID"),
+        (spec.host_ipc, "hostIPC"),
+        (spec.share_process_namespace, "shareProcessNamespace"),
+    ] {
+        if asked == Some(true) {
+            return Some(not_isolated(format!("spec.{field}")));
+        }
+    }
+    if let Some(class) = spec.runtime_class_name.as_deref().filter(|class| !class.is_empty()) {
+        return Some(Refusal {
+            reason: "RuntimeClassNotFound",
+            message: format!("runtime class \"{}\" is not available on this node", shorten(class)),
+        });
+    }
+    if spec.init_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
+        return Some(unsupported("spec.initContainers".to_owned()));
+    }
+    let volumes = spec.volumes.as_deref().unwrap_or_default();
+    volumes
+        .iter()
+        .find_map(|volume| refused_volume(volume, &spec.containers))
+        .or_else(|| spec.containers.iter().find_map(|container| refused_container(container, volumes)))
+}
+
+fn refused_container(container: &Container, volumes: &[Volume]) -> Option<Refusal> {
+    let at = |field: &str| format!("spec.containers[{}].{field}", shorten(&container.name));
+    if let Some(security) = &container.security_context {
+        if security.privileged == Some(true) {
+            return Some(not_isolated(at("securityContext.privileged")));
+        }
+        if security.allow_privilege_escalation == Some(true) {
+            return Some(not_isolated(at("securityContext.allowPrivilegeEscalation")));
+        }
+        if security
+            .capabilities
+            .as_ref()
+            .and_then(|wanted| wanted.add.as_ref())
+            .is_some_and(|add| !add.is_empty())
+        {
+            return Some(not_isolated(at("securityContext.capabilities.add")));
+        }
+    }
+    for (there, field) in [
+        (container.liveness_probe.is_some(), "livenessProbe"),
+        (container.readiness_probe.is_some(), "readinessProbe"),
+        (container.startup_probe.is_some(), "startupProbe"),
+        (container.lifecycle.is_some(), "lifecycle"),
+        (container.env_from.as_ref().is_some_and(|sources| !sources.is_empty()), "envFrom"),
+        (container.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()), "volumeDevices"),
+        (container.restart_policy.is_some(), "restartPolicy"),
+        (container.tty == Some(true), "tty"),
+        (container.stdin == Some(true), "stdin"),
+    ] {
+        if there {
+            return Some(unsupported(at(field)));
+        }
+    }
+    for variable in container.env.as_deref().unwrap_or_default() {
+        let Some(source) = &variable.value_from else { continue };
+        if source.field_ref.is_none() {
+            return Some(unsupported(at(&format!("env[{}].valueFrom", shorten(&variable.name)))));
+        }
+    }
+    for mount in container.volume_mounts.as_deref().unwrap_or_default() {
+        if !volumes.iter().any(|volume| volume.name == mount.name) {
+            return Some(Refusal {
+                reason: "InvalidVolumeMount",
+                message: format!("{}: there is no volume \"{}\"", at("volumeMounts"), shorten(&mount.name)),
+            });
+        }
+        if mount.sub_path_expr.is_some() || mount.sub_path.as_deref().is_some_and(|path| !path.is_empty()) {
+            return Some(unsupported(at(&format!("volumeMounts[{}].subPath", shorten(&mount.name)))));
+        }
+    }
+    let limits = Limits::of(container).err()?;
+    Some(Refusal { reason: "InvalidLimits", message: at(&limits.to_string()) })
+}
+
+/// Only emptyDir for now. A volume that is not there would be an empty directory in silence, so the pod fails.
+fn refused_volume(volume: &Volume, containers: &[Container]) -> Option<Refusal> {
+    let refused = |what: String| {
+        let message = format!("volume \"{}\": {what}", shorten(&volume.name));
+        Some(Refusal { reason: "UnsupportedVolume", message })
+    };
+    if let Some(empty) = &volume.empty_dir {
+        let mounts = |container: &&Container| {
+            container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name)
+        };
+        let size = empty.size_limit.as_ref().map(|size| size.0.parse::<Quantity>());
+        return match (empty.medium.as_deref().unwrap_or_default(), size) {
+            ("", None) => None,
+            ("", Some(_)) => {
+                refused("emptyDir.sizeLimit is enforced by this node only with medium Memory".to_owned())
+            }
+            ("Memory", Some(Err(error))) => refused(format!("emptyDir.sizeLimit: {error}")),
+            ("Memory", _) if containers.iter().filter(mounts).count() > 1 => {
+                refused("emptyDir.medium Memory cannot be shared by containers yet".to_owned())
+            }
+            ("Memory", _) => None,
+            (other, _) => {
+                refused(format!("emptyDir.medium `{}` is not supported by this node yet", shorten(other)))
+            }
+        };
+    }
+    // The one field that is set names the kind, also for kinds that are added to Kubernetes later.
+    let kind = serde_json::to_value(volume)
+        .ok()
+        .and_then(|value| value.as_object()?.keys().find(|key| *key != "name").cloned())
+        .unwrap_or_else(|| "unknown".to_owned());
+    refused(format!("{kind} is not supported by this node yet; emptyDir is"))
+}
+
+fn unsupported(field: String) -> Refusal {
+    Refusal { reason: "UnsupportedPodSpec", message: format!("{field} is not supported by this node yet") }
+}
+
+fn not_isolated(field: String) -> Refusal {
+    Refusal {
+        reason: "IsolationRefused",
+        message: format!("{field} would weaken the isolation of the pod, which this node does not allow"),
+    }
+}
+
+fn shorten(text: &str) -> String {
+    text.chars().take(256).collect()
+}

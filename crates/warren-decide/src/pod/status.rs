@@ -1,0 +1,516 @@
+//! A pod's status, word for word as kubelet writes it, plus two conditions of our own.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    self as core, Container, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::{
+    ContainerReport, ContainerState, Exit, ExitCause, Limits, Machine, Outlook, Quantity, Refusal, World,
+    address_without_network, containers,
+};
+
+/// The pod condition that says which isolation was reached: a condition because it then rides on the status write that is
+/// made anyway. True when the pod runs; the reason is the level, the message its parts.
+pub const ISOLATION_CONDITION: &str = "warren.dev/isolation";
+
+/// The pod condition that appears when a container has run into a limit, also when only a process of it had to pay and
+/// the container runs on. It does not count: a fork bomb must not become a flood of writes.
+pub const LIMITS_CONDITION: &str = "warren.dev/limit-reached";
+
+const CONDITIONS: [&str; 7] = [
+    "PodReadyToStartContainers",
+    "Initialized",
+    "Ready",
+    "ContainersReady",
+    "PodScheduled",
+    ISOLATION_CONDITION,
+    LIMITS_CONDITION,
+];
+
+/// Whether two statuses are the same to a reader of the API, where times have seconds.
+pub fn same_status(one: &PodStatus, other: &PodStatus) -> bool {
+    match (serde_json::to_value(one), serde_json::to_value(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => false,
+    }
+}
+
+/// The status of a pod that may run here.
+pub(super) fn status(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>, now: Timestamp) -> PodStatus {
+    let statuses: Vec<ContainerStatus> = containers(world.pod)
+        .iter()
+        .map(|container| container_status(world, container, outlooks, now))
+        .collect();
+    let phase = phase(world.pod, &statuses);
+    build(world, phase, statuses, now)
+}
+
+/// The status of a pod that ran for longer than it said it would.
+pub(super) fn overdue(world: &World<'_>, now: Timestamp) -> PodStatus {
+    let statuses: Vec<ContainerStatus> = containers(world.pod)
+        .iter()
+        .map(|container| container_status(world, container, &BTreeMap::new(), now))
+        .collect();
+    PodStatus {
+        reason: Some("DeadlineExceeded".to_owned()),
+        message: Some("Pod was active on the node longer than the specified deadline".to_owned()),
+        ..build(world, "Failed", statuses, now)
+    }
+}
+
+/// The status of a pod that cannot run here.
+pub(super) fn refused(world: &World<'_>, refusal: &Refusal, now: Timestamp) -> PodStatus {
+    PodStatus {
+        reason: Some(refusal.reason.to_owned()),
+        message: Some(format!("Pod was rejected: {}", refusal.message)),
+        container_statuses: None,
+        ..build(world, "Failed", Vec::new(), now)
+    }
+}
+
+fn build(world: &World<'_>, phase: &str, statuses: Vec<ContainerStatus>, now: Timestamp) -> PodStatus {
+    let pod = world.pod;
+    let before = pod.status.clone().unwrap_or_default();
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let host_ip = world.node.host_ip.to_string();
+    let (pod_ip, pod_ips) = match world.machine {
+        Machine::Present(_) => {
+            let ip = address_without_network(uid).to_string();
+            (Some(ip.clone()), Some(vec![PodIP { ip }]))
+        }
+        // A pod that has ended keeps the address it had.
+        _ => (before.pod_ip.clone(), before.pod_ips.clone()),
+    };
+    PodStatus {
+        phase: Some(phase.to_owned()),
+        conditions: Some(conditions(world, phase, &statuses, now)),
+        container_statuses: (!statuses.is_empty()).then_some(statuses),
+        host_ip: Some(host_ip.clone()),
+        host_ips: Some(vec![HostIP { ip: host_ip }]),
+        pod_ip,
+        pod_ips,
+        start_time: before.start_time.clone().or(Some(Time(now))),
+        qos_class: before.qos_class.clone().or_else(|| Some(qos_class(pod).to_owned())),
+        observed_generation: pod.metadata.generation,
+        reason: None,
+        message: None,
+        ..before
+    }
+}
+
+/// Kubelet's `getPhase`, for pods without init containers.
+fn phase(pod: &Pod, statuses: &[ContainerStatus]) -> &'static str {
+    let (mut waiting, mut running, mut stopped, mut succeeded) = (0, 0, 0, 0);
+    for status in statuses {
+        let state = status.state.as_ref();
+        let last = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+        if state.is_some_and(|state| state.running.is_some()) {
+            running += 1;
+        } else if let Some(ended) = state.and_then(|state| state.terminated.as_ref()) {
+            stopped += 1;
+            succeeded += usize::from(ended.exit_code == 0);
+        } else if last.is_some() {
+            stopped += 1;
+        } else {
+            waiting += 1;
+        }
+    }
+    let policy = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always");
+    match policy {
+        _ if waiting > 0 => "Pending",
+        _ if running > 0 => "Running",
+        _ if stopped == 0 => "Pending",
+        "Always" => "Running",
+        _ if stopped == succeeded => "Succeeded",
+        "Never" => "Failed",
+        _ => "Running",
+    }
+}
+
+/// How often the container was started before its last run, and how that run ended. `None`: it never ran, or it runs.
+pub(super) fn last_exit(world: &World<'_>, container: &Container, now: Timestamp) -> Option<(u32, Exit)> {
+    let reported = world.machine.report().and_then(|report| report.containers.get(&container.name));
+    match (world.machine, reported) {
+        (_, Some(ContainerReport { attempt, state: ContainerState::Exited(exit), .. })) => {
+            Some((*attempt, exit.clone()))
+        }
+        (
+            Machine::Lost { noticed, .. },
+            Some(ContainerReport { attempt, state: ContainerState::Running { started_at }, .. }),
+        ) => Some((*attempt, unknown_exit(*started_at, *noticed))),
+        (_, Some(_)) => None,
+        (_, None) => published_exit(world.pod, &container.name, now),
+    }
+}
+
+/// What the API knows about a run whose traces on the machine are gone.
+fn published_exit(pod: &Pod, name: &str, now: Timestamp) -> Option<(u32, Exit)> {
+    let status = published(pod, name)?;
+    let attempt = u32::try_from(status.restart_count).unwrap_or(0);
+    let state = status.state.as_ref();
+    if let Some(running) = state.and_then(|state| state.running.as_ref()) {
+        // It ended at a time that nobody knows. The start is the one moment that stays the same however often we ask.
+        let started = running.started_at.as_ref().map_or(now, |time| time.0);
+        return Some((attempt, unknown_exit(started, started)));
+    }
+    let ended = state.and_then(|state| state.terminated.as_ref());
+    let ended = ended.or_else(|| status.last_state.as_ref().and_then(|last| last.terminated.as_ref()))?;
+    Some((attempt, exit_from(ended, now)))
+}
+
+fn published<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
+    pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|status| status.name == name)
+}
+
+fn unknown_exit(started_at: Timestamp, finished_at: Timestamp) -> Exit {
+    Exit { started_at, finished_at, exit_code: 137, signal: None, cause: ExitCause::Unknown }
+}
+
+fn exit_from(ended: &ContainerStateTerminated, now: Timestamp) -> Exit {
+    let finished_at = ended.finished_at.as_ref().map_or(now, |time| time.0);
+    let cause = match ended.reason.as_deref() {
+        Some("OOMKilled") => ExitCause::OutOfMemory,
+        Some("StartError") => ExitCause::StartError(ended.message.clone().unwrap_or_default()),
+        Some("ContainerStatusUnknown") => ExitCause::Unknown,
+        _ => ExitCause::Process,
+    };
+    Exit {
+        started_at: ended.started_at.as_ref().map_or(finished_at, |time| time.0),
+        finished_at,
+        exit_code: ended.exit_code,
+        signal: ended.signal,
+        cause,
+    }
+}
+
+fn container_status(
+    world: &World<'_>,
+    container: &Container,
+    outlooks: &BTreeMap<String, Outlook>,
+    now: Timestamp,
+) -> ContainerStatus {
+    let image = container.image.clone().unwrap_or_default();
+    let reported = world.machine.report().and_then(|report| report.containers.get(&container.name));
+    let running = match (world.machine, reported.map(|report| &report.state)) {
+        (Machine::Present(_), Some(ContainerState::Running { started_at })) => Some(*started_at),
+        _ => None,
+    };
+    let last = last_exit(world, container, now);
+    let attempt = match (reported, &last) {
+        (Some(report), _) => report.attempt,
+        (None, Some((attempt, _))) => *attempt,
+        (None, None) => 0,
+    };
+    let before = previous(world.pod, container, reported, attempt);
+    let ended = last.as_ref().map(|(_, exit)| terminated(world.pod, container, reported, exit, attempt));
+    let (state, last_state) = match (running, outlooks.get(&container.name)) {
+        (Some(started_at), _) => {
+            let running = ContainerStateRunning { started_at: Some(Time(started_at)) };
+            (core::ContainerState { running: Some(running), ..Default::default() }, before)
+        }
+        (None, Some(Outlook::StartAt { delay, .. })) => {
+            let seconds = delay.as_secs();
+            let shown = if seconds >= 60 {
+                format!("{}m{}s", seconds / 60, seconds % 60)
+            } else {
+                format!("{seconds}s")
+            };
+            let message = format!(
+                "back-off {shown} restarting failed container={} pod={}",
+                container.name,
+                full_name(world.pod)
+            );
+            (waiting("CrashLoopBackOff", Some(message)), ended.or(before))
+        }
+        (None, Some(Outlook::Blocked(problem))) => {
+            (waiting(problem.reason, Some(problem.message.clone())), ended.or(before))
+        }
+        (None, _) => match (world.machine, ended) {
+            (Machine::Broken { message, .. }, ended) => {
+                (waiting("CreateContainerError", Some(message.clone())), ended.or(before))
+            }
+            (_, Some(ended)) => (ended, before),
+            (_, None) => (waiting("ContainerCreating", None), before),
+        },
+    };
+    let ran = running.is_some() || last.is_some();
+    let container_id = reported
+        .map(|report| format!("warren://{}", report.id))
+        .or_else(|| published(world.pod, &container.name).and_then(|status| status.container_id.clone()));
+    ContainerStatus {
+        name: container.name.clone(),
+        image_id: if ran { image.clone() } else { String::new() },
+        image,
+        container_id,
+        ready: running.is_some(),
+        started: Some(running.is_some()),
+        restart_count: i32::try_from(attempt).unwrap_or(i32::MAX),
+        state: Some(state),
+        last_state,
+        ..Default::default()
+    }
+}
+
+/// How the run before run number `attempt` ended: from the shim, or from what was published.
+fn previous(
+    pod: &Pod,
+    container: &Container,
+    reported: Option<&ContainerReport>,
+    attempt: u32,
+) -> Option<core::ContainerState> {
+    if attempt == 0 {
+        return None;
+    }
+    if let Some(exit) = reported.and_then(|report| report.previous.as_ref()) {
+        return Some(terminated(pod, container, None, exit, attempt - 1));
+    }
+    let published = published(pod, &container.name)?;
+    let same_run = u32::try_from(published.restart_count) == Ok(attempt);
+    let state = published.state.clone().filter(|state| !same_run && state.terminated.is_some());
+    state.or_else(|| published.last_state.clone().filter(|last| last.terminated.is_some()))
+}
+
+fn waiting(reason: &str, message: Option<String>) -> core::ContainerState {
+    let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
+    core::ContainerState { waiting: Some(waiting), ..Default::default() }
+}
+
+fn terminated(
+    pod: &Pod,
+    container: &Container,
+    reported: Option<&ContainerReport>,
+    exit: &Exit,
+    attempt: u32,
+) -> core::ContainerState {
+    let limits = Limits::of(container).ok();
+    let (reason, message) = match &exit.cause {
+        ExitCause::OutOfMemory => (
+            "OOMKilled",
+            limits.map(|limits| format!("memory limit of {} bytes reached", limits.memory_bytes)),
+        ),
+        ExitCause::StartError(message) => ("StartError", Some(message.clone())),
+        ExitCause::Unknown => (
+            "ContainerStatusUnknown",
+            Some("The container could not be located when the pod was terminated".to_owned()),
+        ),
+        ExitCause::Process if exit.exit_code == 0 => ("Completed", None),
+        ExitCause::Process => (
+            "Error",
+            limits
+                .filter(|_| reported.is_some_and(|report| report.pids_limit_hit))
+                .map(|limits| format!("limit of {} processes reached", limits.pids)),
+        ),
+    };
+    let container_id = match reported {
+        Some(report) => Some(format!("warren://{}", report.id)),
+        None => published(pod, &container.name)
+            .filter(|status| u32::try_from(status.restart_count) == Ok(attempt))
+            .and_then(|status| status.container_id.clone()),
+    };
+    let ended = ContainerStateTerminated {
+        container_id,
+        exit_code: exit.exit_code,
+        finished_at: Some(Time(exit.finished_at)),
+        message,
+        reason: Some(reason.to_owned()),
+        signal: exit.signal,
+        started_at: Some(Time(exit.started_at)),
+    };
+    core::ContainerState { terminated: Some(ended), ..Default::default() }
+}
+
+/// `name_namespace(uid)`: how kubelet names a pod in its messages.
+fn full_name(pod: &Pod) -> String {
+    let meta = &pod.metadata;
+    let or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
+    format!("{}_{}({})", or_empty(&meta.name), or_empty(&meta.namespace), or_empty(&meta.uid))
+}
+
+struct Verdict {
+    holds: bool,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+impl Verdict {
+    fn yes() -> Verdict {
+        Verdict { holds: true, reason: None, message: None }
+    }
+
+    fn no(reason: &str, message: Option<String>) -> Verdict {
+        Verdict { holds: false, reason: Some(reason.to_owned()), message }
+    }
+}
+
+fn conditions(
+    world: &World<'_>,
+    phase: &str,
+    statuses: &[ContainerStatus],
+    now: Timestamp,
+) -> Vec<PodCondition> {
+    let before =
+        world.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let mut all: Vec<PodCondition> = CONDITIONS
+        .iter()
+        .filter_map(|kind| {
+            let verdict = verdict(world, kind, phase, statuses, before)?;
+            let status = if verdict.holds { "True" } else { "False" };
+            let unchanged = before.iter().find(|old| old.type_ == *kind && old.status == status);
+            Some(PodCondition {
+                type_: (*kind).to_owned(),
+                status: status.to_owned(),
+                reason: verdict.reason,
+                message: verdict.message,
+                last_transition_time: unchanged
+                    .and_then(|old| old.last_transition_time.clone())
+                    .or(Some(Time(now))),
+                last_probe_time: None,
+                observed_generation: world.pod.metadata.generation,
+            })
+        })
+        .collect();
+    // Readiness gates and the like belong to others.
+    all.extend(before.iter().filter(|old| !CONDITIONS.contains(&old.type_.as_str())).cloned());
+    all
+}
+
+fn verdict(
+    world: &World<'_>,
+    kind: &str,
+    phase: &str,
+    statuses: &[ContainerStatus],
+    before: &[PodCondition],
+) -> Option<Verdict> {
+    let present = match world.machine {
+        Machine::Present(report) => Some(report),
+        _ => None,
+    };
+    let kept = || {
+        before.iter().find(|old| old.type_ == kind).map(|old| Verdict {
+            holds: old.status == "True",
+            reason: old.reason.clone(),
+            message: old.message.clone(),
+        })
+    };
+    match kind {
+        "PodScheduled" => Some(Verdict::yes()),
+        "PodReadyToStartContainers" => {
+            Some(Verdict { holds: present.is_some(), reason: None, message: None })
+        }
+        "Initialized" if phase == "Succeeded" => {
+            Some(Verdict { reason: Some("PodCompleted".to_owned()), ..Verdict::yes() })
+        }
+        "Initialized" => Some(Verdict::yes()),
+        "ContainersReady" => Some(containers_ready(phase, statuses)),
+        "Ready" => {
+            let ready = containers_ready(phase, statuses);
+            Some(if ready.holds { readiness_gates(world.pod, before) } else { ready })
+        }
+        ISOLATION_CONDITION => match present.and_then(|report| report.isolation.as_ref()) {
+            Some(reached) => Some(Verdict {
+                holds: true,
+                reason: Some(reached.level.clone()),
+                message: Some(reached.detail.clone()),
+            }),
+            None => kept(),
+        },
+        LIMITS_CONDITION => limit_reached(world).or_else(kept),
+        _ => None,
+    }
+}
+
+fn containers_ready(phase: &str, statuses: &[ContainerStatus]) -> Verdict {
+    match phase {
+        "Succeeded" => return Verdict::no("PodCompleted", None),
+        "Failed" => return Verdict::no("PodFailed", None),
+        _ => {}
+    }
+    let unready: Vec<&str> =
+        statuses.iter().filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
+    if unready.is_empty() && !statuses.is_empty() {
+        return Verdict::yes();
+    }
+    Verdict::no(
+        "ContainersNotReady",
+        Some(format!("containers with unready status: [{}]", unready.join(" "))),
+    )
+}
+
+fn readiness_gates(pod: &Pod, conditions: &[PodCondition]) -> Verdict {
+    let gates = pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_deref()).unwrap_or_default();
+    let closed: Vec<String> = gates
+        .iter()
+        .filter_map(|gate| match conditions.iter().find(|condition| condition.type_ == gate.condition_type) {
+            None => Some(format!(
+                "corresponding condition of pod readiness gate \"{}\" does not exist.",
+                gate.condition_type
+            )),
+            Some(condition) if condition.status != "True" => Some(format!(
+                "the status of pod readiness gate \"{}\" is not \"True\", but {}",
+                gate.condition_type, condition.status
+            )),
+            Some(_) => None,
+        })
+        .collect();
+    if closed.is_empty() {
+        Verdict::yes()
+    } else {
+        Verdict::no("ReadinessGatesNotReady", Some(closed.join(", ")))
+    }
+}
+
+/// Which limits the pod's containers have run into. Memory first: it is the one that costs a process its life.
+fn limit_reached(world: &World<'_>) -> Option<Verdict> {
+    let report = world.machine.report()?;
+    let mut reason = None;
+    let mut messages = Vec::new();
+    for container in containers(world.pod) {
+        let Some(reported) = report.containers.get(&container.name) else { continue };
+        let Ok(limits) = Limits::of(container) else { continue };
+        if reported.memory_limit_hit {
+            reason = Some("OOMKilled");
+            messages.push(format!(
+                "container \"{}\" reached its memory limit of {} bytes",
+                container.name, limits.memory_bytes
+            ));
+        }
+        if reported.pids_limit_hit {
+            reason = reason.or(Some("PidsLimit"));
+            messages.push(format!(
+                "container \"{}\" reached its limit of {} processes",
+                container.name, limits.pids
+            ));
+        }
+    }
+    let reason = reason?;
+    Some(Verdict { holds: true, reason: Some(reason.to_owned()), message: Some(messages.join("; ")) })
+}
+
+/// The API server works this out on creation; this is for servers that do not.
+fn qos_class(pod: &Pod) -> &'static str {
+    let mut any = false;
+    let mut guaranteed = true;
+    for container in containers(pod) {
+        for resource in ["cpu", "memory"] {
+            let amount = |list: Option<&BTreeMap<String, _>>| -> Option<Quantity> {
+                let text: &k8s_openapi::apimachinery::pkg::api::resource::Quantity = list?.get(resource)?;
+                text.0.parse().ok().filter(|amount: &Quantity| amount.thousandths() > 0)
+            };
+            let resources = container.resources.as_ref();
+            let limit = amount(resources.and_then(|resources| resources.limits.as_ref()));
+            let request = amount(resources.and_then(|resources| resources.requests.as_ref()));
+            any |= limit.is_some() || request.is_some();
+            guaranteed &= limit.is_some() && request.is_none_or(|request| Some(request) == limit);
+        }
+    }
+    match (any, guaranteed) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    }
+}
