@@ -1,0 +1,111 @@
+//! What is left after a crash: processes in our cgroups, the cgroups, and the pods' directories.
+//!
+//! Mounts are never among it: they exist only in the containers' own mount namespaces and go with their last process.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use warren_sys::cgroup::{Cgroup, Hierarchy};
+
+use crate::protocol::PodState;
+
+/// The cgroup that holds everything of one home.
+pub fn home_cgroup(home_id: &str) -> String {
+    format!("warren-{home_id}")
+}
+
+/// What a pod's shim last wrote down about it; `None` if it never got that far.
+pub fn read_state(pod_directory: &Path) -> io::Result<Option<PodState>> {
+    match std::fs::read(pod_directory.join("state.json")) {
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A leftover could not be removed.
+#[derive(Debug, thiserror::Error)]
+pub enum CleanupError {
+    /// The cgroups could not be read.
+    #[error("look for cgroups")]
+    Cgroups(#[source] io::Error),
+    /// Processes would not die.
+    #[error("processes of cgroup {0} are still there after ten seconds")]
+    Alive(String),
+    /// The cgroup would not go.
+    #[error("remove cgroup {name}")]
+    Cgroup {
+        /// Its name.
+        name: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The directory would not go.
+    #[error("remove {path}")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// How long killed processes may take to disappear. A process that the kernel holds (say, in a hung disk) is the only
+/// reason for it to take longer than a moment.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Kills whatever is left of a pod and removes its cgroups. For a pod whose shim is gone; with a living shim use
+/// [`crate::protocol::Call::Shutdown`]. Safe to repeat. Its directory stays.
+pub fn kill_pod(home_id: &str, pod_uid: &str) -> Result<(), CleanupError> {
+    let hierarchy = Hierarchy::detect().map_err(CleanupError::Cgroups)?;
+    remove_cgroup(&Cgroup::named(&hierarchy, &format!("{}/{pod_uid}", home_cgroup(home_id))))
+}
+
+/// Removes a pod's directory and all that its containers wrote.
+pub fn remove_pod_directory(directory: &Path) -> Result<(), CleanupError> {
+    match std::fs::remove_dir_all(directory) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(CleanupError::Directory { path: directory.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The uids of pods that have cgroups in this home, dead or alive.
+pub fn pods_with_cgroups(home_id: &str) -> Result<Vec<String>, CleanupError> {
+    let hierarchy = Hierarchy::detect().map_err(CleanupError::Cgroups)?;
+    hierarchy.children(&home_cgroup(home_id)).map_err(CleanupError::Cgroups)
+}
+
+/// Removes the home's own cgroup once no pod is left in it; a home with pods keeps it.
+pub fn remove_home_cgroup(home_id: &str) -> Result<(), CleanupError> {
+    if !pods_with_cgroups(home_id)?.is_empty() {
+        return Ok(());
+    }
+    let hierarchy = Hierarchy::detect().map_err(CleanupError::Cgroups)?;
+    remove_cgroup(&Cgroup::named(&hierarchy, &home_cgroup(home_id)))
+}
+
+/// Kills what is in the cgroup until it can be removed.
+pub(crate) fn remove_cgroup(cgroup: &Cgroup) -> Result<(), CleanupError> {
+    let failed = |source| CleanupError::Cgroup { name: cgroup.name().to_owned(), source };
+    // A frozen process does not die.
+    let _ = cgroup.thaw();
+    let deadline = Instant::now() + PATIENCE;
+    let mut pause = Duration::from_micros(50);
+    loop {
+        match cgroup.remove() {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::ResourceBusy => return Err(failed(error)),
+            Err(_) if Instant::now() >= deadline => return Err(CleanupError::Alive(cgroup.name().to_owned())),
+            Err(_) => {}
+        }
+        cgroup.kill_all().map_err(failed)?;
+        // The kernel tells nobody when a version 1 cgroup has become empty, so we look again, ever less often.
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}

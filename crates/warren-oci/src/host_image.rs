@@ -1,0 +1,276 @@
+//! The built-in image `warren.dev/host`: the machine's own programs, and nothing of what makes the machine its own.
+//!
+//! `/usr` (and `/bin`, `/sbin`, `/lib*` where they are no links into it) is the host's, below an overlay. Everything else
+//! is a skeleton in the data directory, made from an allow-list: a file of the host is in the container only if it is
+//! named here.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use crate::protocol::{Overlay, Rootfs};
+
+/// Where the program that is the image's default entry point appears inside.
+pub const INIT_PATH: &str = "/.warren/init";
+
+/// Its first argument: the binary runs [`crate::init::run`] when it sees it.
+pub const INIT_ARGUMENT: &str = "init";
+
+/// The prepared image.
+#[derive(Debug, Clone)]
+pub struct HostImage {
+    skeleton: PathBuf,
+    system: Vec<PathBuf>,
+}
+
+/// The image could not be prepared.
+#[derive(Debug, thiserror::Error)]
+#[error("prepare {path} for the host image")]
+pub struct PrepareError {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Empty directories with their modes.
+const DIRECTORIES: &[(&str, u32)] = &[
+    (".warren", 0o755),
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("home", 0o755),
+    ("mnt", 0o755),
+    ("opt", 0o755),
+    ("proc", 0o555),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("run/lock", 0o1777),
+    ("srv", 0o755),
+    ("sys", 0o555),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("var", 0o755),
+    ("var/cache", 0o755),
+    ("var/lib", 0o755),
+    ("var/local", 0o755),
+    ("var/log", 0o755),
+    ("var/mail", 0o755),
+    ("var/opt", 0o755),
+    ("var/spool", 0o755),
+    ("var/tmp", 0o1777),
+    ("workspace", 0o777),
+];
+
+/// Files and directories of `/etc` that are copied if they are there. All of them are public on any machine: how programs
+/// find libraries, certificates, alternatives and time zones. No accounts, no keys, no host names, no package sources.
+const COPIED: &[&str] = &[
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates.conf",
+    "debian_version",
+    "environment.d",
+    "ethertypes",
+    "gai.conf",
+    "inputrc",
+    "java-17-openjdk/security/java.security",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "locale.alias",
+    "locale.conf",
+    "localtime",
+    "magic",
+    "magic.mime",
+    "mime.types",
+    "nanorc",
+    "os-release",
+    "pki/ca-trust/extracted",
+    "pki/tls/certs",
+    "profile",
+    "protocols",
+    "python3",
+    "redhat-release",
+    "rpc",
+    "services",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+    "vim",
+    "xattr.conf",
+];
+
+/// Files that are written new.
+const WRITTEN: &[(&str, &str)] = &[
+    (
+        "etc/passwd",
+        "root:x:0:0:root:/root:/bin/sh\n\
+         daemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n\
+         bin:x:2:2:bin:/bin:/usr/sbin/nologin\n\
+         sys:x:3:3:sys:/dev:/usr/sbin/nologin\n\
+         mail:x:8:8:mail:/var/mail:/usr/sbin/nologin\n\
+         www-data:x:33:33:www-data:/var/www:/usr/sbin/nologin\n\
+         sandbox:x:1000:1000:sandbox:/home/sandbox:/bin/sh\n\
+         nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    ),
+    (
+        "etc/group",
+        "root:x:0:\ndaemon:x:1:\nbin:x:2:\nsys:x:3:\nadm:x:4:\ntty:x:5:\ndisk:x:6:\nmail:x:8:\nshadow:x:42:\n\
+         www-data:x:33:\nutmp:x:43:\nstaff:x:50:\nusers:x:100:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+    ),
+    (
+        "etc/hosts",
+        "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n",
+    ),
+    ("etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
+                           protocols: files\nservices: files\nethers: files\nrpc: files\n"),
+    ("etc/resolv.conf", ""),
+    ("etc/host.conf", "multi on\n"),
+    ("etc/hostname", "sandbox\n"),
+    ("etc/shells", "/bin/sh\n/bin/bash\n"),
+    ("etc/fstab", ""),
+    (".warren/init", ""),
+];
+
+impl HostImage {
+    /// Makes the skeleton below `data_directory`, or takes the one that is there if the host has not changed since. Safe
+    /// to call at every start; a crash in the middle leaves nothing that a later call would take.
+    pub fn prepare(data_directory: &Path) -> Result<Self, PrepareError> {
+        let parent = data_directory.join("images").join("host");
+        let stamp = stamp();
+        let skeleton = parent.join(&stamp);
+        let system = system_directories();
+        if skeleton.join("etc").is_dir() {
+            return Ok(Self { skeleton, system });
+        }
+        let unfinished = parent.join(format!("{stamp}.unfinished"));
+        if unfinished.exists() {
+            at(&unfinished, fs::remove_dir_all(&unfinished))?;
+        }
+        at(&unfinished, fs::create_dir_all(&unfinished))?;
+        fill(&unfinished)?;
+        // Running pods hold an older skeleton as their lower directory, so it is left for them; it is small.
+        at(&skeleton, fs::rename(&unfinished, &skeleton))?;
+        Ok(Self { skeleton, system })
+    }
+
+    /// The root file system of a container on this image. `init` is the binary that appears at [`INIT_PATH`].
+    pub fn rootfs(&self, init: &Path) -> Rootfs {
+        let mut overlays = vec![Overlay { target: "/".into(), lower: vec![self.skeleton.clone()] }];
+        overlays.extend(
+            self.system.iter().map(|directory| Overlay { target: directory.clone(), lower: vec![directory.clone()] }),
+        );
+        Rootfs { overlays, files: vec![(init.to_owned(), INIT_PATH.into())] }
+    }
+
+    /// The default command of the image.
+    pub fn default_command() -> Vec<String> {
+        vec![INIT_PATH.to_owned(), INIT_ARGUMENT.to_owned()]
+    }
+
+    /// The default environment of the image.
+    pub fn default_environment() -> Vec<String> {
+        vec![
+            format!("PATH={}", crate::defaults::PATH),
+            "HOME=/root".to_owned(),
+            "LANG=C.UTF-8".to_owned(),
+        ]
+    }
+}
+
+/// What the skeleton depends on: it is made anew when one of these changes.
+fn stamp() -> String {
+    use std::os::unix::fs::MetadataExt;
+    // FNV-1a: a name for a set of times, not a guard against anybody.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |number: u64| {
+        for byte in number.to_le_bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    add(LAYOUT_VERSION);
+    for name in COPIED.iter().map(|name| Path::new("/etc").join(name)).chain(ROOT_LINKS.iter().map(PathBuf::from)) {
+        if let Ok(metadata) = fs::symlink_metadata(&name) {
+            add(metadata.mtime() as u64);
+            add(metadata.mtime_nsec() as u64);
+            add(metadata.ino());
+        }
+    }
+    format!("{hash:016x}")
+}
+
+/// Counts up when [`fill`] makes something else from the same host.
+const LAYOUT_VERSION: u64 = 1;
+
+/// Directories that on a merged system are links into `/usr` and on others hold programs themselves.
+const ROOT_LINKS: &[&str] = &["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+
+fn system_directories() -> Vec<PathBuf> {
+    std::iter::once("/usr")
+        .chain(ROOT_LINKS.iter().copied())
+        .map(PathBuf::from)
+        .filter(|path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()))
+        .collect()
+}
+
+fn fill(skeleton: &Path) -> Result<(), PrepareError> {
+    at(skeleton, fs::set_permissions(skeleton, fs::Permissions::from_mode(0o755)))?;
+    for (name, mode) in DIRECTORIES {
+        let path = skeleton.join(name);
+        at(&path, fs::create_dir(&path))?;
+        at(&path, fs::set_permissions(&path, fs::Permissions::from_mode(*mode)))?;
+    }
+    for link in ROOT_LINKS {
+        let path = skeleton.join(&link[1..]);
+        match fs::symlink_metadata(link) {
+            Ok(metadata) if metadata.is_symlink() => {
+                let target = at(Path::new(link), fs::read_link(link))?;
+                at(&path, symlink(target, &path))?;
+            }
+            Ok(metadata) if metadata.is_dir() => at(&path, fs::create_dir(&path))?,
+            _ => {}
+        }
+    }
+    at(skeleton, symlink("../run", skeleton.join("var/run")))?;
+    at(skeleton, symlink("../proc/self/mounts", skeleton.join("etc/mtab")))?;
+    for name in COPIED {
+        copy(&Path::new("/etc").join(name), &skeleton.join("etc").join(name))?;
+    }
+    for (name, text) in WRITTEN {
+        let path = skeleton.join(name);
+        at(&path, fs::write(&path, text))?;
+        at(&path, fs::set_permissions(&path, fs::Permissions::from_mode(0o644)))?;
+    }
+    Ok(())
+}
+
+/// Copies what everybody on the host may read: links as links, and only files that are readable by all, so that a key put
+/// beside certificates stays where it is.
+fn copy(from: &Path, to: &Path) -> Result<(), PrepareError> {
+    let Ok(metadata) = fs::symlink_metadata(from) else { return Ok(()) };
+    if let Some(parent) = to.parent() {
+        at(parent, fs::create_dir_all(parent))?;
+    }
+    if metadata.is_symlink() {
+        let target = at(from, fs::read_link(from))?;
+        at(to, symlink(target, to))
+    } else if metadata.is_dir() {
+        at(to, fs::create_dir_all(to))?;
+        for entry in at(from, fs::read_dir(from))? {
+            let entry = at(from, entry)?;
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+        Ok(())
+    } else if metadata.is_file() && metadata.permissions().mode() & 0o004 != 0 {
+        at(to, fs::copy(from, to))?;
+        at(to, fs::set_permissions(to, fs::Permissions::from_mode(0o644)))
+    } else {
+        Ok(())
+    }
+}
+
+fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, PrepareError> {
+    result.map_err(|source| PrepareError { path: path.to_owned(), source })
+}

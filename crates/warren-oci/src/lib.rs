@@ -1,0 +1,19 @@
+//! Containers on this machine by a thin path of our own: a zygote forks one shim per pod, the shim makes the pod's
+//! containers out of namespaces, an overlay, cgroups and a seccomp filter, owns their output, and writes down how they
+//! end. It knows nothing of Kubernetes, uses no async runtime, and never runs inside a threaded process: everything
+//! after [`zygote::Zygote::start`] happens in processes with one thread.
+//!
+//! Start reading at [`protocol`] (what can be asked), then [`zygote`], [`shim`], and [`container`](mod@container) (how a
+//! container comes to be).
+
+pub mod cleanup;
+pub mod client;
+pub mod defaults;
+pub mod host_image;
+pub mod idmap;
+pub mod init;
+pub mod protocol;
+pub mod shim;
+pub mod spec;
+mod wire;
+pub mod zygote;

@@ -1,0 +1,396 @@
+//! cgroups, version 1 and version 2 behind one interface.
+//!
+//! [`Hierarchy::detect`] says what is mounted. A [`Cgroup`] is a directory in it: on version 2 one, on version 1 one per
+//! controller. Which of the two it is shows only in the files that are written.
+
+mod v1;
+mod v2;
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Limits of one cgroup. What is absent is not limited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Limits {
+    /// Bytes of memory, with no swap on top.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Processor time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuQuota>,
+    /// Weight when processors are short, in version 1's scale: 1024 is one processor's worth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_shares: Option<u64>,
+    /// Processes and threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<u64>,
+}
+
+/// `quota` microseconds of processor time in every `period` microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CpuQuota {
+    /// Microseconds of processor time, over all processors.
+    pub quota: u64,
+    /// Microseconds.
+    pub period: u64,
+}
+
+impl CpuQuota {
+    /// Kubernetes' thousandths of a processor, in the usual period of 100 ms.
+    pub fn from_millis(millis: u64) -> Self {
+        // The kernel takes no quota below 1 ms.
+        Self { quota: (millis * 100).max(1000), period: 100_000 }
+    }
+}
+
+/// What a cgroup uses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stats {
+    /// Processor time used so far, in nanoseconds.
+    pub cpu_nanoseconds: u64,
+    /// Bytes of memory charged now.
+    pub memory_bytes: u64,
+    /// Of those, what cannot be dropped at once: without the inactive page cache. Kubernetes' working set.
+    pub memory_working_set_bytes: u64,
+    /// Processes and threads now.
+    pub pids: u64,
+}
+
+/// What is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hierarchy {
+    /// One mount per controller.
+    V1(v1::Mounts),
+    /// One mount for all.
+    V2(PathBuf),
+}
+
+impl Hierarchy {
+    /// Reads the mount table. Version 2 is used where it has the memory controller; a version 2 mount without
+    /// controllers beside version 1 ("hybrid") is not.
+    pub fn detect() -> io::Result<Self> {
+        Self::from_mount_table(&fs::read_to_string("/proc/self/mountinfo")?, |root| {
+            fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
+        })
+    }
+
+    fn from_mount_table(table: &str, controllers: impl Fn(&Path) -> String) -> io::Result<Self> {
+        let mut mounts = v1::Mounts::default();
+        for line in table.lines() {
+            // `36 35 98:0 /root /mount/point options [tags] - type source super-options`
+            let Some((left, right)) = line.split_once(" - ") else { continue };
+            let Some(mount_point) = left.split(' ').nth(4).map(PathBuf::from) else { continue };
+            let mut right = right.split(' ');
+            match (right.next(), right.nth(1)) {
+                (Some("cgroup2"), _) if controllers(&mount_point).split_whitespace().any(|name| name == "memory") => {
+                    return Ok(Self::V2(mount_point));
+                }
+                (Some("cgroup"), Some(options)) => mounts.note(&mount_point, options),
+                _ => {}
+            }
+        }
+        if mounts.is_usable() {
+            return Ok(Self::V1(mounts));
+        }
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "no cgroup hierarchy with the memory, cpu and pids controllers is mounted",
+        ))
+    }
+
+    /// 1 or 2.
+    pub fn version(&self) -> u8 {
+        match self {
+            Self::V1(_) => 1,
+            Self::V2(_) => 2,
+        }
+    }
+
+    /// The directories that make up the cgroup `name`.
+    fn directories(&self, name: &str) -> Vec<PathBuf> {
+        match self {
+            Self::V1(mounts) => mounts.roots().map(|root| root.join(name)).collect(),
+            Self::V2(root) => vec![root.join(name)],
+        }
+    }
+
+    /// The names of the cgroups directly below `name`, in any controller.
+    pub fn children(&self, name: &str) -> io::Result<Vec<String>> {
+        let mut names = std::collections::BTreeSet::new();
+        for directory in self.directories(name) {
+            let entries = match fs::read_dir(directory) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other?,
+            };
+            for entry in entries {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    names.insert(entry.file_name().to_string_lossy().into_owned());
+                }
+            }
+        }
+        Ok(names.into_iter().collect())
+    }
+}
+
+/// One cgroup.
+#[derive(Debug, Clone)]
+pub struct Cgroup {
+    hierarchy: Hierarchy,
+    name: String,
+}
+
+impl Cgroup {
+    /// The cgroup `name` (relative to the hierarchy's root), whether or not it exists.
+    pub fn named(hierarchy: &Hierarchy, name: &str) -> Self {
+        Self { hierarchy: hierarchy.clone(), name: name.to_owned() }
+    }
+
+    /// Makes the cgroup `name` with `limits`, and its parents without. One that exists already is taken over and its
+    /// limits are set.
+    pub fn create(hierarchy: &Hierarchy, name: &str, limits: &Limits) -> io::Result<Self> {
+        let cgroup = Self::named(hierarchy, name);
+        match hierarchy {
+            Hierarchy::V1(mounts) => v1::create(mounts, name, limits)?,
+            Hierarchy::V2(root) => v2::create(root, name, limits)?,
+        }
+        Ok(cgroup)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Descriptors by which a process joins later, when it may no longer see the cgroup file system.
+    pub fn entrance(&self) -> io::Result<Entrance> {
+        match &self.hierarchy {
+            Hierarchy::V1(mounts) => v1::entrance(mounts, &self.name),
+            Hierarchy::V2(root) => v2::entrance(root, &self.name),
+        }
+    }
+
+    /// Moves a process here.
+    pub fn add(&self, pid: i32) -> io::Result<()> {
+        for directory in self.hierarchy.directories(&self.name) {
+            match write_file(&directory.join("cgroup.procs"), &pid.to_string()) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Processes in this cgroup and those below it.
+    pub fn processes(&self) -> io::Result<Vec<i32>> {
+        let mut pids = std::collections::BTreeSet::new();
+        let mut pending = self.hierarchy.directories(&self.name);
+        while let Some(directory) = pending.pop() {
+            match fs::read_to_string(directory.join("cgroup.procs")) {
+                Ok(text) => pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok())),
+                Err(error) if is_gone(&error) => continue,
+                Err(error) => return Err(error),
+            }
+            pending.extend(subdirectories(&directory)?);
+        }
+        Ok(pids.into_iter().collect())
+    }
+
+    /// How many of its processes were killed for want of memory, those of its children included where the kernel
+    /// counts them so.
+    pub fn oom_kills(&self) -> io::Result<u64> {
+        match &self.hierarchy {
+            Hierarchy::V1(mounts) => v1::oom_kills(mounts, &self.name),
+            Hierarchy::V2(root) => v2::keyed(&root.join(&self.name).join("memory.events"), "oom_kill"),
+        }
+    }
+
+    /// How often a fork failed because of the pids limit.
+    pub fn pids_limit_hits(&self) -> io::Result<u64> {
+        let directory = match &self.hierarchy {
+            Hierarchy::V1(mounts) => mounts.pids.join(&self.name),
+            Hierarchy::V2(root) => root.join(&self.name),
+        };
+        v2::keyed(&directory.join("pids.events"), "max")
+    }
+
+    /// Descriptors that become ready (as exceptional, or readable) when [`Self::oom_kills`] or
+    /// [`Self::pids_limit_hits`] may have changed.
+    pub fn watch(&self) -> io::Result<Vec<Watch>> {
+        match &self.hierarchy {
+            Hierarchy::V1(mounts) => v1::watch(mounts, &self.name),
+            Hierarchy::V2(root) => v2::watch(&root.join(&self.name)),
+        }
+    }
+
+    /// Stops every process here and below where it is.
+    pub fn freeze(&self) -> io::Result<()> {
+        match &self.hierarchy {
+            Hierarchy::V1(mounts) => v1::set_frozen(mounts, &self.name, true),
+            Hierarchy::V2(root) => v2::set_frozen(&root.join(&self.name), true),
+        }
+    }
+
+    /// Lets them go on.
+    pub fn thaw(&self) -> io::Result<()> {
+        match &self.hierarchy {
+            Hierarchy::V1(mounts) => v1::set_frozen(mounts, &self.name, false),
+            Hierarchy::V2(root) => v2::set_frozen(&root.join(&self.name), false),
+        }
+    }
+
+    /// Sends `SIGKILL` to every process here and below. Repeat until [`Self::processes`] is empty: on version 1 a
+    /// process may fork between the look and the blow.
+    pub fn kill_all(&self) -> io::Result<()> {
+        if let Hierarchy::V2(root) = &self.hierarchy {
+            match write_file(&root.join(&self.name).join("cgroup.kill"), "1") {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => return other,
+            }
+        }
+        for pid in self.processes()? {
+            // The descriptor pins the process, and a second look at its cgroup would still race with a new process of
+            // the same number, so membership is checked after opening and before the signal.
+            let Ok(pidfd) = crate::process::open_pidfd(pid) else { continue };
+            if self.contains(pid) {
+                let _ = crate::process::send_signal(pidfd.as_fd(), libc::SIGKILL);
+            }
+        }
+        Ok(())
+    }
+
+    fn contains(&self, pid: i32) -> bool {
+        let wanted = format!("/{}", self.name);
+        fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| {
+            text.lines().filter_map(|line| line.splitn(3, ':').nth(2)).any(|path| {
+                path.strip_prefix(&wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            })
+        })
+    }
+
+    /// What it uses.
+    pub fn stats(&self) -> io::Result<Stats> {
+        match &self.hierarchy {
+            Hierarchy::V1(mounts) => v1::stats(mounts, &self.name),
+            Hierarchy::V2(root) => v2::stats(&root.join(&self.name)),
+        }
+    }
+
+    /// Removes it and everything below it. `ResourceBusy` while processes are in it; one that is gone is no error.
+    pub fn remove(&self) -> io::Result<()> {
+        for directory in self.hierarchy.directories(&self.name) {
+            remove_tree(&directory)?;
+        }
+        Ok(())
+    }
+}
+
+/// A way into a cgroup.
+#[derive(Debug)]
+pub struct Entrance {
+    /// The directory on version 2, for `CLONE_INTO_CGROUP`.
+    directory: Option<OwnedFd>,
+    /// Files that a process writes `0` to in order to move itself.
+    files: Vec<OwnedFd>,
+}
+
+impl Entrance {
+    /// The directory that a process can be cloned into (version 2 only).
+    pub fn clone_into(&self) -> Option<BorrowedFd<'_>> {
+        self.directory.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Moves the calling, single-threaded process in.
+    pub fn enter(&self) -> io::Result<()> {
+        for file in &self.files {
+            rustix::io::write(file, b"0")?;
+        }
+        Ok(())
+    }
+}
+
+/// Something to wait on.
+#[derive(Debug)]
+pub struct Watch {
+    /// The descriptor.
+    pub descriptor: OwnedFd,
+    /// Whether it reports as exceptional (`POLLPRI`) and must be read from its start, or as readable.
+    pub exceptional: bool,
+}
+
+fn write_file(path: &Path, text: &str) -> io::Result<()> {
+    // Without O_CREAT and O_TRUNC: these files exist or the controller does not.
+    fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes()).map_err(|error| {
+        io::Error::new(error.kind(), format!("write `{text}` to {}: {error}", path.display()))
+    })
+}
+
+fn read_number(path: &Path) -> io::Result<u64> {
+    let text = fs::read_to_string(path)?;
+    text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{} is not a number", path.display())))
+}
+
+fn make_directories(root: &Path, name: &str) -> io::Result<()> {
+    match fs::create_dir(root.join(name)) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match name.rsplit_once('/') {
+            Some((parent, _)) => {
+                make_directories(root, parent)?;
+                match fs::create_dir(root.join(name)) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                    _ => Ok(()),
+                }
+            }
+            None => Err(error),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+fn subdirectories(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if is_gone(&error) => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
+}
+
+fn remove_tree(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir(directory) {
+        Err(error) if is_gone(&error) => return Ok(()),
+        // Busy means processes or children. Children are ours to remove.
+        Err(error) if error.kind() != io::ErrorKind::ResourceBusy => return Err(error),
+        Err(_) => {}
+        Ok(()) => return Ok(()),
+    }
+    for child in subdirectories(directory)? {
+        remove_tree(&child)?;
+    }
+    match fs::remove_dir(directory) {
+        Err(error) if !is_gone(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A cgroup that is removed while one of its files is open answers ENODEV from then on.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
+}
+
+#[cfg(test)]
+mod tests;

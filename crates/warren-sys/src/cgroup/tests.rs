@@ -1,0 +1,37 @@
+use super::*;
+
+const HYBRID: &str = "\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+34 33 0:28 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:7 - cgroup cgroup rw,cpu,cpuacct
+36 33 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+38 33 0:32 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
+40 33 0:34 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+42 33 0:36 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+#[test]
+fn a_version_2_mount_counts_only_with_controllers() {
+    let hybrid = Hierarchy::from_mount_table(HYBRID, |_| String::new()).unwrap();
+    assert_eq!(hybrid.version(), 1);
+    // cpu and cpuacct share a mount and are one directory.
+    assert_eq!(hybrid.directories("x").len(), 4);
+
+    let unified = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate";
+    let detected = Hierarchy::from_mount_table(unified, |_| "cpuset cpu io memory pids".to_owned()).unwrap();
+    assert_eq!(detected, Hierarchy::V2("/sys/fs/cgroup".into()));
+
+    assert!(Hierarchy::from_mount_table("", |_| String::new()).is_err());
+}
+
+#[test]
+fn shares_become_weights_as_the_kubelet_has_them() {
+    assert_eq!(v2::weight_from_shares(2), 1);
+    assert_eq!(v2::weight_from_shares(1024), 39);
+    assert_eq!(v2::weight_from_shares(262_144), 10_000);
+}
+
+#[test]
+fn a_quota_is_never_below_what_the_kernel_takes() {
+    assert_eq!(CpuQuota::from_millis(1).quota, 1000);
+    assert_eq!(CpuQuota::from_millis(1500).quota, 150_000);
+}

@@ -1,0 +1,124 @@
+//! Version 1: one directory tree per controller.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use super::{Entrance, Limits, Stats, Watch, make_directories, read_number, write_file};
+
+/// Where the controllers that we use are mounted. Several may share one mount.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Mounts {
+    pub(super) memory: PathBuf,
+    pub(super) cpu: PathBuf,
+    pub(super) cpuacct: PathBuf,
+    pub(super) pids: PathBuf,
+    pub(super) freezer: PathBuf,
+}
+
+impl Mounts {
+    pub(super) fn note(&mut self, mount_point: &Path, options: &str) {
+        for option in options.split(',') {
+            let place = match option {
+                "memory" => &mut self.memory,
+                "cpu" => &mut self.cpu,
+                "cpuacct" => &mut self.cpuacct,
+                "pids" => &mut self.pids,
+                "freezer" => &mut self.freezer,
+                _ => continue,
+            };
+            // The same hierarchy may be mounted twice; the first is as good as the second.
+            if place.as_os_str().is_empty() {
+                *place = mount_point.to_owned();
+            }
+        }
+    }
+
+    pub(super) fn is_usable(&self) -> bool {
+        [&self.memory, &self.cpu, &self.cpuacct, &self.pids, &self.freezer].iter().all(|path| !path.as_os_str().is_empty())
+    }
+
+    /// Every mount once.
+    pub(super) fn roots(&self) -> impl Iterator<Item = &Path> {
+        let all = [&self.memory, &self.cpu, &self.cpuacct, &self.pids, &self.freezer];
+        (0..all.len()).filter(move |&index| !all[..index].contains(&all[index])).map(move |index| all[index].as_path())
+    }
+}
+
+pub(super) fn create(mounts: &Mounts, name: &str, limits: &Limits) -> io::Result<()> {
+    for root in mounts.roots() {
+        make_directories(root, name)?;
+    }
+    if let Some(bytes) = limits.memory_bytes {
+        let directory = mounts.memory.join(name);
+        let text = bytes.to_string();
+        // The limit on memory plus swap may not be below that on memory, so lowering and raising want opposite orders.
+        // A fresh cgroup has neither limit: memory first is right; an old one that is raised gets a second try.
+        let plain = directory.join("memory.limit_in_bytes");
+        let with_swap = directory.join("memory.memsw.limit_in_bytes");
+        let has_swap_limit = with_swap.exists();
+        if write_file(&plain, &text).is_err() && has_swap_limit {
+            write_file(&with_swap, &text)?;
+            write_file(&plain, &text)?;
+        } else if has_swap_limit {
+            write_file(&with_swap, &text)?;
+        } else {
+            write_file(&directory.join("memory.swappiness"), "0")?;
+        }
+    }
+    if let Some(cpu) = limits.cpu {
+        let directory = mounts.cpu.join(name);
+        write_file(&directory.join("cpu.cfs_period_us"), &cpu.period.to_string())?;
+        write_file(&directory.join("cpu.cfs_quota_us"), &cpu.quota.to_string())?;
+    }
+    if let Some(shares) = limits.cpu_shares {
+        write_file(&mounts.cpu.join(name).join("cpu.shares"), &shares.clamp(2, 262_144).to_string())?;
+    }
+    if let Some(pids) = limits.pids {
+        write_file(&mounts.pids.join(name).join("pids.max"), &pids.to_string())?;
+    }
+    Ok(())
+}
+
+pub(super) fn entrance(mounts: &Mounts, name: &str) -> io::Result<Entrance> {
+    // A thread that moves itself through `tasks` skips the lock that every fork and exit on the machine takes, which
+    // `cgroup.procs` has to wait a grace period for: microseconds against milliseconds.
+    let files = mounts
+        .roots()
+        .map(|root| fs::OpenOptions::new().write(true).open(root.join(name).join("tasks")).map(OwnedFd::from))
+        .collect::<io::Result<_>>()?;
+    Ok(Entrance { directory: None, files })
+}
+
+pub(super) fn oom_kills(mounts: &Mounts, name: &str) -> io::Result<u64> {
+    super::v2::keyed(&mounts.memory.join(name).join("memory.oom_control"), "oom_kill")
+}
+
+pub(super) fn watch(mounts: &Mounts, name: &str) -> io::Result<Vec<Watch>> {
+    let directory = mounts.memory.join(name);
+    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK)?;
+    let control = fs::File::open(directory.join("memory.oom_control"))?;
+    write_file(
+        &directory.join("cgroup.event_control"),
+        &format!("{} {}", event.as_raw_fd(), control.as_fd().as_raw_fd()),
+    )?;
+    let pids = fs::File::open(mounts.pids.join(name).join("pids.events"))?;
+    Ok(vec![Watch { descriptor: event, exceptional: false }, Watch { descriptor: pids.into(), exceptional: true }])
+}
+
+pub(super) fn set_frozen(mounts: &Mounts, name: &str, frozen: bool) -> io::Result<()> {
+    write_file(&mounts.freezer.join(name).join("freezer.state"), if frozen { "FROZEN" } else { "THAWED" })
+}
+
+pub(super) fn stats(mounts: &Mounts, name: &str) -> io::Result<Stats> {
+    let memory = mounts.memory.join(name);
+    let used = read_number(&memory.join("memory.usage_in_bytes"))?;
+    let inactive = super::v2::keyed(&memory.join("memory.stat"), "total_inactive_file")?;
+    Ok(Stats {
+        cpu_nanoseconds: read_number(&mounts.cpuacct.join(name).join("cpuacct.usage"))?,
+        memory_bytes: used,
+        memory_working_set_bytes: used.saturating_sub(inactive),
+        pids: read_number(&mounts.pids.join(name).join("pids.current"))?,
+    })
+}

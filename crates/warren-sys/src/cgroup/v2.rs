@@ -1,0 +1,95 @@
+//! Version 2: one directory tree.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use super::{Entrance, Limits, Stats, Watch, make_directories, read_number, write_file};
+
+const CONTROLLERS: [&str; 3] = ["+memory", "+cpu", "+pids"];
+
+pub(super) fn create(root: &Path, name: &str, limits: &Limits) -> io::Result<()> {
+    // A controller reaches a cgroup only if every ancestor passes it on. Asking again for what is on is free, so
+    // nothing is read first; a cgroup that exists already has it from its parent.
+    if !root.join(name).join("memory.max").exists() {
+        let mut ancestor = root.to_owned();
+        for part in Path::new(name).components() {
+            for controller in CONTROLLERS {
+                write_file(&ancestor.join("cgroup.subtree_control"), controller)?;
+            }
+            ancestor.push(part);
+            match fs::create_dir(&ancestor) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+        }
+        make_directories(root, name)?;
+    }
+    let directory = root.join(name);
+    if let Some(bytes) = limits.memory_bytes {
+        write_file(&directory.join("memory.max"), &bytes.to_string())?;
+        match write_file(&directory.join("memory.swap.max"), "0") {
+            // A kernel without swap accounting has no such file.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    if let Some(cpu) = limits.cpu {
+        write_file(&directory.join("cpu.max"), &format!("{} {}", cpu.quota, cpu.period))?;
+    }
+    if let Some(shares) = limits.cpu_shares {
+        write_file(&directory.join("cpu.weight"), &weight_from_shares(shares).to_string())?;
+    }
+    if let Some(pids) = limits.pids {
+        write_file(&directory.join("pids.max"), &pids.to_string())?;
+    }
+    Ok(())
+}
+
+/// The kubelet's formula: 2–262144 onto 1–10000.
+pub(super) fn weight_from_shares(shares: u64) -> u64 {
+    1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
+}
+
+pub(super) fn entrance(root: &Path, name: &str) -> io::Result<Entrance> {
+    let directory = root.join(name);
+    let file = fs::OpenOptions::new().write(true).open(directory.join("cgroup.procs"))?;
+    let directory = rustix::fs::open(&directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(Entrance { directory: Some(directory), files: vec![OwnedFd::from(file)] })
+}
+
+pub(super) fn watch(directory: &Path) -> io::Result<Vec<Watch>> {
+    ["memory.events", "pids.events"]
+        .iter()
+        .map(|file| Ok(Watch { descriptor: fs::File::open(directory.join(file))?.into(), exceptional: true }))
+        .collect()
+}
+
+pub(super) fn set_frozen(directory: &Path, frozen: bool) -> io::Result<()> {
+    write_file(&directory.join("cgroup.freeze"), if frozen { "1" } else { "0" })
+}
+
+pub(super) fn stats(directory: &Path) -> io::Result<Stats> {
+    let used = read_number(&directory.join("memory.current"))?;
+    let inactive = keyed(&directory.join("memory.stat"), "inactive_file")?;
+    Ok(Stats {
+        cpu_nanoseconds: keyed(&directory.join("cpu.stat"), "usage_usec")? * 1000,
+        memory_bytes: used,
+        memory_working_set_bytes: used.saturating_sub(inactive),
+        pids: read_number(&directory.join("pids.current"))?,
+    })
+}
+
+/// The number after `key` in a file of `key number` lines; 0 if the key is not there.
+pub(super) fn keyed(path: &Path, key: &str) -> io::Result<u64> {
+    let text = fs::read_to_string(path)?;
+    Ok(text
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .find(|(name, _)| *name == key)
+        .and_then(|(_, number)| number.trim().parse().ok())
+        .unwrap_or(0))
+}

@@ -1,0 +1,8 @@
+//! Safe wrappers for the Linux calls that containers are made of: processes and pidfds, namespaces, the new mount API,
+//! sequenced-packet sockets with descriptors, ptys, capabilities, seccomp, and cgroups of both versions behind one
+//! interface. It is the one crate with `unsafe`, and it never decides anything: which namespaces, which limits, which
+//! system calls is the caller's policy. Start reading at [`process`] and [`cgroup`].
+
+pub mod cgroup;
+pub mod process;
+pub mod socket;
