@@ -1,0 +1,146 @@
+//! What deleting means for an object's metadata: finalizers, grace periods, propagation.
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Map, Value};
+
+/// The finalizer that makes an object wait for its blocking dependents.
+pub const FOREGROUND_FINALIZER: &str = "foregroundDeletion";
+/// The finalizer that makes an object wait until its dependents have been orphaned.
+pub const ORPHAN_FINALIZER: &str = "orphan";
+
+/// What happens to the dependents of a deleted object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Propagation {
+    /// They are deleted after it.
+    Background,
+    /// They are deleted before it.
+    Foreground,
+    /// They stay, without the owner reference.
+    Orphan,
+}
+
+/// What deleting an object comes to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// Nothing holds it: remove it.
+    Remove,
+    /// It stays for now, in this state.
+    Mark(Value),
+    /// It is already on its way and this request changes nothing.
+    Unchanged,
+}
+
+/// A time as `metadata` spells it.
+pub fn timestamp(now: Timestamp) -> String {
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// Decides what a delete request does to `object`. `grace` is the grace period that applies to it: zero for all
+/// kinds that know none.
+pub fn delete(object: &Value, propagation: Propagation, grace: i64, now: Timestamp) -> Outcome {
+    let mut marked = object.clone();
+    let Some(metadata) = marked.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return Outcome::Remove;
+    };
+    match propagation {
+        Propagation::Background => {}
+        Propagation::Foreground => add_finalizer(metadata, FOREGROUND_FINALIZER, ORPHAN_FINALIZER),
+        Propagation::Orphan => add_finalizer(metadata, ORPHAN_FINALIZER, FOREGROUND_FINALIZER),
+    }
+    let already = metadata.get("deletionTimestamp").is_some_and(Value::is_string);
+    let running_grace = metadata.get("deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
+    if !has_finalizers(metadata) && (grace == 0 || (already && running_grace == 0)) {
+        return Outcome::Remove;
+    }
+    if !already {
+        let deadline = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
+        metadata.insert("deletionTimestamp".to_owned(), timestamp(deadline).into());
+        metadata.insert("deletionGracePeriodSeconds".to_owned(), grace.into());
+        bump_generation(metadata);
+    } else if grace < running_grace {
+        // A later request may shorten the wait, never lengthen it.
+        let deadline = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
+        metadata.insert("deletionTimestamp".to_owned(), timestamp(deadline).into());
+        metadata.insert("deletionGracePeriodSeconds".to_owned(), grace.into());
+        bump_generation(metadata);
+    }
+    if marked == *object { Outcome::Unchanged } else { Outcome::Mark(marked) }
+}
+
+/// Whether an updated object has nothing left to wait for: it is being deleted, its grace period is over and its
+/// last finalizer is gone.
+pub fn is_finished(object: &Value) -> bool {
+    let Some(metadata) = object.get("metadata").and_then(Value::as_object) else { return false };
+    metadata.get("deletionTimestamp").is_some_and(Value::is_string)
+        && metadata.get("deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0) == 0
+        && !has_finalizers(metadata)
+}
+
+fn has_finalizers(metadata: &Map<String, Value>) -> bool {
+    metadata.get("finalizers").and_then(Value::as_array).is_some_and(|finalizers| !finalizers.is_empty())
+}
+
+fn add_finalizer(metadata: &mut Map<String, Value>, name: &str, instead_of: &str) {
+    let finalizers = metadata.entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
+    if !finalizers.is_array() {
+        *finalizers = Value::Array(Vec::new());
+    }
+    let Some(finalizers) = finalizers.as_array_mut() else { return };
+    finalizers.retain(|finalizer| finalizer != instead_of);
+    if !finalizers.iter().any(|finalizer| finalizer == name) {
+        finalizers.push(name.into());
+    }
+}
+
+fn bump_generation(metadata: &mut Map<String, Value>) {
+    if let Some(generation) = metadata.get("generation").and_then(Value::as_i64)
+        && generation > 0
+    {
+        metadata.insert("generation".to_owned(), (generation + 1).into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Outcome, Propagation, delete, is_finished};
+
+    fn now() -> jiff::Timestamp {
+        "2026-11-15T12:00:00Z".parse().unwrap()
+    }
+
+    #[test]
+    fn without_finalizers_and_grace_an_object_goes_at_once() {
+        let object = json!({"metadata": {"name": "a"}});
+        assert_eq!(delete(&object, Propagation::Background, 0, now()), Outcome::Remove);
+    }
+
+    #[test]
+    fn a_finalizer_or_a_grace_period_keeps_it() {
+        let object = json!({"metadata": {"name": "a", "generation": 1, "finalizers": ["x"]}});
+        let Outcome::Mark(marked) = delete(&object, Propagation::Background, 0, now()) else { panic!() };
+        assert_eq!(marked["metadata"]["deletionTimestamp"], "2026-11-15T12:00:00Z");
+        assert_eq!(marked["metadata"]["generation"], 2);
+        assert!(!is_finished(&marked));
+        assert_eq!(delete(&marked, Propagation::Background, 0, now()), Outcome::Unchanged);
+
+        let Outcome::Mark(marked) = delete(&json!({"metadata": {}}), Propagation::Background, 30, now())
+        else {
+            panic!()
+        };
+        assert_eq!(marked["metadata"]["deletionTimestamp"], "2026-11-15T12:00:30Z");
+        assert_eq!(delete(&marked, Propagation::Background, 60, now()), Outcome::Unchanged);
+        assert_eq!(delete(&marked, Propagation::Background, 0, now()), Outcome::Remove);
+    }
+
+    #[test]
+    fn propagation_becomes_a_finalizer() {
+        let object = json!({"metadata": {"finalizers": ["orphan"]}});
+        let Outcome::Mark(marked) = delete(&object, Propagation::Foreground, 0, now()) else { panic!() };
+        assert_eq!(marked["metadata"]["finalizers"], json!(["foregroundDeletion"]));
+        let mut finished = marked;
+        finished["metadata"]["finalizers"] = json!([]);
+        assert!(is_finished(&finished));
+    }
+}

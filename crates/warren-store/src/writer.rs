@@ -1,0 +1,99 @@
+//! The writer thread: takes everything that is queued, commits it in one transaction, publishes it, acknowledges it.
+
+use std::sync::{Arc, PoisonError};
+
+use thiserror::Error;
+use tokio::sync::oneshot;
+
+use crate::database::{CHECKPOINT_AFTER_IDLE, Database};
+use crate::store::Shared;
+use crate::watch::Change;
+
+/// One write as it waits for the disk.
+pub(crate) struct Job {
+    pub changes: Vec<Change>,
+    pub done: oneshot::Sender<Result<(), CommitError>>,
+}
+
+/// The commit that carried a write failed; nothing of it was applied.
+#[derive(Debug, Clone, Error)]
+#[error("commit to the store's file")]
+pub struct CommitError(#[source] Arc<rusqlite::Error>);
+
+pub(crate) fn run(shared: &Shared, mut database: Database) {
+    while let Some(jobs) = next_batch(shared, &mut database) {
+        match database.commit(jobs.iter().flat_map(|job| &job.changes)) {
+            Ok(()) => publish(shared, jobs),
+            Err(error) => fail(shared, jobs, CommitError(Arc::new(error))),
+        }
+    }
+    database.checkpoint();
+}
+
+/// Waits for work; `None` when the store is closed and everything queued has been written.
+fn next_batch(shared: &Shared, database: &mut Database) -> Option<Vec<Job>> {
+    let mut head = shared.head();
+    loop {
+        if !head.queue.is_empty() {
+            return Some(std::mem::take(&mut head.queue));
+        }
+        if head.closed {
+            return None;
+        }
+        if !database.wants_checkpoint() {
+            head = shared.wake_writer.wait(head).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        let (returned, timeout) = shared
+            .wake_writer
+            .wait_timeout(head, CHECKPOINT_AFTER_IDLE)
+            .unwrap_or_else(PoisonError::into_inner);
+        head = returned;
+        if timeout.timed_out() && head.queue.is_empty() {
+            drop(head);
+            database.checkpoint();
+            head = shared.head();
+        }
+    }
+}
+
+fn publish(shared: &Shared, jobs: Vec<Job>) {
+    let mut acknowledgements = Vec::with_capacity(jobs.len());
+    let mut written = Vec::with_capacity(jobs.len());
+    {
+        let mut committed = shared.committed_mut();
+        for job in jobs {
+            for change in job.changes {
+                written.push((change.object.key.clone(), change.object.version));
+                committed.apply(change);
+            }
+            acknowledgements.push(job.done);
+        }
+    }
+    {
+        // Only now: whoever looks at the head always finds a write either here or among the committed.
+        let mut head = shared.head();
+        for (key, version) in written {
+            if head.pending.get(&key).is_some_and(|pending| pending.version == version) {
+                head.pending.remove(&key);
+            }
+        }
+    }
+    for done in acknowledgements {
+        // A caller that went away does not need its answer.
+        let _ = done.send(Ok(()));
+    }
+}
+
+/// Fails the batch, and everything queued behind it: those writes were checked against a state that now never comes.
+fn fail(shared: &Shared, jobs: Vec<Job>, error: CommitError) {
+    tracing::error!(%error, cause = %error.0, writes = jobs.len(), "store commit failed");
+    let queued = {
+        let mut head = shared.head();
+        head.pending.clear();
+        std::mem::take(&mut head.queue)
+    };
+    for job in jobs.into_iter().chain(queued) {
+        let _ = job.done.send(Err(error.clone()));
+    }
+}
