@@ -24,7 +24,7 @@ use crate::blueprint::{PersistentVolumeClaimTemplate, PodMetadata};
     printcolumn(
         name = "Ready",
         type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
+        json_path = ".status.conditions[?(@.type=='Ready')].status",
         description = "Whether the claim's sandbox can be used"
     ),
     printcolumn(
@@ -36,7 +36,7 @@ use crate::blueprint::{PersistentVolumeClaimTemplate, PodMetadata};
     printcolumn(
         name = "Reason",
         type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
+        json_path = ".status.conditions[?(@.type=='Ready')].reason",
         description = "Why the claim is or is not ready"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")

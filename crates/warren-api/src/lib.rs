@@ -1,20 +1,24 @@
 //! The Kubernetes resources that Warren serves, as data: `Sandbox`, `SandboxTemplate`, `SandboxClaim` and
 //! `SandboxWarmPool` at `v1beta1`, with every label and annotation key, condition, reason and message that the published
 //! agent-sandbox clients know. It never talks to a server and never decides anything. Start with [`Sandbox`] and
-//! [`blueprint::SandboxBlueprint`]; [`labels`] and [`conditions`] hold the vocabulary.
+//! [`blueprint::SandboxBlueprint`]; [`labels`] and [`conditions`] hold the vocabulary, [`crds`] what a server needs to know.
 
 pub mod annotations;
 pub mod blueprint;
 pub mod claim;
 pub mod conditions;
+mod crds;
 pub mod labels;
 mod name_hash;
 pub mod pool;
 pub mod sandbox;
+pub mod schema;
 pub mod template;
+pub mod v1alpha1;
 mod words;
 
 pub use claim::{SandboxClaim, SandboxClaimSpec, SandboxClaimStatus};
+pub use crds::crds;
 pub use name_hash::NameHash;
 pub use pool::{SandboxWarmPool, SandboxWarmPoolSpec, SandboxWarmPoolStatus};
 pub use sandbox::{Sandbox, SandboxSpec, SandboxStatus};

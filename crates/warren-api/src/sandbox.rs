@@ -24,13 +24,13 @@ use crate::blueprint::SandboxBlueprint;
     printcolumn(
         name = "Ready",
         type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#,
+        json_path = ".status.conditions[?(@.type=='Ready')].status",
         description = "Whether the sandbox can be used"
     ),
     printcolumn(
         name = "Reason",
         type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#,
+        json_path = ".status.conditions[?(@.type=='Ready')].reason",
         description = "Why the sandbox is or is not ready"
     ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")

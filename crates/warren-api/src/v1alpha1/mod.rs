@@ -1,0 +1,222 @@
+//! Reading what was written for `v1alpha1`: a pure conversion to `v1beta1` for all four kinds.
+//!
+//! There is no conversion webhook, so nothing here remembers how an object looked before: [`convert`] takes a
+//! manifest, renames what was renamed, and says in [`Note`]s what it could not carry over. It also accepts the spellings
+//! of earlier drafts and of integrations that were written against them (`templateName`, `templateRef`, `size`,
+//! `minReady`), and old spellings under a `v1beta1` header, because published examples have all of these.
+//!
+//! Start with [`convert`]; each kind has a file of its own.
+
+mod claim;
+mod document;
+mod pool;
+mod sandbox;
+mod template;
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Map, Value, json};
+
+use crate::schema::check::{Finding, Problem};
+use crate::{EXTENSIONS_GROUP, GROUP, VERSION, annotations};
+use document::Document;
+
+/// What became of a manifest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Converted {
+    /// The manifest as `v1beta1`, or as it was if it is none of ours.
+    pub object: Value,
+    /// Whether `object` differs from what was given.
+    pub changed: bool,
+    /// What could not be carried over, and what a reader should know.
+    pub notes: Vec<Note>,
+    /// Objects that the converted one needs and that its manifest did not have to name before.
+    /// They may exist already: see [`missing_companions`].
+    pub companions: Vec<Value>,
+}
+
+/// One thing that could not be carried over as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Path of the field in the given manifest, such as `spec.replicas`.
+    pub path: String,
+    /// What happened and why.
+    pub reason: String,
+    /// What to do about it; empty if there is nothing to do.
+    pub advice: String,
+}
+
+impl std::fmt::Display for Note {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}: {}", self.path, self.reason)?;
+        if !self.advice.is_empty() {
+            write!(formatter, "; {}", self.advice)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a manifest has no `v1beta1` form.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ConversionError {
+    /// The document is not a Kubernetes object.
+    #[error("`{path}` is missing: this is not a complete manifest")]
+    NotAManifest {
+        /// The field without which nothing can be said about a document.
+        path: &'static str,
+    },
+    /// A field has a value that cannot be converted, or one that is needed is missing.
+    #[error("`{path}`: {problem}")]
+    Field {
+        /// Path of the field.
+        path: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The API group is ours, the version or kind is not known.
+    #[error("`{api_version}` has no kind `{kind}`")]
+    UnknownKind {
+        /// As the manifest has it.
+        api_version: String,
+        /// As the manifest has it.
+        kind: String,
+    },
+}
+
+/// Converts one manifest. Manifests of other API groups come back as they are; so do those that are `v1beta1` already.
+pub fn convert(manifest: Value) -> Result<Converted, ConversionError> {
+    let text = |field: &'static str| match manifest.get(field) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(_) => Err(ConversionError::Field { path: field.to_owned(), problem: "not a string".to_owned() }),
+        None => Err(ConversionError::NotAManifest { path: field }),
+    };
+    let (api_version, kind) = (text("apiVersion")?, text("kind")?);
+
+    let Some((group @ (GROUP | EXTENSIONS_GROUP), version)) = api_version.split_once('/') else {
+        let notes = old_references(&manifest);
+        return Ok(Converted { object: manifest, changed: false, notes, companions: Vec::new() });
+    };
+    if !matches!(version, "v1alpha1" | VERSION) {
+        return Err(ConversionError::UnknownKind { api_version, kind });
+    }
+
+    let mut document = Document::new(manifest)?;
+    let companions = match (group, kind.as_str()) {
+        (GROUP, "Sandbox") => sandbox::convert(&mut document)?,
+        (EXTENSIONS_GROUP, "SandboxClaim") => claim::convert(&mut document)?,
+        (EXTENSIONS_GROUP, "SandboxTemplate") => template::convert(&mut document)?,
+        (EXTENSIONS_GROUP, "SandboxWarmPool") => pool::convert(&mut document)?,
+        _ => return Err(ConversionError::UnknownKind { api_version, kind }),
+    };
+    document.set_api_version(&format!("{group}/{VERSION}"));
+    let was_current = version == VERSION && !document.changed;
+    finish(document, &kind, companions, was_current)
+}
+
+/// Holds the result against the schema: what the server would drop or refuse is said here already. A manifest that
+/// was `v1beta1` before is left as it is, faults and all: they are its author's, not the conversion's.
+fn finish(
+    document: Document,
+    kind: &str,
+    companions: Vec<Value>,
+    was_current: bool,
+) -> Result<Converted, ConversionError> {
+    let Document { mut object, mut notes, changed } = document;
+    for Finding { path, problem } in crate::schema::check::check(kind, &object) {
+        match problem {
+            Problem::Unknown => {
+                if !was_current {
+                    path.remove_from(&mut object);
+                }
+                notes.push(Note {
+                    path: path.to_string(),
+                    reason: format!("{kind} has no such field in {VERSION}; the server drops it"),
+                    advice: "remove it or look up its successor".to_owned(),
+                });
+            }
+            problem if was_current => notes.push(Note {
+                path: path.to_string(),
+                reason: format!("the server will refuse this: {problem}"),
+                advice: String::new(),
+            }),
+            problem => {
+                return Err(ConversionError::Field { path: path.to_string(), problem: problem.to_string() });
+            }
+        }
+    }
+    Ok(Converted { object, changed, notes, companions })
+}
+
+/// The companions that are not among the manifests themselves, each once.
+pub fn missing_companions<'a>(converted: impl IntoIterator<Item = &'a Converted> + Clone) -> Vec<&'a Value> {
+    let mut missing: Vec<&Value> = Vec::new();
+    for companion in converted.clone().into_iter().flat_map(|converted| &converted.companions) {
+        let given = converted.clone().into_iter().any(|other| same_object(&other.object, companion));
+        if !given && !missing.iter().any(|other| same_object(other, companion)) {
+            missing.push(companion);
+        }
+    }
+    missing
+}
+
+fn same_object(left: &Value, right: &Value) -> bool {
+    // An object without a namespace goes wherever the client points; two of the same manifest go to the same place.
+    ["/kind", "/metadata/name", "/metadata/namespace"]
+        .iter()
+        .all(|pointer| left.pointer(pointer) == right.pointer(pointer))
+}
+
+/// The pool for claims that named a template only, as upstream's migration makes it: no waiting sandboxes, so that
+/// claims are served by new ones, as before.
+fn shadow_pool(template: &str, namespace: Option<&Value>) -> Value {
+    let mut metadata = Map::from_iter([("name".to_owned(), Value::from(shadow_pool_name(template)))]);
+    if let Some(namespace) = namespace {
+        metadata.insert("namespace".to_owned(), namespace.clone());
+    }
+    metadata.insert(
+        "annotations".to_owned(),
+        json!({ annotations::MIGRATION_SHADOW: "true", annotations::MIGRATION_SOURCE_TEMPLATE: template }),
+    );
+    json!({
+        "apiVersion": format!("{EXTENSIONS_GROUP}/{VERSION}"),
+        "kind": "SandboxWarmPool",
+        "metadata": metadata,
+        "spec": { "replicas": 0, "sandboxTemplateRef": { "name": template } },
+    })
+}
+
+fn shadow_pool_name(template: &str) -> String {
+    format!("shadow-pool-{template}")
+}
+
+/// Notes for objects of others that point at ours by an old version, such as an autoscaler's target.
+fn old_references(manifest: &Value) -> Vec<Note> {
+    fn walk(value: &Value, path: &str, notes: &mut Vec<Note>) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                    walk(value, &path, notes);
+                }
+            }
+            Value::Array(values) => {
+                for (index, value) in values.iter().enumerate() {
+                    walk(value, &format!("{path}[{index}]"), notes);
+                }
+            }
+            Value::String(text) => {
+                if let Some(group @ (GROUP | EXTENSIONS_GROUP)) = text.strip_suffix("/v1alpha1") {
+                    notes.push(Note {
+                        path: path.to_owned(),
+                        reason: format!("`{text}` is not served any more"),
+                        advice: format!("write `{group}/{VERSION}`"),
+                    });
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut notes = Vec::new();
+    walk(manifest, "", &mut notes);
+    notes
+}
