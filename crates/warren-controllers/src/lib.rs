@@ -1,0 +1,17 @@
+//! The controllers: they watch, take a snapshot, let `warren-decide` decide, and carry out what it says. They never make
+//! a choice of their own, never poll, and never reach past the Kubernetes API, so the same code runs inside `warren up`
+//! and on a cluster. Start with [`Controllers`]; [`cluster::Cluster`] is what every controller works with, and the loop around a key is
+//! [`queue::WorkQueue`].
+
+pub mod cache;
+pub mod cluster;
+mod config;
+mod events;
+pub mod queue;
+mod sandbox;
+mod start;
+mod trim;
+mod watch;
+
+pub use config::Config;
+pub use start::Controllers;

@@ -1,0 +1,127 @@
+//! The Sandbox controller: a pod, its volumes and its service for every sandbox.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use warren_api::conditions::ReportingController;
+use warren_api::{Sandbox, annotations, labels};
+use warren_decide::ownership;
+use warren_decide::sandbox::{Settings, World, conclude, decide};
+use warren_decide::step::FailureKind;
+
+use crate::cache::{Change, Index};
+use crate::cluster::Cluster;
+use crate::events::Recorder;
+use crate::queue::{ObjectKey, Outcome, WorkQueue};
+
+/// The field manager of this controller's writes.
+const MANAGER: &str = "sandbox-controller";
+
+/// How often one pass looks again after the server has shown it something new. One surprise is ordinary (an object in the
+/// way, a cache behind); more than that is for another pass.
+const LOOKS: usize = 3;
+
+/// Reconciles sandboxes.
+pub(crate) struct SandboxController {
+    pub(crate) cluster: Cluster,
+    pub(crate) recorder: Recorder,
+    pub(crate) settings: Settings,
+}
+
+impl SandboxController {
+    /// One pass over one sandbox.
+    pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
+        let mut failures = Vec::new();
+        for _ in 0..LOOKS {
+            let Some(world) = self.look(&key) else { return Outcome::Done };
+            let plan = decide(&world, Timestamp::now());
+            failures = plan.problems;
+            if plan.steps.is_empty() {
+                break;
+            }
+            let failed = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
+            let surprised = failed
+                .iter()
+                .any(|failure| matches!(failure.kind, FailureKind::AlreadyExists | FailureKind::Conflict));
+            failures.extend(failed);
+            if !surprised {
+                break;
+            }
+        }
+        let Some(world) = self.look(&key) else { return Outcome::Done };
+        let conclusion = conclude(&world, &failures, &self.settings, Timestamp::now());
+        for failure in &failures {
+            tracing::warn!(sandbox = %key, problem = %failure.message, "sandbox has a problem");
+        }
+        let unpublished = self.cluster.apply(&key.namespace, MANAGER, conclusion.steps).await;
+        for failure in &unpublished {
+            tracing::warn!(sandbox = %key, problem = %failure.message, "status was not published");
+        }
+        if unpublished.is_empty() {
+            for note in conclusion.notes {
+                self.recorder.record(ReportingController::Sandbox, &*world.sandbox, note);
+            }
+        }
+        match conclusion.look_again {
+            _ if conclusion.retry || !unpublished.is_empty() => Outcome::Retry,
+            Some(delay) => Outcome::LookAgain(delay),
+            None => Outcome::Done,
+        }
+    }
+
+    /// What the caches hold about a sandbox; nothing once it is gone.
+    fn look(&self, key: &ObjectKey) -> Option<World> {
+        let sandbox = self.cluster.sandboxes.get(key)?;
+        let uid = sandbox.metadata.uid.clone().unwrap_or_default();
+        let mut pods = self.cluster.pods.find(&Index::Controller(uid));
+        let annotated = ownership::annotation(&sandbox.metadata, annotations::POD_NAME);
+        for name in annotated.into_iter().chain([key.name.as_str()]) {
+            let named = ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
+            if !pods.iter().any(|pod| pod.metadata.name.as_deref() == Some(name)) {
+                pods.extend(self.cluster.pods.get(&named));
+            }
+        }
+        let templates = &sandbox.spec.blueprint.volume_claim_templates;
+        let volume_claims = templates.iter().filter_map(|template| {
+            let name = format!("{}-{}", template.metadata.name, key.name);
+            self.cluster.volume_claims.get(&ObjectKey { namespace: key.namespace.clone(), name })
+        });
+        Some(World {
+            pods,
+            service: self.cluster.services.get(key),
+            volume_claims: volume_claims.collect(),
+            sandbox,
+        })
+    }
+}
+
+/// Wakes a sandbox when it changes.
+pub(crate) fn wake_self(queue: &WorkQueue, change: &Change<'_, Sandbox>) {
+    queue.add(change.key.clone());
+}
+
+/// Wakes the sandbox that controls a changed child, if the child carries the tracking label.
+pub(crate) fn wake_owner(queue: &WorkQueue, before: Option<&ObjectMeta>, after: Option<&ObjectMeta>) {
+    for metadata in [before, after].into_iter().flatten() {
+        if ownership::label(metadata, labels::SANDBOX_NAME_HASH).is_none() {
+            continue;
+        }
+        if let Some(owner) =
+            ownership::controller(metadata).filter(|owner| ownership::is_kind::<Sandbox>(owner))
+        {
+            queue.add(ObjectKey {
+                namespace: metadata.namespace.clone().unwrap_or_default(),
+                name: owner.name.clone(),
+            });
+        }
+    }
+}
+
+/// The metadata of both sides of a change.
+pub(crate) fn sides<'a, K: kube::Resource<DynamicType = ()>>(
+    change: &Change<'a, K>,
+) -> (Option<&'a ObjectMeta>, Option<&'a ObjectMeta>) {
+    let metadata = |object: &'a Arc<K>| object.meta();
+    (change.before.map(metadata), change.after.map(metadata))
+}

@@ -1,0 +1,69 @@
+//! What is kept of each kind. Everything that no decision reads is dropped before it reaches the cache: twenty thousand
+//! pods with their specs and managed fields would be most of our memory.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, PodSpec, PodStatus, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use warren_api::Sandbox;
+use warren_api::conditions::ConditionType;
+use warren_decide::ownership;
+
+use crate::cache::{Index, Keeping};
+
+/// kubectl's own copy of the object; as large as the object, and only kubectl reads it.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+pub(crate) const SANDBOX: Keeping<Sandbox> = Keeping {
+    trim: |sandbox| metadata(&mut sandbox.metadata),
+    indices: |sandbox| controller(&sandbox.metadata),
+};
+
+pub(crate) const POD: Keeping<Pod> = Keeping { trim: pod, indices: |pod| controller(&pod.metadata) };
+
+pub(crate) const SERVICE: Keeping<Service> = Keeping {
+    trim: |service| {
+        metadata(&mut service.metadata);
+        service.status = None;
+    },
+    indices: |_| Vec::new(),
+};
+
+pub(crate) const VOLUME_CLAIM: Keeping<PersistentVolumeClaim> = Keeping {
+    trim: |claim| {
+        metadata(&mut claim.metadata);
+        claim.spec = None;
+        claim.status = None;
+    },
+    indices: |_| Vec::new(),
+};
+
+fn metadata(metadata: &mut ObjectMeta) {
+    metadata.managed_fields = None;
+    if let Some(annotations) = &mut metadata.annotations {
+        annotations.remove(LAST_APPLIED);
+    }
+}
+
+fn pod(pod: &mut Pod) {
+    metadata(&mut pod.metadata);
+    pod.metadata.finalizers = None;
+    if let Some(spec) = pod.spec.take() {
+        pod.spec = Some(PodSpec { node_name: spec.node_name, ..PodSpec::default() });
+    }
+    if let Some(status) = pod.status.take() {
+        let read = |type_: &str| {
+            [ConditionType::Ready.as_str(), ConditionType::PodScheduled.as_str()].contains(&type_)
+        };
+        pod.status = Some(PodStatus {
+            phase: status.phase,
+            pod_ips: status.pod_ips,
+            conditions: status.conditions.map(|conditions| {
+                conditions.into_iter().filter(|condition| read(&condition.type_)).collect()
+            }),
+            ..PodStatus::default()
+        });
+    }
+}
+
+fn controller(metadata: &ObjectMeta) -> Vec<Index> {
+    ownership::controller(metadata).map(|owner| Index::Controller(owner.uid.clone())).into_iter().collect()
+}

@@ -1,0 +1,13 @@
+//! Every decision Warren makes about its objects, as pure functions: what was seen goes in, a plan comes out. This crate
+//! never does I/O, never reads a clock and never rolls dice; names, time and settings are arguments, so that the same
+//! world always gives the same plan and a simulation can replay it. `warren-controllers` carries the plans out.
+//!
+//! Start with [`step`], the words a plan is made of, then [`sandbox`], the simplest kind that uses all of them.
+
+pub mod merge;
+pub mod ownership;
+pub mod pod;
+pub mod ports;
+pub mod propagation;
+pub mod sandbox;
+pub mod step;

@@ -1,0 +1,133 @@
+//! What a Sandbox needs: its volume claims, its pod, its service, in that order, and a status that says how it is.
+//!
+//! A pass has two halves. [`decide`] looks at the world and plans the writes for the children. When they have been
+//! tried, [`conclude`] looks at the world again, with what went wrong, and plans the status. Both only look at state, so
+//! dying between any two writes costs nothing but another pass.
+
+mod expiry;
+mod pod;
+mod service;
+mod status;
+#[cfg(test)]
+mod tests;
+mod volumes;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use warren_api::Sandbox;
+
+pub use pod::PodView;
+
+use crate::propagation;
+use crate::step::{Failure, Note, Step};
+
+/// What was seen of one sandbox, perhaps a little late.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The sandbox.
+    pub sandbox: Arc<Sandbox>,
+    /// Every pod that matters: those that the sandbox controls, the one that its annotation names and the one that has
+    /// its name.
+    pub pods: Vec<Arc<Pod>>,
+    /// The service that has the sandbox's name.
+    pub service: Option<Arc<Service>>,
+    /// The volume claims that have the names of the sandbox's.
+    pub volume_claims: Vec<Arc<PersistentVolumeClaim>>,
+}
+
+/// Settings that decisions about sandboxes depend on.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The suffix of `status.serviceFQDN`.
+    pub cluster_domain: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { cluster_domain: "cluster.local".to_owned() }
+    }
+}
+
+/// The first half of a pass: what to do about the children.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Writes, in order.
+    pub steps: Vec<Step>,
+    /// What stands in the way already, before any write.
+    pub problems: Vec<Failure>,
+}
+
+/// The second half of a pass: what to say, and when to look again.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conclusion {
+    /// The status write, or the deletion of an expired sandbox; nothing when all is as it should be.
+    pub steps: Vec<Step>,
+    /// Events to record.
+    pub notes: Vec<Note>,
+    /// When to look again without being woken.
+    pub look_again: Option<Duration>,
+    /// Whether the pass failed and should be tried again with backoff.
+    pub retry: bool,
+}
+
+/// Plans the writes for a sandbox's children.
+#[must_use]
+pub fn decide(world: &World, now: Timestamp) -> Plan {
+    if world.is_deleting() {
+        return Plan::default();
+    }
+    if expiry::is_expired(&world.sandbox, now) {
+        return expiry::children(world);
+    }
+    let mut plan = Plan::default();
+    volumes::plan(world, &mut plan);
+    let view = pod::view(world);
+    pod::plan(world, &view, &mut plan);
+    if !matches!(view, PodView::Multiple(_)) {
+        service::plan(world, &mut plan);
+    }
+    plan
+}
+
+/// Plans what to publish, now that the children's writes have been tried. `failures` are the plan's own problems and the
+/// steps that did not work.
+#[must_use]
+pub fn conclude(world: &World, failures: &[Failure], settings: &Settings, now: Timestamp) -> Conclusion {
+    if world.is_deleting() {
+        return Conclusion::default();
+    }
+    if expiry::is_expired(&world.sandbox, now) {
+        return expiry::conclude(world, failures, now);
+    }
+    let status = status::observe(world, failures, settings, now);
+    let notes = status::notes(world, &status);
+    let steps = status::write(world, &status).into_iter().collect();
+    let multiple = matches!(pod::view(world), PodView::Multiple(_));
+    Conclusion {
+        steps,
+        notes,
+        look_again: expiry::look_again(&world.sandbox, now),
+        retry: !failures.is_empty() && !multiple,
+    }
+}
+
+impl World {
+    fn name(&self) -> &str {
+        self.sandbox.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    fn uid(&self) -> &str {
+        self.sandbox.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    fn tracking_hash(&self) -> String {
+        propagation::tracking_hash(&self.sandbox)
+    }
+
+    fn is_deleting(&self) -> bool {
+        self.sandbox.metadata.deletion_timestamp.is_some()
+    }
+}

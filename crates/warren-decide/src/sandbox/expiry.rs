@@ -1,0 +1,91 @@
+//! A sandbox whose shutdown time has passed, in two passes: first the reason is stored, then its pod and service go. So
+//! nobody ever sees the pod dying without a word about why.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use warren_api::conditions::{self, ConditionStatus, ConditionType, Observation, Reason, message};
+use warren_api::sandbox::ShutdownPolicy;
+use warren_api::{Sandbox, SandboxStatus};
+
+use super::{Conclusion, Plan, World, pod, service, status};
+use crate::ownership::Ownership;
+use crate::step::{Action, Failure, Kind, Propagation, Stage, Step};
+
+/// Looking again after storing the reason; the behaviour's own number.
+const AT_ONCE: Duration = Duration::from_millis(1);
+/// A sandbox is not woken for its expiry more often than this; the behaviour's own number.
+const FLOOR: Duration = Duration::from_secs(2);
+
+/// Whether the shutdown time has come; the very moment counts.
+pub(super) fn is_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
+    sandbox.spec.shutdown_time.as_ref().is_some_and(|Time(time)| now >= *time)
+}
+
+/// When to look again for the shutdown time.
+pub(super) fn look_again(sandbox: &Sandbox, now: Timestamp) -> Option<Duration> {
+    let Time(time) = sandbox.spec.shutdown_time.as_ref()?;
+    let remaining = Duration::try_from(time.duration_since(now)).unwrap_or_default();
+    Some(remaining.max(FLOOR))
+}
+
+/// Plans the removal of the pod and the service, once the reason is stored.
+pub(super) fn children(world: &World) -> Plan {
+    let mut plan = Plan::default();
+    if !is_announced(&world.sandbox) {
+        return plan;
+    }
+    // A pod that is already on its way needs no second call.
+    for pod in pod::mine(world).filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
+        plan.steps.push(Step::new(Stage::Pod, pod::delete(pod)));
+    }
+    if let (Some(service), Some(Ownership::Mine)) = (&world.service, service::ownership(world))
+        && service.metadata.deletion_timestamp.is_none()
+    {
+        plan.steps.push(Step::new(Stage::Service, service::delete(service)));
+    }
+    plan
+}
+
+/// Plans what to publish about an expired sandbox, or its deletion.
+pub(super) fn conclude(world: &World, failures: &[Failure], now: Timestamp) -> Conclusion {
+    let announced = is_announced(&world.sandbox);
+    if announced && world.sandbox.spec.shutdown_policy == ShutdownPolicy::Delete {
+        let action = Action::Delete {
+            kind: Kind::Sandbox,
+            name: world.name().to_owned(),
+            uid: world.uid().to_owned(),
+            propagation: Propagation::Background,
+        };
+        // Deleting the sandbox takes its children with it, so what went wrong with them no longer matters.
+        return Conclusion { steps: vec![Step::new(Stage::Subject, action)], ..Conclusion::default() };
+    }
+    if !failures.is_empty() {
+        return Conclusion { retry: true, ..Conclusion::default() };
+    }
+    let mut wanted = world.sandbox.status.clone().unwrap_or_default();
+    if announced {
+        wanted = SandboxStatus { conditions: wanted.conditions, ..SandboxStatus::default() };
+    }
+    announce(&world.sandbox, &mut wanted, now);
+    let steps = status::write(world, &wanted).into_iter().collect();
+    Conclusion { steps, look_again: (!announced).then_some(AT_ONCE), ..Conclusion::default() }
+}
+
+fn is_announced(sandbox: &Sandbox) -> bool {
+    let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    conditions::find(conditions, ConditionType::Ready)
+        .is_some_and(|ready| ready.reason == Reason::SandboxExpired.as_str())
+}
+
+fn announce(sandbox: &Sandbox, status: &mut SandboxStatus, now: Timestamp) {
+    let expired = Observation::new(
+        ConditionType::Ready,
+        ConditionStatus::False,
+        Reason::SandboxExpired,
+        message::SANDBOX_HAS_EXPIRED,
+    );
+    conditions::set(&mut status.conditions, expired, sandbox.metadata.generation, &Time(now));
+    conditions::remove(&mut status.conditions, ConditionType::PodScheduled);
+}

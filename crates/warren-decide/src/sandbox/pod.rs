@@ -1,0 +1,181 @@
+//! The pod of a sandbox. Ownership decides which pod it is; the `pod-name` annotation is only a hint that is kept right.
+//! A live pod is never replaced and its spec never enforced: only its labels and annotations follow the sandbox.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::{Value, json};
+use warren_api::sandbox::OperatingMode;
+use warren_api::{Sandbox, annotations};
+
+use super::{Plan, World, volumes};
+use crate::merge;
+use crate::ownership::{self, Ownership};
+use crate::propagation;
+use crate::step::{Action, Failure, Kind, Object, Propagation, Stage, Step};
+
+/// Which pod a sandbox has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PodView<'a> {
+    /// None at all.
+    Absent,
+    /// Exactly one that the sandbox controls, dying or finished ones included.
+    Mine(&'a Pod),
+    /// None of its own, and a pod that is not its own is in the place.
+    NotMine(&'a Pod, Ownership),
+    /// More than one that it controls. Nothing is touched until somebody has sorted it out.
+    Multiple(usize),
+}
+
+/// Finds the sandbox's pod.
+pub(super) fn view(world: &World) -> PodView<'_> {
+    let mine: Vec<&Pod> = mine(world).collect();
+    match mine.as_slice() {
+        [] => {}
+        [pod] => return PodView::Mine(pod),
+        several => return PodView::Multiple(several.len()),
+    }
+    // The pod that the annotation names has the first say; when that one is gone, the place is the sandbox's name.
+    let annotated = annotated_name(&world.sandbox).and_then(|name| named(world, name));
+    match annotated.or_else(|| named(world, world.name())) {
+        None => PodView::Absent,
+        Some(pod) => {
+            PodView::NotMine(pod, ownership::classify(&pod.metadata, world.uid(), &world.tracking_hash()))
+        }
+    }
+}
+
+/// Every pod that the sandbox controls.
+pub(super) fn mine(world: &World) -> impl Iterator<Item = &Pod> {
+    world.pods.iter().map(|pod| &**pod).filter(|pod| ownership::is_controlled_by(&pod.metadata, world.uid()))
+}
+
+/// Plans for the pod.
+pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
+    let suspended = world.sandbox.spec.operating_mode == OperatingMode::Suspended;
+    let annotated = annotated_name(&world.sandbox);
+    let mut push = |action| plan.steps.push(Step::new(Stage::Pod, action));
+    match view {
+        PodView::Multiple(count) => {
+            plan.problems.push(Failure::found(Stage::Pod, multiple_text(*count)));
+        }
+        PodView::Mine(pod) if suspended => {
+            if annotated.is_some_and(|name| Some(name) != pod.metadata.name.as_deref()) {
+                push(set_pod_name(&world.sandbox, Value::Null));
+            }
+            if pod.metadata.deletion_timestamp.is_none() {
+                push(delete(pod));
+            }
+        }
+        PodView::Mine(pod) => {
+            if let Some(body) = metadata_patch(&world.sandbox, &pod.metadata) {
+                push(merge_pod(pod, body));
+            }
+            if annotated != pod.metadata.name.as_deref() {
+                push(set_pod_name(&world.sandbox, json!(pod.metadata.name)));
+            }
+        }
+        PodView::Absent | PodView::NotMine(..) if suspended => {
+            if annotated.is_some() {
+                push(set_pod_name(&world.sandbox, Value::Null));
+            }
+        }
+        PodView::Absent => {
+            push(Action::Create(Object::Pod(Box::new(new_pod(&world.sandbox)))));
+            if annotated != Some(world.name()) {
+                push(set_pod_name(&world.sandbox, json!(world.name())));
+            }
+        }
+        PodView::NotMine(pod, Ownership::Adoptable) => {
+            let body = metadata_patch(&world.sandbox, &pod.metadata).unwrap_or_else(|| json!({}));
+            push(volumes::adopt(&world.sandbox, Kind::Pod, &pod.metadata, body));
+            if annotated != pod.metadata.name.as_deref() {
+                push(set_pod_name(&world.sandbox, json!(pod.metadata.name)));
+            }
+        }
+        PodView::NotMine(pod, ownership) => {
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            if annotated.is_some() {
+                push(set_pod_name(&world.sandbox, Value::Null));
+            }
+            plan.problems.push(Failure::found(
+                Stage::Pod,
+                match ownership {
+                    Ownership::Foreign => format!("pod {name} is controlled by another object"),
+                    _ => format!("pod {name} exists without an owner and is not labelled for adoption"),
+                },
+            ));
+        }
+    }
+}
+
+/// The message of `MultiplePods`.
+pub(super) fn multiple_text(count: usize) -> String {
+    format!("{count} pods are controlled by this sandbox, expected at most one")
+}
+
+/// Deletes a pod with its own grace period.
+pub(super) fn delete(pod: &Pod) -> Action {
+    Action::Delete {
+        kind: Kind::Pod,
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        uid: pod.metadata.uid.clone().unwrap_or_default(),
+        propagation: Propagation::Background,
+    }
+}
+
+/// The pod to create for a sandbox.
+#[must_use]
+pub(super) fn new_pod(sandbox: &Sandbox) -> Pod {
+    let metadata = propagation::desired(sandbox, &ObjectMeta::default());
+    let mut spec = sandbox.spec.blueprint.pod_template.spec.clone();
+    volumes::mount_claims(sandbox, &mut spec);
+    Pod {
+        metadata: ObjectMeta {
+            name: sandbox.metadata.name.clone(),
+            namespace: sandbox.metadata.namespace.clone(),
+            labels: Some(metadata.labels),
+            annotations: (!metadata.annotations.is_empty()).then_some(metadata.annotations),
+            owner_references: Some(vec![ownership::reference_to(sandbox)]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(spec),
+        status: None,
+    }
+}
+
+fn annotated_name(sandbox: &Sandbox) -> Option<&str> {
+    ownership::annotation(&sandbox.metadata, annotations::POD_NAME).filter(|name| !name.is_empty())
+}
+
+fn named<'a>(world: &'a World, name: &str) -> Option<&'a Pod> {
+    world.pods.iter().map(|pod| &**pod).find(|pod| pod.metadata.name.as_deref() == Some(name))
+}
+
+/// The one patch that brings a pod's labels and annotations in line, without a guard: we only touch keys of our own.
+fn metadata_patch(sandbox: &Sandbox, present: &ObjectMeta) -> Option<Value> {
+    let desired = propagation::desired(sandbox, present);
+    let empty = Default::default();
+    let mut body = json!({});
+    let labels = merge::between_maps(present.labels.as_ref().unwrap_or(&empty), &desired.labels);
+    if let Some(labels) = labels {
+        merge::set(&mut body, &["metadata", "labels"], labels);
+    }
+    let annotations =
+        merge::between_maps(present.annotations.as_ref().unwrap_or(&empty), &desired.annotations);
+    if let Some(annotations) = annotations {
+        merge::set(&mut body, &["metadata", "annotations"], annotations);
+    }
+    (body != json!({})).then_some(body)
+}
+
+fn merge_pod(pod: &Pod, body: Value) -> Action {
+    Action::Merge { kind: Kind::Pod, name: pod.metadata.name.clone().unwrap_or_default(), body }
+}
+
+fn set_pod_name(sandbox: &Sandbox, value: Value) -> Action {
+    Action::Merge {
+        kind: Kind::Sandbox,
+        name: sandbox.metadata.name.clone().unwrap_or_default(),
+        body: json!({"metadata": {"annotations": {annotations::POD_NAME: value}}}),
+    }
+}

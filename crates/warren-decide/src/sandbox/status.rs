@@ -1,0 +1,227 @@
+//! How a sandbox is: its conditions and the facts about its pod and service.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::json;
+use warren_api::conditions::{
+    self, ConditionStatus, ConditionType, EventAction, EventReason, Observation, Reason, message,
+};
+use warren_api::sandbox::OperatingMode;
+use warren_api::{SandboxStatus, labels};
+
+use super::pod::{self, PodView};
+use super::service::{self, ServiceView};
+use super::{Settings, World};
+use crate::merge;
+use crate::step::{Action, Failure, Kind, Note, Severity, Stage, Step};
+
+/// The status that the world calls for, on top of what was published before.
+pub(super) fn observe(
+    world: &World,
+    failures: &[Failure],
+    settings: &Settings,
+    now: Timestamp,
+) -> SandboxStatus {
+    let mut status = world.sandbox.status.clone().unwrap_or_default();
+    let view = pod::view(world);
+    let mine = match view {
+        PodView::Mine(pod) => Some(pod),
+        _ => None,
+    };
+    let pod_status = mine.and_then(|pod| pod.status.as_ref());
+    status.pod_ips = pod_status
+        .and_then(|status| status.pod_ips.as_ref())
+        .map(|addresses| addresses.iter().map(|address| address.ip.clone()).collect())
+        .unwrap_or_default();
+    status.node_name = mine
+        .and_then(|pod| pod.spec.as_ref())
+        .and_then(|spec| spec.node_name.clone())
+        .filter(|name| !name.is_empty());
+    if matches!(view, PodView::Mine(_) | PodView::NotMine(..)) {
+        status.selector = Some(labels::sandbox_selector(world.name()));
+    }
+    let service = service::view(world);
+    if !matches!(view, PodView::Multiple(_)) {
+        let used = service == ServiceView::Present;
+        let namespace = world.sandbox.metadata.namespace.as_deref().unwrap_or_default();
+        status.service = used.then(|| world.name().to_owned());
+        status.service_fqdn =
+            used.then(|| format!("{}.{namespace}.svc.{}", world.name(), settings.cluster_domain));
+    }
+
+    let generation = world.sandbox.metadata.generation;
+    let now = Time(now);
+    let mut set = |observation| conditions::set(&mut status.conditions, observation, generation, &now);
+    set(ready(world, view, service, failures));
+    set(suspended(world, view));
+    match pod_scheduled(view) {
+        Some(observation) => set(observation),
+        None => conditions::remove(&mut status.conditions, ConditionType::PodScheduled),
+    }
+    match mine.and_then(finished) {
+        Some((reason, text)) => conditions::set(
+            &mut status.conditions,
+            Observation::new(ConditionType::Finished, ConditionStatus::True, reason, text),
+            generation,
+            &now,
+        ),
+        None => conditions::remove(&mut status.conditions, ConditionType::Finished),
+    }
+    status
+}
+
+/// The status write, or nothing when there is nothing new to say.
+///
+/// A node name alone is not worth a write while the sandbox is not ready: it goes with the next one.
+pub(super) fn write(world: &World, wanted: &SandboxStatus) -> Option<Step> {
+    let present = world.sandbox.status.clone().unwrap_or_default();
+    if present == *wanted {
+        return None;
+    }
+    if !conditions::is_true(&wanted.conditions, ConditionType::Ready)
+        && present == (SandboxStatus { node_name: present.node_name.clone(), ..wanted.clone() })
+    {
+        return None;
+    }
+    let patch = merge::between(&present, wanted)?;
+    let action = Action::MergeStatus {
+        kind: Kind::Sandbox,
+        name: world.name().to_owned(),
+        body: json!({"status": patch}),
+    };
+    Some(Step::new(Stage::Subject, action))
+}
+
+/// The events that a new status calls for.
+pub(super) fn notes(world: &World, wanted: &SandboxStatus) -> Vec<Note> {
+    let reason = |conditions: &[Condition]| {
+        conditions::find(conditions, ConditionType::Ready).map(|condition| condition.reason.clone())
+    };
+    let before = world.sandbox.status.as_ref().and_then(|status| reason(&status.conditions));
+    let multiple = Some(Reason::MultiplePods.as_str());
+    if reason(&wanted.conditions).as_deref() != multiple || before.as_deref() == multiple {
+        return Vec::new();
+    }
+    let text = conditions::find(&wanted.conditions, ConditionType::Ready).map(|ready| ready.message.clone());
+    vec![Note {
+        severity: Severity::Warning,
+        reason: EventReason::MultiplePods.as_str(),
+        action: EventAction::Reconciling.as_str(),
+        text: text.unwrap_or_default(),
+    }]
+}
+
+fn ready(world: &World, view: PodView<'_>, service: ServiceView, failures: &[Failure]) -> Observation {
+    let not_ready =
+        |reason, text: String| Observation::new(ConditionType::Ready, ConditionStatus::False, reason, text);
+    if let PodView::Multiple(count) = view {
+        return not_ready(Reason::MultiplePods, pod::multiple_text(count));
+    }
+    if !failures.is_empty() {
+        let texts: Vec<&str> = failures.iter().map(|failure| failure.message.as_str()).collect();
+        return not_ready(Reason::ReconcilerError, format!("{}{}", message::ERROR_SEEN, texts.join("\n")));
+    }
+    if world.sandbox.spec.operating_mode == OperatingMode::Suspended {
+        let text = match view {
+            PodView::Absent => message::SANDBOX_IS_SUSPENDED,
+            _ => message::SANDBOX_IS_SUSPENDING,
+        };
+        return not_ready(Reason::SandboxSuspended, text.to_owned());
+    }
+    let pod = match view {
+        PodView::Mine(pod) => Some(pod),
+        _ => None,
+    };
+    if let Some((reason, text)) = pod.and_then(finished) {
+        return not_ready(reason, text.to_owned());
+    }
+    let (pod_ready, pod_text) = pod.map_or((false, message::POD_DOES_NOT_EXIST.to_owned()), pod_readiness);
+    let (service_ready, service_text) = match service {
+        ServiceView::Unused => (true, ""),
+        ServiceView::Present => (true, message::SERVICE_EXISTS),
+        ServiceView::Missing => (false, message::SERVICE_DOES_NOT_EXIST),
+    };
+    let text = format!("{pod_text}{service_text}");
+    if pod_ready && service_ready {
+        Observation::new(ConditionType::Ready, ConditionStatus::True, Reason::DependenciesReady, text)
+    } else {
+        not_ready(Reason::DependenciesNotReady, text)
+    }
+}
+
+fn pod_readiness(pod: &Pod) -> (bool, String) {
+    let status = pod.status.clone().unwrap_or_default();
+    let phase = status.phase.as_deref().filter(|phase| !phase.is_empty()).unwrap_or("Pending");
+    if phase != "Running" {
+        return (false, format!("{}{phase}", message::POD_EXISTS_WITH_PHASE));
+    }
+    if condition(pod, "Ready").is_none_or(|condition| condition.status != "True") {
+        return (false, message::POD_IS_RUNNING_BUT_NOT_READY.to_owned());
+    }
+    if status.pod_ips.is_none_or(|addresses| addresses.is_empty()) {
+        return (false, message::POD_HAS_NO_IPS.to_owned());
+    }
+    (true, message::POD_IS_READY.to_owned())
+}
+
+fn suspended(world: &World, view: PodView<'_>) -> Observation {
+    let observation =
+        |status, reason, text: &str| Observation::new(ConditionType::Suspended, status, reason, text);
+    if world.sandbox.spec.operating_mode == OperatingMode::Running {
+        return observation(ConditionStatus::False, Reason::NotSuspended, message::SANDBOX_IS_NOT_SUSPENDED);
+    }
+    match view {
+        PodView::Absent => {
+            observation(ConditionStatus::True, Reason::PodTerminated, message::POD_HAS_BEEN_TERMINATED)
+        }
+        PodView::Mine(_) => {
+            observation(ConditionStatus::False, Reason::PodTerminating, message::POD_IS_TERMINATING)
+        }
+        PodView::NotMine(..) => {
+            observation(ConditionStatus::False, Reason::PodNotOwned, message::POD_IS_NOT_OWNED)
+        }
+        PodView::Multiple(count) => {
+            observation(ConditionStatus::Unknown, Reason::PodStateUnknown, &pod::multiple_text(count))
+        }
+    }
+}
+
+/// The pod's own `PodScheduled`, word for word, with a reason where the pod gives none.
+fn pod_scheduled(view: PodView<'_>) -> Option<Observation> {
+    let type_ = ConditionType::PodScheduled;
+    let unknown =
+        |text: &str| Observation::new(type_, ConditionStatus::Unknown, Reason::PodSchedulingUnknown, text);
+    let pod = match view {
+        PodView::Mine(pod) => pod,
+        PodView::Multiple(count) => return Some(unknown(&pod::multiple_text(count))),
+        PodView::Absent | PodView::NotMine(..) => return None,
+    };
+    let Some(condition) = condition(pod, type_.as_str()) else {
+        return Some(unknown("Pod has not reported whether it is scheduled"));
+    };
+    let status = ConditionStatus::parse(&condition.status).unwrap_or(ConditionStatus::Unknown);
+    let fallback = match status {
+        ConditionStatus::True => Reason::PodScheduled,
+        _ => Reason::PodSchedulingUnknown,
+    };
+    let reason = condition.reason.clone().filter(|reason| !reason.is_empty());
+    Some(Observation {
+        type_,
+        status,
+        reason: reason.unwrap_or_else(|| fallback.into()),
+        message: condition.message.clone().unwrap_or_default(),
+    })
+}
+
+fn finished(pod: &Pod) -> Option<(Reason, &'static str)> {
+    match pod.status.as_ref()?.phase.as_deref()? {
+        "Succeeded" => Some((Reason::PodSucceeded, message::POD_COMPLETED_SUCCESSFULLY)),
+        "Failed" => Some((Reason::PodFailed, message::POD_FAILED)),
+        _ => None,
+    }
+}
+
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    pod.status.as_ref()?.conditions.as_ref()?.iter().find(|condition| condition.type_ == type_)
+}

@@ -1,0 +1,103 @@
+//! The volume claims of a sandbox: made once, never changed, never deleted here. They go with the sandbox, by garbage
+//! collection, so that suspending and expiring keep the data.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, PodSpec, Volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::json;
+use warren_api::blueprint::PersistentVolumeClaimTemplate;
+use warren_api::{Sandbox, labels};
+
+use super::{Plan, World};
+use crate::merge::json;
+use crate::ownership::{self, Ownership};
+use crate::step::{Action, Failure, Kind, Object, Stage, Step};
+
+/// The name of the claim that a template makes for a sandbox.
+pub(super) fn claim_name(template: &PersistentVolumeClaimTemplate, sandbox: &str) -> String {
+    format!("{}-{sandbox}", template.metadata.name)
+}
+
+/// Plans the missing claims, up to the first that cannot be had.
+pub(super) fn plan(world: &World, plan: &mut Plan) {
+    for template in &world.sandbox.spec.blueprint.volume_claim_templates {
+        let name = claim_name(template, world.name());
+        let present = world.volume_claims.iter().find(|claim| claim.metadata.name.as_ref() == Some(&name));
+        let Some(present) = present else {
+            let claim = new_claim(world, template, name);
+            let action = Action::Create(Object::PersistentVolumeClaim(Box::new(claim)));
+            plan.steps.push(Step::new(Stage::Volumes, action));
+            continue;
+        };
+        match ownership::classify(&present.metadata, world.uid(), &world.tracking_hash()) {
+            Ownership::Mine => {}
+            Ownership::Adoptable => {
+                let action = adopt(&world.sandbox, Kind::PersistentVolumeClaim, &present.metadata, json!({}));
+                plan.steps.push(Step::new(Stage::Volumes, action));
+            }
+            Ownership::Unowned => {
+                let text = format!(
+                    "persistent volume claim {name} exists without an owner and is not labelled for adoption"
+                );
+                plan.problems.push(Failure::found(Stage::Volumes, text));
+                return;
+            }
+            Ownership::Foreign => {
+                let text = format!("persistent volume claim {name} is controlled by another object");
+                plan.problems.push(Failure::found(Stage::Volumes, text));
+                return;
+            }
+        }
+    }
+}
+
+/// The patch that makes the sandbox the controller of an unowned child, together with `body`. It is guarded: the child
+/// was free when we looked, and must still be when the patch arrives.
+pub(super) fn adopt(
+    sandbox: &Sandbox,
+    kind: Kind,
+    child: &ObjectMeta,
+    mut body: serde_json::Value,
+) -> Action {
+    let mut references = child.owner_references.clone().unwrap_or_default();
+    references.push(ownership::reference_to(sandbox));
+    crate::merge::set(&mut body, &["metadata", "ownerReferences"], json(&references));
+    crate::merge::set(&mut body, &["metadata", "resourceVersion"], json(&child.resource_version));
+    Action::Merge { kind, name: child.name.clone().unwrap_or_default(), body }
+}
+
+/// The pod's volumes: those of the template, with the sandbox's claims in place of volumes of the same name, at the end.
+pub(super) fn mount_claims(sandbox: &Sandbox, spec: &mut PodSpec) {
+    let templates = &sandbox.spec.blueprint.volume_claim_templates;
+    if templates.is_empty() {
+        return;
+    }
+    let name = sandbox.metadata.name.as_deref().unwrap_or_default();
+    let volumes = spec.volumes.get_or_insert_default();
+    volumes.retain(|volume| !templates.iter().any(|template| template.metadata.name == volume.name));
+    volumes.extend(templates.iter().map(|template| Volume {
+        name: template.metadata.name.clone(),
+        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+            claim_name: claim_name(template, name),
+            ..PersistentVolumeClaimVolumeSource::default()
+        }),
+        ..Volume::default()
+    }));
+}
+
+fn new_claim(world: &World, template: &PersistentVolumeClaimTemplate, name: String) -> PersistentVolumeClaim {
+    let mut labels = template.metadata.labels.clone();
+    labels.insert(labels::SANDBOX_NAME_HASH.to_owned(), world.tracking_hash());
+    let annotations = template.metadata.annotations.clone();
+    PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(name),
+            namespace: world.sandbox.metadata.namespace.clone(),
+            labels: Some(labels),
+            annotations: (!annotations.is_empty()).then_some(annotations),
+            owner_references: Some(vec![ownership::reference_to(&*world.sandbox)]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(template.spec.clone()),
+        status: None,
+    }
+}

@@ -1,0 +1,231 @@
+//! The words a plan is made of. A [`Step`] is one write to the API server, as plain data: an executor carries it out
+//! without making choices, a simulation applies it to its own store, a test prints it.
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use serde_json::Value;
+use warren_api::Sandbox;
+
+/// The kinds that our controllers write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `agents.x-k8s.io` Sandbox.
+    Sandbox,
+    /// `extensions.agents.x-k8s.io` SandboxTemplate.
+    SandboxTemplate,
+    /// `extensions.agents.x-k8s.io` SandboxClaim.
+    SandboxClaim,
+    /// `extensions.agents.x-k8s.io` SandboxWarmPool.
+    SandboxWarmPool,
+    /// Core Pod.
+    Pod,
+    /// Core Service.
+    Service,
+    /// Core PersistentVolumeClaim.
+    PersistentVolumeClaim,
+    /// `networking.k8s.io` NetworkPolicy.
+    NetworkPolicy,
+}
+
+/// A whole object to create.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "each variant is the kind of its own name")]
+pub enum Object {
+    Sandbox(Box<Sandbox>),
+    Pod(Box<Pod>),
+    Service(Box<Service>),
+    PersistentVolumeClaim(Box<PersistentVolumeClaim>),
+    NetworkPolicy(Box<NetworkPolicy>),
+}
+
+/// Steps of one stage depend on each other: after a failure the rest of that stage is skipped. Stages do not: the next
+/// one is still carried out, as a broken volume must not keep the pod from being made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// PersistentVolumeClaims of a sandbox.
+    Volumes,
+    /// The pod of a sandbox.
+    Pod,
+    /// The service of a sandbox.
+    Service,
+    /// The object that is being reconciled, or the one write that a plan is about.
+    Subject,
+    /// The members of a pool: each stands for itself, so nothing is skipped.
+    Members,
+}
+
+/// How far a deletion waits for what the object owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Propagation {
+    /// The object goes at once, its dependents follow.
+    Background,
+    /// The object stays, marked as deleting, until its dependents are gone.
+    Foreground,
+}
+
+/// What to write.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Create the object. It may exist by now: then the executor reads it and asks for a new decision.
+    Create(Object),
+    /// JSON merge patch of everything but the status. With `metadata.resourceVersion` in the body, the server refuses it
+    /// when the object has moved on.
+    Merge {
+        /// What kind of object.
+        kind: Kind,
+        /// Its name, in the namespace of the object being reconciled.
+        name: String,
+        /// The merge patch.
+        body: Value,
+    },
+    /// JSON merge patch of the status. An object that is gone needs none, so not-found is a success.
+    MergeStatus {
+        /// What kind of object.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// The merge patch: `{"status": …}`.
+        body: Value,
+    },
+    /// Delete the object if it still has this uid. Not-found is a success.
+    Delete {
+        /// What kind of object.
+        kind: Kind,
+        /// Its name.
+        name: String,
+        /// The uid that was looked at, as a precondition.
+        uid: String,
+        /// Foreground or background.
+        propagation: Propagation,
+    },
+}
+
+/// One write and the stage that it belongs to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// What is skipped when this fails.
+    pub stage: Stage,
+    /// What to write.
+    pub action: Action,
+}
+
+impl Step {
+    /// A step of a stage.
+    #[must_use]
+    pub fn new(stage: Stage, action: Action) -> Self {
+        Self { stage, action }
+    }
+}
+
+/// Why a step was not carried out as planned, as far as decisions care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// The object to be created is there already.
+    AlreadyExists,
+    /// The object has moved on since it was seen.
+    Conflict,
+    /// The object to be patched is gone.
+    NotFound,
+    /// Anything else: refused, unreachable, invalid.
+    Other,
+}
+
+/// A step that failed, or a problem that a decision found before any step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The stage that it stopped.
+    pub stage: Stage,
+    /// What sort of failure.
+    pub kind: FailureKind,
+    /// The text for a condition.
+    pub message: String,
+}
+
+impl Failure {
+    /// A problem that was found by looking, before anything was tried.
+    #[must_use]
+    pub fn found(stage: Stage, message: impl Into<String>) -> Self {
+        Self { stage, kind: FailureKind::Other, message: message.into() }
+    }
+}
+
+/// Whether an event reports business as usual.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// `type: Normal`.
+    Normal,
+    /// `type: Warning`.
+    Warning,
+}
+
+/// An event to record about the object being reconciled (events.k8s.io/v1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Normal or Warning.
+    pub severity: Severity,
+    /// CamelCase reason.
+    pub reason: &'static str,
+    /// What the controller was doing.
+    pub action: &'static str,
+    /// The sentence for people.
+    pub text: String,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, formatter)
+    }
+}
+
+impl Object {
+    /// The kind of the object.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            Object::Sandbox(_) => Kind::Sandbox,
+            Object::Pod(_) => Kind::Pod,
+            Object::Service(_) => Kind::Service,
+            Object::PersistentVolumeClaim(_) => Kind::PersistentVolumeClaim,
+            Object::NetworkPolicy(_) => Kind::NetworkPolicy,
+        }
+    }
+
+    /// The object's name, or the prefix from which the server makes one.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        let metadata = match self {
+            Object::Sandbox(object) => &object.metadata,
+            Object::Pod(object) => &object.metadata,
+            Object::Service(object) => &object.metadata,
+            Object::PersistentVolumeClaim(object) => &object.metadata,
+            Object::NetworkPolicy(object) => &object.metadata,
+        };
+        metadata.name.as_deref().or(metadata.generate_name.as_deref()).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Create(object) => write!(formatter, "create {} {}", object.kind(), object.name()),
+            Action::Merge { kind, name, body } => write!(formatter, "patch {kind} {name} {body}"),
+            Action::MergeStatus { kind, name, body } => {
+                write!(formatter, "patch {kind}/status {name} {body}")
+            }
+            Action::Delete { kind, name, propagation: Propagation::Background, .. } => {
+                write!(formatter, "delete {kind} {name}")
+            }
+            Action::Delete { kind, name, propagation: Propagation::Foreground, .. } => {
+                write!(formatter, "delete {kind} {name} in the foreground")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:?} {} ({}): {}", self.severity, self.reason, self.action, self.text)
+    }
+}
