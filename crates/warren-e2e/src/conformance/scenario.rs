@@ -1,0 +1,228 @@
+//! The scenario format: what a file in `scenarios/` may say.
+//!
+//! ```yaml
+//! topic: configmaps
+//! scenarios:
+//!   - name: update-with-a-stale-version
+//!     about: A write with an older resourceVersion is refused and changes nothing.
+//!     steps:
+//!       - POST: ${core}/configmaps
+//!         body: {apiVersion: v1, kind: ConfigMap, metadata: {name: a}}
+//!         save: {version: /metadata/resourceVersion}
+//!       - PATCH: ${core}/configmaps/a
+//!         type: merge
+//!         body: {data: {k: v}}
+//! ```
+//!
+//! `${…}` is replaced in paths, headers and strings of bodies. `${id}` is unique to the run of the scenario, `${ns}` is its
+//! namespace, `${core}` is `/api/v1/namespaces/${ns}`, `${i}` counts a step's repetitions from zero; everything else was
+//! saved by an earlier step.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// One file of scenarios.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Topic {
+    /// The word that leads the names of its scenarios.
+    pub topic: String,
+    /// The scenarios create pods, so each of them waits until its namespace has the `default` service account.
+    #[serde(default)]
+    pub wait_for_service_account: bool,
+    /// Bodies that several steps share, kept here for YAML anchors; the runner does not read them.
+    #[serde(default)]
+    pub shared: Value,
+    /// Steps that every scenario of the topic begins with; they are recorded like its own.
+    #[serde(default)]
+    pub before: Vec<Step>,
+    /// Paths that are deleted when a scenario is over, whatever came of it.
+    #[serde(default)]
+    pub cleanup: Vec<String>,
+    /// The scenarios, in the order in which they are reported.
+    pub scenarios: Vec<Scenario>,
+}
+
+/// A sequence of calls and what may be observed of it.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Scenario {
+    /// Unique within its topic.
+    pub name: String,
+    /// What is shown, in a sentence.
+    #[serde(default)]
+    pub about: String,
+    /// The calls.
+    pub steps: Vec<Step>,
+    /// Paths that are deleted at the end, after the topic's.
+    #[serde(default)]
+    pub cleanup: Vec<String>,
+}
+
+/// One call, or one look at a watch that an earlier step opened. Exactly one of the capital words, `watch` and `read` is there.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Step {
+    /// `GET` this path.
+    #[serde(rename = "GET")]
+    pub get: Option<String>,
+    /// `HEAD` this path.
+    #[serde(rename = "HEAD")]
+    pub head: Option<String>,
+    /// `POST` to this path.
+    #[serde(rename = "POST")]
+    pub post: Option<String>,
+    /// `PUT` to this path.
+    #[serde(rename = "PUT")]
+    pub put: Option<String>,
+    /// `PATCH` this path; `type` says how.
+    #[serde(rename = "PATCH")]
+    pub patch: Option<String>,
+    /// `DELETE` this path.
+    #[serde(rename = "DELETE")]
+    pub delete: Option<String>,
+    /// `OPTIONS` of this path.
+    #[serde(rename = "OPTIONS")]
+    pub options: Option<String>,
+    /// Watch this path (`watch=true` is added) and record the events.
+    pub watch: Option<String>,
+    /// Record events of the watch that an earlier step opened under this name.
+    pub read: Option<String>,
+
+    /// The body, sent as JSON.
+    pub body: Option<Value>,
+    /// The body, sent as it stands.
+    pub raw: Option<String>,
+    /// Content type: `json` (what is sent otherwise), `yaml`, `json-patch`, `merge`, `strategic`, `apply`, or a media type.
+    #[serde(rename = "type")]
+    pub content_type: Option<String>,
+    /// `Accept`; `application/json` otherwise. `table` and `metadata` (with `-list` for lists) are short for the two views.
+    pub accept: Option<String>,
+    /// Other headers.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// Act as this user, by impersonation.
+    pub user: Option<String>,
+    /// Act with this bearer token and without the target's own credentials.
+    pub token: Option<String>,
+    /// How often the call is made; only the last answer is recorded. `${i}` is the repetition.
+    pub repeat: Option<usize>,
+
+    /// Names for parts of the answer (JSON pointers) that later steps use.
+    #[serde(default)]
+    pub save: BTreeMap<String, String>,
+    /// Repeat the call until this holds; only the answer that satisfies it is recorded.
+    pub until: Option<Until>,
+    /// Leave the watch open under this name for `read` steps.
+    pub open: Option<String>,
+    /// Read this many events, bookmarks not counted.
+    pub events: Option<usize>,
+    /// Read until a bookmark, which is recorded, or until the server ends the watch.
+    pub end: Option<WatchEnd>,
+
+    /// Record only these parts of the answer.
+    #[serde(default)]
+    pub only: Vec<String>,
+    /// Do not record these parts of the answer; for what another component may write at any time.
+    #[serde(default)]
+    pub hide: Vec<String>,
+    /// Of a list in the answer, record only chosen elements, in the order of their names.
+    #[serde(default)]
+    pub keep: Vec<Keep>,
+}
+
+/// What a repeated call waits for. All that is said must hold.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Until {
+    /// The status code.
+    pub code: Option<u16>,
+    /// This part of the answer is there.
+    pub present: Option<String>,
+    /// This part of the answer is not there.
+    pub absent: Option<String>,
+    /// The part named by the key is equal to the value.
+    #[serde(default)]
+    pub equal: BTreeMap<String, Value>,
+}
+
+/// Where reading a watch stops, other than at a number of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WatchEnd {
+    /// At the first bookmark.
+    Bookmark,
+    /// When the server closes the stream.
+    Closed,
+}
+
+/// A choice among the elements of a list.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Keep {
+    /// Where the list is.
+    pub at: String,
+    /// What names an element.
+    pub by: String,
+    /// The names to keep.
+    pub values: Vec<String>,
+}
+
+/// Why the scenarios could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The folder or a file cannot be read.
+    #[error("read {path}")]
+    Read {
+        /// What was read.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file is not a topic.
+    #[error("parse {path}: {message}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What the parser says, with the place.
+        message: String,
+    },
+    /// Two scenarios have the same name.
+    #[error("two scenarios are named {0}")]
+    Twice(String),
+}
+
+/// Reads every topic in a folder, in the order of the file names.
+///
+/// # Errors
+/// When a file cannot be read, does not parse, or repeats a scenario's name.
+pub fn load(folder: &Path) -> Result<Vec<Topic>, LoadError> {
+    let read = |source| LoadError::Read { path: folder.to_owned(), source };
+    let mut paths = std::fs::read_dir(folder)
+        .map_err(read)?
+        .map(|entry| entry.map(|found| found.path()))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(read)?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    paths.sort();
+    let mut names = std::collections::BTreeSet::new();
+    let mut topics = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path)
+            .map_err(|source| LoadError::Read { path: path.clone(), source })?;
+        let topic: Topic = serde_saphyr::from_str(&text)
+            .map_err(|error| LoadError::Parse { path: path.clone(), message: error.to_string() })?;
+        for scenario in &topic.scenarios {
+            let name = format!("{}/{}", topic.topic, scenario.name);
+            if !names.insert(name.clone()) {
+                return Err(LoadError::Twice(name));
+            }
+        }
+        topics.push(topic);
+    }
+    Ok(topics)
+}
