@@ -1,0 +1,51 @@
+//! What a node is told at its start.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use warren_oci::zygote::Zygote;
+
+/// What a node is told at its start.
+#[derive(Clone)]
+pub struct NodeConfig {
+    /// The name of its Node object.
+    pub name: String,
+    /// Warren's data directory; pods live in `pods/` below it.
+    pub data_dir: PathBuf,
+    /// How it reaches the API server.
+    pub client: kube::Client,
+    /// Forks the shims of new pods. Started before the process had any thread.
+    pub zygote: Arc<Zygote>,
+    /// The `warren` binary: containers on the built-in image run it as their init.
+    pub executable: PathBuf,
+    /// Whether to take pods that no scheduler has placed.
+    pub bind_unassigned: bool,
+    /// The address that pods report as their `hostIP`.
+    pub host_ip: IpAddr,
+    /// How often to renew the node's lease; `None` in the local home, where nobody watches it.
+    pub heartbeat: Option<Duration>,
+}
+
+impl NodeConfig {
+    /// The only node of a local home: takes every pod, renews no lease.
+    pub fn local(
+        name: String,
+        data_dir: PathBuf,
+        client: kube::Client,
+        zygote: Arc<Zygote>,
+        executable: PathBuf,
+    ) -> NodeConfig {
+        NodeConfig {
+            name,
+            data_dir,
+            client,
+            zygote,
+            executable,
+            bind_unassigned: true,
+            host_ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            heartbeat: None,
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The node: runs the pods that are bound to it as containers on this machine, reports their status as kubelet does, and
+//! serves kubelet's HTTP API (exec, logs) on any byte stream. It talks to the API server through a `kube::Client` only,
+//! never forks (the zygote of `warren-oci` does), and decides nothing itself: what a pod needs next comes from
+//! `warren_decide::pod`. Pods live in shims outside this process, so stopping a node, or killing it, leaves them running;
+//! the next one finds them again.
+//!
+//! Start with [`Node`], then `worker`, the loop around one pod.
+
+mod config;
+mod descriptor;
+mod kubelet;
+mod log_file;
+mod machine;
+mod node;
+mod pod_request;
+mod readiness;
+mod registration;
+mod registry;
+mod shim;
+mod worker;
+
+pub use config::NodeConfig;
+pub use node::{Node, StartError, home_id};

@@ -1,0 +1,61 @@
+//! The shim's words in the words that decisions are made in.
+
+use std::collections::BTreeMap;
+
+use warren_decide::pod::{ContainerReport, ContainerState, Exit, ExitCause, Isolation, Report};
+use warren_oci::protocol::{ContainerStatus, PodState};
+
+/// Kubelet's and the container engines' exit code for a program that could not be started.
+const START_ERROR: i32 = 128;
+
+/// What the thin path gives every container. It gives all of it or fails the container, so a container that runs has it.
+fn isolation() -> Isolation {
+    Isolation {
+        level: "Namespaces".to_owned(),
+        detail: "user, pid, mount, network, ipc, uts and cgroup namespaces; no new privileges; reduced capabilities; \
+                 seccomp allow-list; limits on memory, processors and processes; no network"
+            .to_owned(),
+    }
+}
+
+/// The state of a pod as a report. `previous` are the ends of earlier runs, by container.
+pub(crate) fn report(state: &PodState, previous: &BTreeMap<String, Exit>) -> Report {
+    let containers = state.containers.iter().filter_map(|(name, container)| {
+        let state_now = match &container.status {
+            // Not there yet: the shim tells when it is.
+            ContainerStatus::Starting => return None,
+            ContainerStatus::Running { started_at, .. } => {
+                ContainerState::Running { started_at: *started_at }
+            }
+            ContainerStatus::Exited { exit, started_at, finished_at } => ContainerState::Exited(Exit {
+                started_at: *started_at,
+                finished_at: *finished_at,
+                exit_code: exit.code,
+                signal: exit.signal,
+                cause: if exit.oom_killed { ExitCause::OutOfMemory } else { ExitCause::Process },
+            }),
+            ContainerStatus::Failed { refusal, finished_at } => ContainerState::Exited(Exit {
+                started_at: *finished_at,
+                finished_at: *finished_at,
+                exit_code: START_ERROR,
+                signal: None,
+                cause: ExitCause::StartError(refusal.message.clone()),
+            }),
+        };
+        let report = ContainerReport {
+            id: format!("{}/{name}/{}", state.uid, container.attempt),
+            attempt: container.attempt,
+            state: state_now,
+            previous: previous.get(name).cloned(),
+            memory_limit_hit: container.oom_kills > 0,
+            pids_limit_hit: container.pids_limit_hits > 0,
+        };
+        Some((name.clone(), report))
+    });
+    Report { isolation: Some(isolation()), containers: containers.collect() }
+}
+
+/// Whether every container has got somewhere.
+pub(crate) fn settled(state: &PodState) -> bool {
+    !state.containers.values().any(|container| matches!(container.status, ContainerStatus::Starting))
+}

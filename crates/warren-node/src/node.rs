@@ -1,0 +1,271 @@
+//! The node itself: watches pods, keeps one worker for each, and serves kubelet's API.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
+use kube::{Api, Client};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tracing::{error, info, warn};
+use warren_decide::pod::NodeFacts;
+use warren_oci::cleanup;
+use warren_oci::host_image::{HostImage, PrepareError};
+use warren_oci::idmap::IdAllocator;
+use warren_oci::zygote::Zygote;
+
+use crate::config::NodeConfig;
+use crate::kubelet;
+use crate::pod_request::{Builder, PodDirectory};
+use crate::registration::{MachineFacts, register};
+use crate::registry::{Entry, Registry, Seen};
+use crate::worker::Worker;
+
+/// What all workers of a node share.
+pub(crate) struct Shared {
+    pub(crate) client: Client,
+    pub(crate) facts: NodeFacts,
+    pub(crate) home_id: String,
+    pub(crate) zygote: Arc<Zygote>,
+    pub(crate) builder: Builder,
+    pub(crate) registry: Registry,
+    pods: PathBuf,
+    ids: Mutex<IdAllocator>,
+}
+
+impl Shared {
+    pub(crate) fn ids(&self) -> MutexGuard<'_, IdAllocator> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A running node. Dropping it stops its tasks and leaves its pods running, like [`Node::shutdown`].
+pub struct Node {
+    shared: Arc<Shared>,
+    tasks: Vec<AbortHandle>,
+}
+
+/// A node could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data directory cannot be used.
+    #[error("open {path}")]
+    Directory {
+        /// Which directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The built-in image could not be made.
+    #[error(transparent)]
+    Image(#[from] PrepareError),
+}
+
+/// The mark that everything of a home carries on the machine: FNV-1a of its data directory's canonical path.
+pub fn home_id(data_dir: &Path) -> io::Result<String> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let path = data_dir.canonicalize()?;
+    let hash = path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
+    Ok(format!("{hash:08x}"))
+}
+
+impl Node {
+    /// Starts a node: finds the pods that still run from before, registers, and takes up its work. Returns at once; work
+    /// goes on in tasks of the current runtime.
+    pub fn start(config: NodeConfig) -> Result<Node, StartError> {
+        let pods = config.data_dir.join("pods");
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| StartError::Directory { path, source }
+        };
+        make_private(&pods).map_err(at(&pods))?;
+        let home_id = home_id(&config.data_dir).map_err(at(&config.data_dir))?;
+        let ids = IdAllocator::load(&pods, &home_id).map_err(at(&pods))?;
+        let builder = Builder {
+            image: HostImage::prepare(&config.data_dir)?,
+            executable: config.executable.clone(),
+            node_name: config.name.clone(),
+            host_ip: config.host_ip.to_string(),
+            home_cgroup: cleanup::home_cgroup(&home_id),
+        };
+        let shared = Arc::new(Shared {
+            client: config.client.clone(),
+            facts: NodeFacts {
+                name: config.name.clone(),
+                host_ip: config.host_ip,
+                bind_unassigned: config.bind_unassigned,
+            },
+            home_id,
+            zygote: config.zygote.clone(),
+            builder,
+            registry: Registry::default(),
+            pods,
+            ids: Mutex::new(ids),
+        });
+        let registered = tokio::spawn(register(config.client.clone(), config, MachineFacts::read()));
+        let watched = tokio::spawn(watch_pods(shared.clone()));
+        Ok(Node { shared, tasks: vec![registered.abort_handle(), watched.abort_handle()] })
+    }
+
+    /// Serves kubelet's HTTP API on a connection until it closes.
+    pub async fn serve_kubelet<S>(&self, stream: S) -> Result<(), hyper::Error>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        kubelet::serve(self.shared.clone(), stream).await
+    }
+
+    /// The same, as a future that does not borrow the node: for a task of its own.
+    pub fn kubelet<S>(&self, stream: S) -> impl Future<Output = Result<(), hyper::Error>> + Send + 'static
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        kubelet::serve(self.shared.clone(), stream)
+    }
+
+    /// Stops the node's tasks and leaves its pods running.
+    pub fn shutdown(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// Pods' files are theirs alone: nobody else on the host may look in.
+fn make_private(directory: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::create_dir_all(directory)?;
+    // The containers' ids need to pass through to their own files.
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711))
+}
+
+/// Watches pods for ever. Workers end with it.
+async fn watch_pods(shared: Arc<Shared>) {
+    let config = if shared.facts.bind_unassigned {
+        watcher::Config::default()
+    } else {
+        watcher::Config::default().fields(&format!("spec.nodeName={}", shared.facts.name))
+    };
+    let pods: Api<Pod> = Api::all(shared.client.clone());
+    let mut events = watch_objects(pods, config).default_backoff().boxed();
+    let mut workers = JoinSet::<String>::new();
+    let mut listed = HashSet::new();
+    let mut first = true;
+    loop {
+        let event = tokio::select! {
+            event = events.try_next() => event,
+            Some(finished) = workers.join_next() => {
+                match finished {
+                    Ok(uid) => shared.registry.remove(&uid),
+                    Err(error) => error!(%error, "worker of a pod ended"),
+                }
+                continue;
+            }
+        };
+        match event {
+            Ok(Some(Event::Init)) => listed.clear(),
+            Ok(Some(Event::InitApply(pod))) => {
+                listed.extend(pod.metadata.uid.clone());
+                show(&shared, &mut workers, pod);
+            }
+            Ok(Some(Event::InitDone)) => {
+                for (_, entry) in shared.registry.all().into_iter().filter(|(uid, _)| !listed.contains(uid)) {
+                    entry.seen.send_replace(Seen::Gone);
+                }
+                if std::mem::take(&mut first) {
+                    remove_orphans(&shared, &mut workers, &listed);
+                }
+            }
+            Ok(Some(Event::Apply(pod))) => show(&shared, &mut workers, pod),
+            Ok(Some(Event::Delete(pod))) => {
+                if let Some(entry) = pod.metadata.uid.as_deref().and_then(|uid| shared.registry.get(uid)) {
+                    entry.seen.send_replace(Seen::Gone);
+                }
+            }
+            Ok(None) => return,
+            Err(error) => warn!(%error, "pod watch interrupted"),
+        }
+    }
+}
+
+/// Tells a pod's worker of its pod, or starts one.
+fn show(shared: &Arc<Shared>, workers: &mut JoinSet<String>, pod: Pod) {
+    let Some(uid) = pod.metadata.uid.clone() else { return };
+    let bound_to =
+        pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+    let known = shared.registry.get(&uid);
+    if known.is_none() && bound_to.is_some_and(|name| name != shared.facts.name) {
+        return;
+    }
+    if !is_directory_name(&uid) {
+        warn!(uid = %uid.chars().take(64).collect::<String>(), "pod with an impossible uid passed over");
+        return;
+    }
+    let seen = Seen::Pod(Arc::new(pod));
+    match known {
+        Some(entry) => {
+            entry.seen.send_replace(seen);
+        }
+        None => start_worker(shared, workers, uid, seen),
+    }
+}
+
+fn start_worker(shared: &Arc<Shared>, workers: &mut JoinSet<String>, uid: String, seen: Seen) {
+    let (namespace, name) = match &seen {
+        Seen::Pod(pod) => (
+            pod.metadata.namespace.clone().unwrap_or_default(),
+            pod.metadata.name.clone().unwrap_or_default(),
+        ),
+        Seen::Gone => (String::new(), String::new()),
+    };
+    let directory = PodDirectory(shared.pods.join(&uid));
+    let (seen, seen_by_worker) = watch::channel(seen);
+    let (state_of_worker, state) = watch::channel(None);
+    let worker = Worker::new(shared.clone(), uid.clone(), directory.clone(), seen_by_worker, state_of_worker);
+    shared.registry.insert(uid.clone(), Arc::new(Entry { namespace, name, directory, seen, state }));
+    workers.spawn(async move {
+        worker.run().await;
+        uid
+    });
+}
+
+/// Pods of an earlier life whose objects are gone: by their directories and by their cgroups.
+fn remove_orphans(shared: &Arc<Shared>, workers: &mut JoinSet<String>, listed: &HashSet<String>) {
+    let directories = std::fs::read_dir(&shared.pods).into_iter().flatten().flatten();
+    let mut uids: HashSet<String> =
+        directories.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    match cleanup::pods_with_cgroups(&shared.home_id) {
+        Ok(with_cgroups) => uids.extend(with_cgroups),
+        Err(error) => warn!(%error, "cgroups of earlier pods not found"),
+    }
+    for uid in uids.into_iter().filter(|uid| !listed.contains(uid) && is_directory_name(uid)) {
+        if shared.registry.get(&uid).is_none() {
+            info!(%uid, "removing what is left of a pod that is gone");
+            start_worker(shared, workers, uid, Seen::Gone);
+        }
+    }
+}
+
+/// A uid becomes a directory: it must not lead anywhere else.
+fn is_directory_name(uid: &str) -> bool {
+    !uid.is_empty()
+        && uid.len() <= 128
+        && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}

@@ -1,0 +1,67 @@
+//! The pods that this node knows, for those who ask by name.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
+use warren_oci::protocol::PodState;
+
+use crate::pod_request::PodDirectory;
+
+/// A pod as the API last showed it.
+#[derive(Debug, Clone)]
+pub(crate) enum Seen {
+    Pod(Arc<Pod>),
+    /// The object is gone.
+    Gone,
+}
+
+/// One pod with its worker.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) directory: PodDirectory,
+    pub(crate) seen: watch::Sender<Seen>,
+    /// What the shim last said; `None` while there is none.
+    pub(crate) state: watch::Receiver<Option<PodState>>,
+}
+
+/// By uid: a name may be used again while the former pod is still being removed.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    entries: Mutex<HashMap<String, Arc<Entry>>>,
+}
+
+impl Registry {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, uid: &str) -> Option<Arc<Entry>> {
+        self.lock().get(uid).cloned()
+    }
+
+    pub(crate) fn insert(&self, uid: String, entry: Arc<Entry>) {
+        self.lock().insert(uid, entry);
+    }
+
+    pub(crate) fn remove(&self, uid: &str) {
+        self.lock().remove(uid);
+    }
+
+    pub(crate) fn all(&self) -> Vec<(String, Arc<Entry>)> {
+        self.lock().iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect()
+    }
+
+    /// The pod of this name; of several, the one whose object is there.
+    pub(crate) fn named(&self, namespace: &str, name: &str) -> Option<(Arc<Entry>, Arc<Pod>)> {
+        self.lock().values().filter(|entry| entry.namespace == namespace && entry.name == name).find_map(
+            |entry| match &*entry.seen.borrow() {
+                Seen::Pod(pod) => Some((entry.clone(), pod.clone())),
+                Seen::Gone => None,
+            },
+        )
+    }
+}

@@ -1,0 +1,586 @@
+//! The loop around one pod: look, ask `decide`, do what it says, publish, wait for something to happen.
+//!
+//! A worker may be stopped at any point, like the whole process: what it would have known is read back from the shim, from
+//! the pod's directory and from the API.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Binding, Pod, PodStatus};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use serde_json::json;
+use tokio::sync::watch;
+use tracing::{Instrument as _, debug, error, info, info_span, warn};
+use warren_decide::pod::{Exit, Machine, Report, Step, World, decide, same_status};
+use warren_oci::cleanup;
+use warren_oci::client::CallError;
+use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus, PodState, Target};
+
+use crate::machine;
+use crate::node::Shared;
+use crate::pod_request::{PodDirectory, RequestError};
+use crate::registry::Seen;
+use crate::shim::Shim;
+
+/// A pod that asks for this many rounds without coming to rest is a mistake of ours; it then waits for a moment.
+const ROUNDS: usize = 32;
+const AFTER_TOO_MANY_ROUNDS: Duration = Duration::from_secs(5);
+/// After the API server did not take a write.
+const AFTER_API_ERROR: Duration = Duration::from_secs(1);
+
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    uid: String,
+    directory: PodDirectory,
+    seen: watch::Receiver<Seen>,
+    state: watch::Sender<Option<PodState>>,
+    shim: Option<Shim>,
+    machine: Machine,
+    /// How earlier runs ended, by container; the shim keeps only the last.
+    previous: BTreeMap<String, Exit>,
+    asked_to_stop: Option<Timestamp>,
+    /// Set once the API has taken our binding, which the watch may not have shown yet.
+    bound: bool,
+    /// Set once we have had the object deleted, until the watch says that it is gone.
+    deleted: bool,
+    /// What we published last and the version it became, which the watch may not have shown yet.
+    published: Option<(u64, PodStatus)>,
+}
+
+/// A step did not succeed.
+#[derive(Debug, thiserror::Error)]
+enum StepError {
+    #[error("bind the pod")]
+    Bind(#[source] kube::Error),
+    #[error("publish the pod's status")]
+    Publish(#[source] kube::Error),
+    #[error("delete the pod")]
+    Delete(#[source] kube::Error),
+    #[error("clean up after the pod")]
+    CleanUp(#[from] cleanup::CleanupError),
+    #[error("talk to the pod's shim")]
+    Shim(#[from] CallError),
+}
+
+/// A pod's sandbox could not be made.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Ids(#[from] warren_oci::idmap::AllocateError),
+    #[error(transparent)]
+    Spawn(#[from] warren_oci::zygote::SpawnShimError),
+    #[error(transparent)]
+    Shim(#[from] CallError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+impl Worker {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        uid: String,
+        directory: PodDirectory,
+        seen: watch::Receiver<Seen>,
+        state: watch::Sender<Option<PodState>>,
+    ) -> Worker {
+        Worker {
+            shared,
+            uid,
+            directory,
+            seen,
+            state,
+            shim: None,
+            machine: Machine::Absent,
+            previous: BTreeMap::new(),
+            asked_to_stop: None,
+            bound: false,
+            deleted: false,
+            published: None,
+        }
+    }
+
+    /// Runs until the pod's object is gone and nothing of it is left on the machine.
+    pub(crate) async fn run(mut self) {
+        let span = info_span!("pod", uid = %self.uid);
+        async move {
+            self.find().await;
+            loop {
+                let look_again = match self.settle().await {
+                    Ok(Rest::Gone) => return,
+                    Ok(Rest::Until(time)) => time.map(until),
+                    Err(problem) => {
+                        warn!(error = %chain(&problem), "pod not settled; trying again");
+                        Some(AFTER_API_ERROR)
+                    }
+                };
+                let wake = async {
+                    match look_again {
+                        Some(pause) => tokio::time::sleep(pause).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    changed = self.seen.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                    }
+                    state = next_state(&mut self.shim) => self.heard(state),
+                    () = wake => {}
+                }
+            }
+        }
+        .instrument(span)
+        .await;
+    }
+
+    /// Looks for what an earlier daemon left running.
+    async fn find(&mut self) {
+        match Shim::connect(&self.directory.0) {
+            Ok(mut shim) => match shim.subscribe().await {
+                Ok(state) => {
+                    info!("shim found again");
+                    self.shim = Some(shim);
+                    self.heard(Ok(state));
+                    return;
+                }
+                Err(problem) => debug!(error = %chain(&problem), "shim did not answer"),
+            },
+            Err(problem) => debug!(error = %problem, "no shim"),
+        }
+        match cleanup::read_state(&self.directory.0) {
+            Ok(Some(state)) if !state.shut_down => self.lost(&state),
+            Ok(_) => {}
+            Err(problem) => warn!(error = %problem, "unreadable record of the pod"),
+        }
+    }
+
+    fn heard(&mut self, state: io::Result<PodState>) {
+        match state {
+            Ok(state) => {
+                self.machine = Machine::Present(machine::report(&state, &self.previous));
+                self.state.send_replace(Some(state));
+            }
+            Err(problem) => {
+                warn!(error = %problem, "shim lost");
+                self.shim = None;
+                // The record on disk is at least as new as the last message.
+                let record = cleanup::read_state(&self.directory.0).ok().flatten();
+                let last = self.state.borrow().clone();
+                match record.or(last) {
+                    Some(state) => self.lost(&state),
+                    None => {
+                        self.machine = Machine::Lost { report: Report::default(), noticed: Timestamp::now() }
+                    }
+                }
+            }
+        }
+    }
+
+    fn lost(&mut self, state: &PodState) {
+        self.machine =
+            Machine::Lost { report: machine::report(state, &self.previous), noticed: Timestamp::now() };
+        self.state.send_replace(None);
+    }
+
+    /// The pod as far as we know it: what the watch showed, and what we have written since.
+    fn pod(&self) -> Option<Arc<Pod>> {
+        let Seen::Pod(seen) = self.seen.borrow().clone() else { return None };
+        let version = resource_version(&seen);
+        let newer_status =
+            self.published.as_ref().filter(|(published, _)| version < *published).map(|(_, status)| status);
+        let unbound = self.bound && seen.spec.as_ref().is_some_and(|spec| spec.node_name.is_none());
+        if newer_status.is_none() && !unbound {
+            return Some(seen);
+        }
+        let mut pod = (*seen).clone();
+        if let Some(status) = newer_status {
+            pod.status = Some(status.clone());
+        }
+        if unbound && let Some(spec) = pod.spec.as_mut() {
+            spec.node_name = Some(self.shared.facts.name.clone());
+        }
+        Some(Arc::new(pod))
+    }
+
+    /// Decides and does until there is nothing left to do.
+    async fn settle(&mut self) -> Result<Rest, StepError> {
+        for _ in 0..ROUNDS {
+            self.seen.mark_unchanged();
+            let Some(pod) = self.pod() else {
+                self.remove().await?;
+                return Ok(Rest::Gone);
+            };
+            let world = World {
+                pod: &pod,
+                node: &self.shared.facts,
+                machine: &self.machine,
+                asked_to_stop: self.asked_to_stop,
+            };
+            let plan = decide(&world, Timestamp::now());
+            if plan.steps.is_empty() {
+                let news = plan.status.filter(|status| {
+                    pod.status.as_ref().is_none_or(|published| !same_status(published, status))
+                });
+                match news {
+                    Some(status) => self.publish(&pod, status).await?,
+                    None => return Ok(Rest::Until(plan.look_again)),
+                }
+            } else {
+                debug!(steps = ?plan.steps, "pod steps");
+                self.apply(&pod, plan.steps).await?;
+            }
+            if self.deleted {
+                return Ok(Rest::Until(None));
+            }
+        }
+        error!("pod does not come to rest");
+        Ok(Rest::Until(Some(Timestamp::now() + AFTER_TOO_MANY_ROUNDS)))
+    }
+
+    async fn apply(&mut self, pod: &Arc<Pod>, steps: Vec<Step>) -> Result<(), StepError> {
+        // The start of a pod does not wait for the API to note whose it is: in the local home nobody else would take it,
+        // and if the API refuses, the pod is removed again.
+        let binding = steps.contains(&Step::Bind).then(|| {
+            let (shared, pod) = (self.shared.clone(), pod.clone());
+            tokio::spawn(async move { bind(&shared, &pod).await })
+        });
+        let mut starts: Vec<(String, u32)> = Vec::new();
+        let mut new_sandbox = false;
+        let mut result = Ok(());
+        for step in steps {
+            let done = match step {
+                Step::Bind => Ok(()),
+                Step::CleanUp => self.clean_up().await,
+                Step::StartSandbox => {
+                    new_sandbox = true;
+                    Ok(())
+                }
+                Step::StartContainer { name, attempt } => {
+                    starts.push((name, attempt));
+                    Ok(())
+                }
+                Step::AskToStop => self.signal_all(rustix::process::Signal::TERM).await,
+                Step::Kill => self.signal_all(rustix::process::Signal::KILL).await,
+                Step::Remove => self.remove().await,
+                Step::DeleteObject => self.delete_object(pod).await,
+            };
+            if done.is_err() {
+                result = done;
+                break;
+            }
+        }
+        if result.is_ok() && !starts.is_empty() {
+            result = if new_sandbox {
+                self.start_sandbox(pod, starts).await
+            } else {
+                self.start_containers(pod, starts).await
+            };
+        }
+        if let Some(binding) = binding {
+            match binding.await {
+                Ok(Ok(())) => self.bound = true,
+                Ok(Err(problem)) => {
+                    self.remove().await?;
+                    return Err(StepError::Bind(problem));
+                }
+                // Only if the runtime goes down.
+                Err(_) => {}
+            }
+        }
+        result
+    }
+
+    async fn start_sandbox(&mut self, pod: &Arc<Pod>, starts: Vec<(String, u32)>) -> Result<(), StepError> {
+        match self.try_start_sandbox(pod, starts).await {
+            Ok(()) => Ok(()),
+            Err(problem) => {
+                let message = chain(&problem);
+                warn!(error = %message, "sandbox not started");
+                let attempts = match &self.machine {
+                    Machine::Broken { attempts, .. } => attempts + 1,
+                    _ => 1,
+                };
+                self.clean_up().await?;
+                self.machine = Machine::Broken { message, attempts, at: Timestamp::now() };
+                Ok(())
+            }
+        }
+    }
+
+    async fn try_start_sandbox(
+        &mut self,
+        pod: &Arc<Pod>,
+        starts: Vec<(String, u32)>,
+    ) -> Result<(), StartError> {
+        let ids = self.shared.ids().allocate(&self.uid)?;
+        let mut request = self.shared.builder.pod(pod, &self.directory, ids)?;
+        for (name, attempt) in &starts {
+            request.containers.push(self.container(pod, name, *attempt)?);
+        }
+        let zygote = self.shared.zygote.clone();
+        // A fork of a small process: a fraction of a millisecond, but behind every other start.
+        let handle = tokio::task::spawn_blocking(move || zygote.spawn_shim(&request))
+            .await
+            .map_err(io::Error::other)??;
+        let mut shim = Shim::over(handle.client)?;
+        let mut state = shim.subscribe().await?;
+        while !machine::settled(&state) {
+            state = shim.next_state().await?;
+        }
+        self.shim = Some(shim);
+        self.heard(Ok(state));
+        Ok(())
+    }
+
+    fn container(&self, pod: &Pod, name: &str, attempt: u32) -> Result<ContainerRequest, RequestError> {
+        self.shared.builder.container(pod, name, attempt, &self.directory)
+    }
+
+    /// Starts containers in the sandbox that is there: restarts, mostly.
+    async fn start_containers(&mut self, pod: &Pod, starts: Vec<(String, u32)>) -> Result<(), StepError> {
+        for (name, attempt) in starts {
+            if let Machine::Present(report) = &self.machine
+                && let Some(warren_decide::pod::ContainerState::Exited(exit)) =
+                    report.containers.get(&name).map(|container| &container.state)
+            {
+                self.previous.insert(name.clone(), exit.clone());
+            }
+            let request = match self.container(pod, &name, attempt) {
+                Ok(request) => request,
+                Err(problem) => {
+                    self.broken(chain(&problem));
+                    return Ok(());
+                }
+            };
+            let Some(shim) = self.shim.as_mut() else { return Ok(()) };
+            match shim.call(Call::Start { container: Box::new(request) }).await {
+                Ok((Answer::State { state }, _)) => self.heard(Ok(state)),
+                Ok(_) => {}
+                // The state says so too, and the pod's status will.
+                Err(CallError::Refused(refusal)) => {
+                    debug!(container = %name, error = %refusal, "container not started");
+                    self.refresh().await?;
+                    let failed_now = self
+                        .state
+                        .borrow()
+                        .as_ref()
+                        .and_then(|state| state.containers.get(&name))
+                        .is_some_and(|container| {
+                            container.attempt == attempt
+                                && matches!(container.status, ContainerStatus::Failed { .. })
+                        });
+                    if !failed_now {
+                        self.broken(refusal.message);
+                        return Ok(());
+                    }
+                }
+                Err(CallError::Connection(problem)) => self.heard(Err(problem)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing was started and nothing else tells so: the pod waits and tries again, later and later.
+    fn broken(&mut self, message: String) {
+        warn!(error = %message, "container not started");
+        self.machine = Machine::Broken { message, attempts: 1, at: Timestamp::now() };
+    }
+
+    async fn refresh(&mut self) -> Result<(), StepError> {
+        if let Some(shim) = self.shim.as_mut()
+            && let (Answer::State { state }, _) = shim.call(Call::State).await?
+        {
+            self.heard(Ok(state));
+        }
+        Ok(())
+    }
+
+    async fn signal_all(&mut self, signal: rustix::process::Signal) -> Result<(), StepError> {
+        let Some(shim) = self.shim.as_mut() else { return Ok(()) };
+        let state = self.state.borrow().clone();
+        for name in state.iter().flat_map(|state| state.containers.keys()) {
+            let call = Call::Signal { target: Target::Container(name.clone()), signal: signal.as_raw() };
+            match shim.call(call).await {
+                Ok(_) | Err(CallError::Refused(_)) => {}
+                Err(CallError::Connection(problem)) => {
+                    self.heard(Err(problem));
+                    return Ok(());
+                }
+            }
+        }
+        if signal == rustix::process::Signal::KILL {
+            // Everything is to end: wait for it here, so that the next decision sees it.
+            while self.machine_runs() {
+                match next_state(&mut self.shim).await {
+                    Ok(state) => self.heard(Ok(state)),
+                    Err(problem) => self.heard(Err(problem)),
+                }
+            }
+        }
+        self.asked_to_stop.get_or_insert_with(Timestamp::now);
+        Ok(())
+    }
+
+    fn machine_runs(&self) -> bool {
+        matches!(&self.machine, Machine::Present(report) if report.containers.values()
+            .any(|container| matches!(container.state, warren_decide::pod::ContainerState::Running { .. })))
+    }
+
+    /// Ends the shim and everything in it. Logs and the pod's directory stay.
+    async fn clean_up(&mut self) -> Result<(), StepError> {
+        if let Some(mut shim) = self.shim.take() {
+            match shim.call(Call::Shutdown).await {
+                Ok(_) => {}
+                Err(problem) => {
+                    debug!(error = %chain(&problem), "shim did not shut down; its cgroup is killed")
+                }
+            }
+        }
+        let (home, uid) = (self.shared.home_id.clone(), self.uid.clone());
+        blocking(move || cleanup::kill_pod(&home, &uid)).await?;
+        self.machine = Machine::Absent;
+        self.state.send_replace(None);
+        Ok(())
+    }
+
+    /// Leaves nothing of the pod on the machine.
+    async fn remove(&mut self) -> Result<(), StepError> {
+        self.clean_up().await?;
+        let directory = self.directory.0.clone();
+        let shared = self.shared.clone();
+        let uid = self.uid.clone();
+        blocking(move || {
+            // Read before it goes, given back after.
+            let range = directory.join("ids").exists().then(|| shared.ids().allocate(&uid).ok()).flatten();
+            cleanup::remove_pod_directory(&directory)?;
+            if let Some(range) = range {
+                shared.ids().release(range);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn delete_object(&mut self, pod: &Pod) -> Result<(), StepError> {
+        let preconditions = Preconditions { uid: Some(self.uid.clone()), resource_version: None };
+        let parameters = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(preconditions),
+            ..DeleteParams::default()
+        };
+        match pods(&self.shared, pod).delete(name(pod), &parameters).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(problem) => return Err(StepError::Delete(problem)),
+        }
+        self.deleted = true;
+        Ok(())
+    }
+
+    async fn publish(&mut self, pod: &Pod, status: PodStatus) -> Result<(), StepError> {
+        // The uid keeps the status of one pod from reaching another of the same name.
+        let patch =
+            json!({"metadata": {"uid": self.uid}, "status": status_patch(pod.status.as_ref(), &status)});
+        match pods(&self.shared, pod)
+            .patch_status(name(pod), &PatchParams::default(), &Patch::Merge(patch))
+            .await
+        {
+            Ok(patched) => {
+                info!(phase = status.phase.as_deref().unwrap_or_default(), "pod status");
+                self.published = Some((resource_version(&patched), patched.status.unwrap_or(status)));
+                Ok(())
+            }
+            Err(kube::Error::Api(refused)) if matches!(refused.code, 404 | 409) => {
+                // The object is gone or another: the watch will tell.
+                self.published = Some((resource_version(pod) + 1, status));
+                Ok(())
+            }
+            Err(problem) => Err(StepError::Publish(problem)),
+        }
+    }
+}
+
+/// What there is to wait for.
+enum Rest {
+    Until(Option<Timestamp>),
+    Gone,
+}
+
+async fn next_state(shim: &mut Option<Shim>) -> io::Result<PodState> {
+    match shim {
+        Some(shim) => shim.next_state().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, cleanup::CleanupError> + Send + 'static,
+) -> Result<T, StepError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => Ok(result?),
+        Err(gone) if gone.is_panic() => std::panic::resume_unwind(gone.into_panic()),
+        // The runtime is going down, and this task with it.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+fn until(time: Timestamp) -> Duration {
+    Duration::try_from(time.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
+}
+
+fn name(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap_or_default()
+}
+
+fn pods(shared: &Shared, pod: &Pod) -> Api<Pod> {
+    Api::namespaced(shared.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"))
+}
+
+/// Versions can be compared as numbers since Kubernetes 1.35; 0 for a server that does not keep to it, whose objects we
+/// then always believe.
+fn resource_version(pod: &Pod) -> u64 {
+    pod.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
+}
+
+/// The status as a merge patch: fields that are there no longer are taken away.
+fn status_patch(before: Option<&PodStatus>, after: &PodStatus) -> serde_json::Value {
+    let mut patch = serde_json::to_value(after).unwrap_or_default();
+    let before = before.and_then(|status| serde_json::to_value(status).ok()).unwrap_or_default();
+    if let (Some(patch), Some(before)) = (patch.as_object_mut(), before.as_object()) {
+        for key in before.keys() {
+            patch.entry(key.clone()).or_insert(serde_json::Value::Null);
+        }
+        patch.retain(|key, value| before.get(key) != Some(value));
+    }
+    patch
+}
+
+async fn bind(shared: &Shared, pod: &Pod) -> kube::Result<()> {
+    let binding = json!({
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name(pod), "namespace": pod.metadata.namespace, "uid": pod.metadata.uid},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": shared.facts.name},
+    });
+    let binding: Binding = serde_json::from_value(binding).map_err(kube::Error::SerdeError)?;
+    let answer: kube::Result<kube::core::Status> =
+        pods(shared, pod).create_subresource("binding", name(pod), &PostParams::default(), &binding).await;
+    answer.map(drop)
+}
