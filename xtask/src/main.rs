@@ -1,2 +1,50 @@
-//! The project's own tasks; `cargo xtask --help` lists them.
-fn main() {}
+//! The project's own tasks; `cargo xtask --help` lists them. Each module is one task and nothing here ships.
+//!
+//! Start reading at [`Task`]. `kube` is only the command line of `warren_testkit::kube`.
+
+mod edges;
+mod generate;
+mod kube;
+mod test;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The project's own tasks.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// A real Kubernetes control plane on this machine, for tests.
+    #[command(subcommand)]
+    Kube(kube::Task),
+    /// Compare the dependencies between crates with the design.
+    CheckEdges,
+    /// Write the files that are made from the code.
+    Gen(generate::Arguments),
+    /// Run the tests and sum their results.
+    Test(test::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().task {
+        Task::Kube(task) => kube::run(task),
+        Task::CheckEdges => edges::run(),
+        Task::Gen(arguments) => generate::run(&arguments),
+        Task::Test(arguments) => test::run(&arguments),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

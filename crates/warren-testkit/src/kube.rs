@@ -1,0 +1,41 @@
+//! A real Kubernetes control plane on this machine: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+//!
+//! One *supervisor* process per control plane starts the four components as its children and lives exactly as long as
+//! they do. Each component asks the kernel to be killed when the supervisor ends ([`run_component`]), so whatever ends
+//! the supervisor (`down`, the end of the test that asked for it, `kill -9`) ends everything, and nobody needs a
+//! signal handler. What is on disk is one directory per control plane: `kubeconfig`, `record.json`, `pki/`, `etcd/`,
+//! `logs/`.
+//!
+//! Reading order: [`guard`](ControlPlane) for tests; [`supervisor`](Supervisor) for how one starts and ends;
+//! `components` for the command lines; `binaries` and `go_build` for where the programs come from.
+
+mod binaries;
+mod cache;
+mod components;
+mod go_build;
+mod guard;
+mod kubeconfig;
+mod pki;
+mod process;
+mod record;
+mod supervisor;
+
+pub use binaries::{Binaries, BinariesError};
+pub use cache::{Cache, CacheError};
+pub use go_build::BuildError;
+pub use guard::{ControlPlane, ControlPlaneError, KubectlError};
+pub use pki::PkiError;
+pub use process::{EndError, ProcessIdentity, end_and_wait};
+pub use record::{DownError, Listed, Record, directory_of, down, list};
+pub use supervisor::{Lifetime, Settings, StartError, Supervisor, claim_directory, run_component};
+
+pub use crate::files::FileError;
+
+/// The Kubernetes release that we test against.
+pub const KUBERNETES_VERSION: &str = "v1.36.3";
+
+/// The etcd that Kubernetes 1.36 is developed with: the version of its client in that release's `go.mod`.
+pub const ETCD_VERSION: &str = "v3.6.8";
+
+/// The words after `xtask` that lead to [`run_component`]; the supervisor starts each component through them.
+pub const RUN_COMPONENT: [&str; 2] = ["kube", "run-component"];

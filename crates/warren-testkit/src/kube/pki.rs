@@ -1,0 +1,123 @@
+//! The certificates and keys of one control plane. One authority for everything; the directory is the whole secret.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+
+use crate::files::{FileError, create_private_directory, write_private};
+
+/// Why there are no certificates.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    /// A key or certificate could not be made.
+    #[error("make a certificate for `{subject}`")]
+    Certificate {
+        /// Whom it was for.
+        subject: String,
+        /// What the library said.
+        #[source]
+        source: rcgen::Error,
+    },
+    /// A file could not be written.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Names under which a pod or a client on this machine may reach the API server. 10.0.0.1 is the first address of
+/// the service range, which Kubernetes gives to the service `kubernetes`.
+const SERVER_NAMES: [&str; 6] = [
+    "127.0.0.1",
+    "10.0.0.1",
+    "localhost",
+    "kubernetes",
+    "kubernetes.default.svc",
+    "kubernetes.default.svc.cluster.local",
+];
+
+/// An authority that can still sign, and the directory with what it signed for the servers.
+pub(crate) struct Pki {
+    directory: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+    /// The authority's certificate, as PEM.
+    pub(crate) authority: String,
+}
+
+/// A certificate with its key, both as PEM.
+pub(crate) struct Identity {
+    pub(crate) certificate: String,
+    pub(crate) key: String,
+}
+
+impl Pki {
+    /// Makes an authority and writes what the servers read: `ca`, `apiserver`, `etcd`, `etcd-client` and the
+    /// service-account key pair.
+    pub(crate) fn create(directory: &Path) -> Result<Self, PkiError> {
+        create_private_directory(directory)?;
+        let failed = |source| PkiError::Certificate { subject: "authority".to_owned(), source };
+        let mut params = params("warren-test-authority", None, &[]).map_err(failed)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        let key = KeyPair::generate().map_err(failed)?;
+        let authority = params.self_signed(&key).map_err(failed)?.pem();
+
+        write_private(&directory.join("ca.crt"), &authority)?;
+        write_private(&directory.join("ca.key"), key.serialize_pem())?;
+        let pki = Self { directory: directory.to_owned(), issuer: Issuer::new(params, key), authority };
+
+        pki.write("apiserver", &pki.sign("kube-apiserver", None, &SERVER_NAMES)?)?;
+        pki.write("etcd", &pki.sign("etcd", None, &["127.0.0.1", "localhost"])?)?;
+        pki.write("etcd-client", &pki.client("kube-apiserver-etcd-client", None)?)?;
+
+        let service_accounts = KeyPair::generate()
+            .map_err(|source| PkiError::Certificate { subject: "service accounts".to_owned(), source })?;
+        write_private(&pki.path("service-accounts.key"), service_accounts.serialize_pem())?;
+        write_private(&pki.path("service-accounts.pub"), service_accounts.public_key_pem())?;
+        Ok(pki)
+    }
+
+    /// A certificate with which `user`, member of `group`, is known to the API server.
+    pub(crate) fn client(&self, user: &str, group: Option<&str>) -> Result<Identity, PkiError> {
+        self.sign(user, group, &[])
+    }
+
+    /// Where a file of this directory is.
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
+        self.directory.join(file)
+    }
+
+    fn sign(&self, subject: &str, group: Option<&str>, names: &[&str]) -> Result<Identity, PkiError> {
+        let sign = || {
+            let mut params = params(subject, group, names)?;
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+            // etcd uses its serving certificate as a client of its own gateway, so servers may be clients too.
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            if !names.is_empty() {
+                params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+            }
+            let key = KeyPair::generate()?;
+            let certificate = params.signed_by(&key, &self.issuer)?.pem();
+            Ok(Identity { certificate, key: key.serialize_pem() })
+        };
+        sign().map_err(|source| PkiError::Certificate { subject: subject.to_owned(), source })
+    }
+
+    fn write(&self, name: &str, identity: &Identity) -> Result<(), FileError> {
+        write_private(&self.path(&format!("{name}.crt")), &identity.certificate)?;
+        write_private(&self.path(&format!("{name}.key")), &identity.key)
+    }
+}
+
+fn params(subject: &str, group: Option<&str>, names: &[&str]) -> Result<CertificateParams, rcgen::Error> {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut params = CertificateParams::new(names)?;
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, subject);
+    if let Some(group) = group {
+        params.distinguished_name.push(DnType::OrganizationName, group);
+    }
+    params.use_authority_key_identifier_extension = true;
+    Ok(params)
+}

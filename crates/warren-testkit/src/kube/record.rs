@@ -1,0 +1,182 @@
+//! What a control plane leaves on disk about itself, so that somebody else can list and end it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::{FileError, failed, remove_directory, write_private};
+use crate::kube::cache::directories_in;
+use crate::kube::process::{EndError, ProcessIdentity, boot_id, end_and_wait};
+
+/// How long a killed process may take to be gone. The kernel needs milliseconds; a machine that swaps needs more.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const FILE: &str = "record.json";
+
+/// `record.json` in a control plane's directory.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Record {
+    /// The Kubernetes release.
+    pub version: String,
+    /// Where the API server listens.
+    pub server: String,
+    /// The kubectl of the same release.
+    pub kubectl: PathBuf,
+    /// Whether etcd waits for the disk on each write.
+    pub fsync: bool,
+    /// Whether it belongs to a process and ends with it, rather than on `down`.
+    pub until_stdin_closes: bool,
+    /// The boot in which the processes below mean something.
+    pub boot_id: String,
+    /// The parent of the components. They end when it does.
+    pub supervisor: ProcessIdentity,
+    /// etcd and the rest, in the order they were started.
+    pub components: Vec<ProcessIdentity>,
+}
+
+/// Why a control plane was not ended.
+#[derive(Debug, thiserror::Error)]
+pub enum DownError {
+    /// The directory is not one that `up` made, so we touch nothing in it.
+    #[error("`{}` holds no control plane", .0.display())]
+    NoControlPlane(PathBuf),
+    /// Its record is not readable as one.
+    #[error("`{}` is damaged; nothing was ended", path.display())]
+    Damaged {
+        /// The record.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A process could not be ended; the directory is still there.
+    #[error(transparent)]
+    End(#[from] EndError),
+    /// The directory could not be read or removed.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// One control plane, as `list` found it.
+#[derive(Debug)]
+pub struct Listed {
+    /// Where it keeps everything.
+    pub directory: PathBuf,
+    /// What it wrote about itself.
+    pub record: Record,
+    /// Whether its supervisor runs.
+    pub running: bool,
+}
+
+impl Record {
+    /// Reads the record of the control plane in `directory`.
+    pub fn load(directory: &Path) -> Result<Self, DownError> {
+        let path = directory.join(FILE);
+        let bytes = match fs::read(&path).map_err(failed("read", &path)) {
+            Err(error) if error.is_not_found() => {
+                return Err(DownError::NoControlPlane(directory.to_owned()));
+            }
+            bytes => bytes?,
+        };
+        serde_json::from_slice(&bytes).map_err(|source| DownError::Damaged { path, source })
+    }
+
+    /// Writes it; a reader sees the old or the new one, never half.
+    pub(crate) fn store(&self, directory: &Path) -> Result<(), FileError> {
+        let path = directory.join(FILE);
+        let next = directory.join(".record.json.next");
+        let text = serde_json::to_string_pretty(self).expect("strings and numbers always serialise");
+        write_private(&next, text)?;
+        fs::rename(&next, &path).map_err(failed("move into place", &path))
+    }
+
+    /// Every process of the control plane that may still run, the supervisor first.
+    pub fn processes(&self) -> Vec<ProcessIdentity> {
+        if self.boot_id != boot_id() {
+            return Vec::new();
+        }
+        std::iter::once(&self.supervisor).chain(&self.components).cloned().collect()
+    }
+}
+
+/// The control planes below `run`, readable ones only: one that is just being made has no record yet.
+pub fn list(run: &Path) -> Result<Vec<Listed>, FileError> {
+    let mut found = Vec::new();
+    for directory in directories_in(run)? {
+        if let Ok(record) = Record::load(&directory) {
+            let running = record.processes().first().is_some_and(ProcessIdentity::is_running);
+            found.push(Listed { directory, record, running });
+        }
+    }
+    Ok(found)
+}
+
+/// The control plane's directory, given it or the kubeconfig inside it.
+pub fn directory_of(target: &Path) -> PathBuf {
+    match target.parent() {
+        Some(parent) if target.is_file() => parent.to_owned(),
+        _ => target.to_owned(),
+    }
+}
+
+/// Ends the control plane in `directory`, exactly the processes it recorded, and removes the directory.
+///
+/// Doing it twice is an error the second time; doing it after the processes died is not.
+pub fn down(directory: &Path) -> Result<(), DownError> {
+    let record = Record::load(directory)?;
+    // The supervisor first: from then on it starts nothing, and the kernel kills what it started.
+    end_and_wait(&record.processes(), PATIENCE)?;
+    // It may have started one more component between our reading and its end.
+    end_and_wait(&Record::load(directory)?.processes(), PATIENCE)?;
+    Ok(remove_directory(directory)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_is_not_ours_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("precious"), "").unwrap();
+        let error = down(directory.path()).unwrap_err();
+        assert!(matches!(error, DownError::NoControlPlane(_)), "{error}");
+        fs::write(directory.path().join(FILE), "{").unwrap();
+        let error = down(directory.path()).unwrap_err();
+        assert!(matches!(error, DownError::Damaged { .. }), "{error}");
+        assert!(directory.path().join("precious").exists());
+    }
+
+    #[test]
+    fn processes_of_another_boot_are_not_ours() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("1");
+        fs::create_dir(&place).unwrap();
+        let ourselves = ProcessIdentity::of("test", std::process::id()).unwrap();
+        let record = Record {
+            version: "v1".into(),
+            server: "https://127.0.0.1:1".into(),
+            kubectl: "/kubectl".into(),
+            fsync: false,
+            until_stdin_closes: false,
+            boot_id: "another".into(),
+            supervisor: ourselves.clone(),
+            components: vec![ourselves],
+        };
+        record.store(&place).unwrap();
+        assert!(!list(directory.path()).unwrap()[0].running);
+        down(&place).unwrap();
+        assert!(!place.exists());
+    }
+
+    #[test]
+    fn a_kubeconfig_stands_for_its_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let kubeconfig = directory.path().join("kubeconfig");
+        fs::write(&kubeconfig, "").unwrap();
+        assert_eq!(directory_of(&kubeconfig), directory.path());
+        assert_eq!(directory_of(directory.path()), directory.path());
+    }
+}

@@ -1,0 +1,13 @@
+//! What the tests of the other crates stand on. Nothing that ships depends on it.
+//!
+//! [`kube`] gives a real control plane (kube-apiserver, etcd, kube-controller-manager, kube-scheduler) on loopback
+//! ports, so that what we say about Kubernetes is judged by Kubernetes. A test asks for one with
+//! [`kube::ControlPlane::start`]; a person asks with `cargo xtask kube up`. Start reading there.
+//!
+//! The crate stays small on purpose (no async runtime, no Kubernetes client): `xtask` is built on it, and every
+//! cold checkout compiles `xtask` first.
+
+pub mod kube;
+pub mod leaks;
+
+mod files;

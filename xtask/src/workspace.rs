@@ -1,0 +1,66 @@
+//! What cargo knows about this workspace.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// The checkout that this xtask was built from.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
+}
+
+/// The cargo that runs us, working in the checkout.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// The crates of the workspace, from `cargo metadata`.
+pub fn packages() -> Result<Vec<Package>> {
+    let text = output(cargo().args(["metadata", "--format-version", "1", "--no-deps"]))?;
+    let metadata: Metadata = serde_json::from_str(&text).context("read the answer of `cargo metadata`")?;
+    Ok(metadata.packages)
+}
+
+/// Runs a command for what it prints.
+pub fn output(command: &mut Command) -> Result<String> {
+    let words = format!("{command:?}");
+    let output = command.output().with_context(|| format!("run {words}"))?;
+    if !output.status.success() {
+        bail!("{words} ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("read what {words} printed"))
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+/// A crate of ours.
+#[derive(Deserialize)]
+pub struct Package {
+    pub name: String,
+    pub dependencies: Vec<Dependency>,
+    pub targets: Vec<Target>,
+}
+
+/// A line in its `Cargo.toml`.
+#[derive(Deserialize)]
+pub struct Dependency {
+    pub name: String,
+    /// `None` for a normal one, else `dev` or `build`.
+    pub kind: Option<String>,
+}
+
+/// A library, program or test in it.
+#[derive(Deserialize)]
+pub struct Target {
+    pub name: String,
+    pub kind: Vec<String>,
+    #[serde(default, rename = "required-features")]
+    pub required_features: Vec<String>,
+}
