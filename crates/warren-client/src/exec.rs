@@ -79,6 +79,8 @@ pub enum ExecError {
         command: String,
         /// What the node says.
         message: String,
+        /// The exit code that a shell would give, where the node says that too: 127 for a program that is not there.
+        exit_code: Option<i32>,
     },
     /// The connection ended before the node said how the command ended.
     #[error("the connection to `{command}` in pod `{pod}` ended before the command did")]
@@ -286,10 +288,14 @@ async fn drain<O: AsyncWrite + Unpin, E: AsyncWrite + Unpin>(
 
 /// The exit code in the status that ends a command.
 fn exit_code(request: &ExecRequest, bytes: &[u8]) -> Result<i32, ExecError> {
-    let failed =
-        |message: String| ExecError::Failed { pod: request.pod.clone(), command: request.program(), message };
+    let failed = |message: String, exit_code| ExecError::Failed {
+        pod: request.pod.clone(),
+        command: request.program(),
+        message,
+        exit_code,
+    };
     let status: Status = serde_json::from_slice(bytes)
-        .map_err(|error| failed(format!("the status cannot be read: {error}")))?;
+        .map_err(|error| failed(format!("the status cannot be read: {error}"), None))?;
     if status.status.as_deref() == Some("Success") {
         return Ok(0);
     }
@@ -300,9 +306,14 @@ fn exit_code(request: &ExecRequest, bytes: &[u8]) -> Result<i32, ExecError> {
         .find(|cause| cause.reason.as_deref() == Some("ExitCode"))
         .and_then(|cause| cause.message.as_deref())
         .and_then(|code| code.parse().ok());
-    match code {
-        Some(code) => Ok(code),
-        None => Err(failed(status.message.unwrap_or_else(|| "no reason given".to_owned()))),
+    match (status.reason.as_deref(), code) {
+        (Some("NonZeroExitCode"), Some(code)) => Ok(code),
+        // Any other reason is about running it, not about what it did.
+        (_, code) => {
+            let message = status.message.as_deref().unwrap_or("no reason given");
+            let message = message.strip_prefix("Internal error occurred: ").unwrap_or(message);
+            Err(failed(message.to_owned(), code))
+        }
     }
 }
 
