@@ -61,10 +61,10 @@ fn trim(schema: &mut Value) {
     for key in ["x-kubernetes-unions", "x-kubernetes-group-version-kind"] {
         object.remove(key);
     }
-    if let Some(all_of) = object.remove("allOf") {
-        if let Some([Value::Object(only)]) = all_of.as_array().map(Vec::as_slice) {
-            object.extend(only.clone());
-        }
+    if let Some(all_of) = object.remove("allOf")
+        && let Some([Value::Object(only)]) = all_of.as_array().map(Vec::as_slice)
+    {
+        object.extend(only.clone());
     }
     if let Some(Value::String(reference)) = object.get_mut("$ref") {
         *reference = last_segment(reference).to_owned();

@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 /// The pod, volume claims and service that a sandbox is made from.
 ///
 /// It has no level of its own on the wire: its fields are those of the `spec` it is part of.
+///
+/// Change a stored object by a patch of the fields in question, not by writing the whole back: a quantity that was
+/// stored as a number, or a list that was stored empty, is written in other words, and the server takes that for a change of
+/// `volumeClaimTemplates`, which it refuses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxBlueprint {

@@ -21,25 +21,13 @@ use crate::blueprint::{PersistentVolumeClaimTemplate, PodMetadata};
     derive = "PartialEq",
     derive = "Default",
     doc = "SandboxClaim asks for a sandbox: a waiting one from a warm pool, or else a new one.",
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Ready')].status",
-        description = "Whether the claim's sandbox can be used"
-    ),
-    printcolumn(
-        name = "Sandbox",
-        type_ = "string",
-        json_path = ".status.sandbox.name",
-        description = "The sandbox that the claim was given"
-    ),
-    printcolumn(
-        name = "Reason",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Ready')].reason",
-        description = "Why the claim is or is not ready"
-    ),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Ready')].status",
+        "description": "Whether the claim's sandbox can be used"}"#,
+    printcolumn = r#"{"name": "Sandbox", "type": "string", "jsonPath": ".status.sandbox.name",
+        "description": "The sandbox that the claim was given"}"#,
+    printcolumn = r#"{"name": "Reason", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Ready')].reason",
+        "description": "Why the claim is or is not ready"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxClaimSpec {

@@ -42,6 +42,7 @@ pub struct SandboxTemplateSpec {
 
     /// volumeClaimTemplatesPolicy says whether a claim may bring volume claim templates of its own.
     #[serde(default)]
+    #[schemars(extend("enum" = ["Disallowed", "Allowed", "Overrides"]))]
     pub volume_claim_templates_policy: InjectionPolicy,
 }
 

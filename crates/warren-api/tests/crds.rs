@@ -1,5 +1,7 @@
 //! The shape of the four CRDs, without a server: what users type and see, and that the schema is structural.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
+
 use expect_test::expect;
 use serde_json::Value;
 

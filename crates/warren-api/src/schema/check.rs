@@ -116,11 +116,11 @@ fn walk(schema: &Value, value: &Value, path: &Path, findings: &mut Vec<Finding>)
     if !fits {
         return found(Problem::NotOfType(type_.to_owned()));
     }
-    if let Some(words) = schema.get("enum").and_then(Value::as_array) {
-        if !words.contains(value) {
-            let words: Vec<String> = words.iter().map(Value::to_string).collect();
-            return found(Problem::NotOneOf(words.join(", ")));
-        }
+    if let Some(words) = schema.get("enum").and_then(Value::as_array)
+        && !words.contains(value)
+    {
+        let words: Vec<String> = words.iter().map(Value::to_string).collect();
+        return found(Problem::NotOneOf(words.join(", ")));
     }
     match value {
         Value::Object(fields) => {

@@ -104,7 +104,8 @@ impl Rewriter<'_> {
             result.insert("type".to_owned(), type_.clone());
         }
         if let Some(words) = words_of(object) {
-            result.insert("enum".to_owned(), Value::from(words));
+            // A field may list the words itself, in an order of its own: the server repeats it in its messages.
+            result.entry("enum").or_insert_with(|| Value::from(words));
             result.insert("type".to_owned(), Value::from("string"));
         }
         if let Some(properties) = object.get("properties").and_then(Value::as_object) {
@@ -116,12 +117,12 @@ impl Rewriter<'_> {
             }
             result.insert("properties".to_owned(), Value::Object(rewritten));
         }
-        if let Some(required) = object.get("required").and_then(Value::as_array) {
-            if !required.is_empty() {
-                let mut required = required.clone();
-                required.sort_by(|left, right| left.as_str().cmp(&right.as_str()));
-                result.insert("required".to_owned(), Value::Array(required));
-            }
+        if let Some(required) = object.get("required").and_then(Value::as_array)
+            && !required.is_empty()
+        {
+            let mut required = required.clone();
+            required.sort_by(|left, right| left.as_str().cmp(&right.as_str()));
+            result.insert("required".to_owned(), Value::Array(required));
         }
         for (key, step) in [("items", "[]"), ("additionalProperties", "{}")] {
             if let Some(inner) = object.get(key).filter(|inner| inner.is_object()) {
@@ -129,10 +130,10 @@ impl Rewriter<'_> {
                 let mut inner = self.rewrite(inner)?;
                 self.path.pop();
                 // The field above the list or map has said it already.
-                if key == "additionalProperties" {
-                    if let Some(inner) = inner.as_object_mut() {
-                        inner.remove("description");
-                    }
+                if key == "additionalProperties"
+                    && let Some(inner) = inner.as_object_mut()
+                {
+                    inner.remove("description");
                 }
                 result.insert(key.to_owned(), inner);
             }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::ConversionError;
 use super::document::{Document, field_error};
 use crate::annotations;
+use crate::schema::Definitions;
 
 pub(super) fn convert(document: &mut Document) -> Result<Vec<Value>, ConversionError> {
     convert_pod_template(document)?;
@@ -42,6 +43,9 @@ pub(super) fn convert_pod_template(document: &mut Document) -> Result<(), Conver
         return Ok(());
     }
     document.rename("spec.template", "spec.podTemplate")?;
+    if document.get("spec.containers").is_some() {
+        return move_pod_fields(document);
+    }
     let at = if document.get("spec.podTemplate.spec").is_some() { "spec.podTemplate.spec" } else { "spec" };
     if document.get(&format!("{at}.containers")).is_some() || document.get(&format!("{at}.image")).is_none() {
         return Ok(());
@@ -63,6 +67,16 @@ pub(super) fn convert_pod_template(document: &mut Document) -> Result<(), Conver
         "written as the one container `sandbox` of `spec.podTemplate`",
         "rename it if something refers to it",
     );
+    Ok(())
+}
+
+/// A spec that is a pod's spec, with a few fields of ours among it: the pod's fields move, ours stay.
+fn move_pod_fields(document: &mut Document) -> Result<(), ConversionError> {
+    let pod = Definitions::kubernetes().get("io.k8s.api.core.v1.PodSpec");
+    for field in pod.and_then(|pod| pod["properties"].as_object()).into_iter().flat_map(Map::keys) {
+        document.rename(&format!("spec.{field}"), &format!("spec.podTemplate.spec.{field}"))?;
+    }
+    document.note("spec.containers", "the pod's fields are now in `spec.podTemplate.spec`", "");
     Ok(())
 }
 
