@@ -125,7 +125,6 @@ pub fn run() -> Result<ExitCode> {
 fn reached_by(name: &str) -> Result<Vec<Vec<String>>> {
     let tree = workspace::output(workspace::cargo().args([
         "tree",
-        "--locked",
         "--package",
         name,
         "--edges",

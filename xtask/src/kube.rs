@@ -157,7 +157,8 @@ fn up_until_down(up: &Up) -> Result<()> {
 
 fn start_supervisor(up: &Up, directory: &Path) -> Result<String> {
     let log = directory.join("supervisor.log");
-    let mut command = Command::new(std::env::current_exe().context("find our own program")?);
+    // Not a path: the file may be rebuilt while we build Kubernetes.
+    let mut command = Command::new("/proc/self/exe");
     command.args(["kube", "supervise", "--dir"]).arg(directory);
     for (flag, value) in [("--cache", &up.place.cache), ("--bin", &up.place.bin)] {
         if let Some(value) = value {

@@ -12,22 +12,26 @@
 mod binaries;
 mod cache;
 mod components;
+mod directory;
 mod go_build;
 mod guard;
 mod kubeconfig;
+mod logs;
 mod pki;
+mod ports;
 mod process;
 mod record;
 mod supervisor;
 
 pub use binaries::{Binaries, BinariesError};
 pub use cache::{Cache, CacheError};
+pub use directory::{ClaimError, claim_directory};
 pub use go_build::BuildError;
 pub use guard::{ControlPlane, ControlPlaneError, KubectlError};
 pub use pki::PkiError;
 pub use process::{EndError, ProcessIdentity, end_and_wait};
 pub use record::{DownError, Listed, Record, directory_of, down, list};
-pub use supervisor::{Lifetime, Settings, StartError, Supervisor, claim_directory, run_component};
+pub use supervisor::{Lifetime, Settings, StartError, Supervisor, run_component};
 
 pub use crate::files::FileError;
 

@@ -32,9 +32,10 @@ fn hold(ending: &str) -> Holder {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .unwrap();
+        .expect("cargo built it for this test");
     let mut line = String::new();
-    BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let stdout = process.stdout.take().expect("it is piped");
+    BufReader::new(stdout).read_line(&mut line).expect("the holder prints text");
     let directory = PathBuf::from(line.trim_end());
     assert!(directory.is_absolute(), "the holder printed `{line}`");
     // A holder that returns at once may have tidied up before we look; then there is nothing to compare.

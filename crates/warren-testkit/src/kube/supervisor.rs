@@ -2,9 +2,9 @@
 
 use std::convert::Infallible;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_p
 
 use crate::files::{FileError, create_private_directory, failed, remove_directory, write_private};
 use crate::kube::binaries::Binaries;
-use crate::kube::cache::Cache;
 use crate::kube::components::Layout;
 use crate::kube::kubeconfig::{kubeconfig, kubectl};
+use crate::kube::logs::{last_lines, log_file};
 use crate::kube::pki::{Pki, PkiError};
+use crate::kube::ports::{ADDRESS_IN_USE, ReservedPort};
 use crate::kube::process::{ProcessIdentity, boot_id, timespec};
 use crate::kube::record::Record;
 use crate::kube::{KUBERNETES_VERSION, RUN_COMPONENT};
@@ -33,12 +34,15 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// How often we look for other ports when somebody takes ours between choosing and listening.
 const PORT_ATTEMPTS: u32 = 5;
 
+/// Ourselves, also when the file that we were started from has been rebuilt since, which a path would not survive.
+const OUR_PROGRAM: &str = "/proc/self/exe";
+
 /// What kind of control plane to start.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The programs.
     pub binaries: Binaries,
-    /// Where it keeps everything; from [`claim_directory`].
+    /// Where it keeps everything; from [`claim_directory`](crate::kube::claim_directory).
     pub directory: PathBuf,
     /// Whether etcd waits for the disk on each write. Off is faster and safe enough for tests of behaviour, since no
     /// test outlives the machine; benchmarks of durable writes need it on.
@@ -59,9 +63,6 @@ pub enum Lifetime {
 /// Why a control plane did not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The directory for it exists and holds something.
-    #[error("`{}` is not empty", .0.display())]
-    NotEmpty(PathBuf),
     /// A component's program could not be started.
     #[error("start {component}")]
     Spawn {
@@ -115,28 +116,6 @@ pub enum StartError {
     /// A file could not be written.
     #[error(transparent)]
     File(#[from] FileError),
-}
-
-/// Makes the directory for a control plane: the named one, which must be empty, or a new one in the cache.
-pub fn claim_directory(cache: &Cache, named: Option<&Path>) -> Result<PathBuf, StartError> {
-    if let Some(directory) = named {
-        create_private_directory(directory)?;
-        let directory = fs::canonicalize(directory).map_err(failed("resolve", directory))?;
-        let mut entries = fs::read_dir(&directory).map_err(failed("read directory", &directory))?;
-        return if entries.next().is_none() { Ok(directory) } else { Err(StartError::NotEmpty(directory)) };
-    }
-    create_private_directory(&cache.run())?;
-    let run = fs::canonicalize(cache.run()).map_err(failed("resolve", &cache.run()))?;
-    let mut number = 1u32;
-    loop {
-        let directory = run.join(number.to_string());
-        // `create_dir` is the arbiter between two who want the same number.
-        match fs::create_dir(&directory) {
-            Ok(()) => return Ok(directory),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-            Err(error) => return Err(failed("create directory", &directory)(error).into()),
-        }
-    }
 }
 
 /// Becomes a component: asks the kernel to be killed when the supervisor ends, then turns into the program.
@@ -203,8 +182,11 @@ impl Supervisor {
     }
 
     fn launch(settings: &Settings, pki: &Pki) -> Result<Self, StartError> {
-        let etcd_port = ReservedPort::choose()?;
-        let apiserver_port = ReservedPort::choose()?;
+        let choose = || {
+            ReservedPort::choose()
+                .map_err(|source| StartError::System { action: "choose a port on 127.0.0.1", source })
+        };
+        let (etcd_port, apiserver_port) = (choose()?, choose()?);
         let layout = Layout {
             directory: &settings.directory,
             pki,
@@ -269,7 +251,7 @@ impl Supervisor {
         let log = log_file(&self.settings.directory, name);
         let output = File::create(&log).map_err(failed("create", &log))?;
         let spawn = || {
-            let mut child = Command::new(std::env::current_exe()?)
+            let mut child = Command::new(OUR_PROGRAM)
                 .args(RUN_COMPONENT)
                 .arg("--supervisor")
                 .arg(std::process::id().to_string())
@@ -344,7 +326,7 @@ impl Supervisor {
                     .wait()
                     .map_err(|source| StartError::System { action: "ask how a component ended", source })?;
                 let log = last_lines(&log_file(&self.settings.directory, name));
-                Err(if log.contains("address already in use") {
+                Err(if log.contains(ADDRESS_IN_USE) {
                     StartError::PortLost { component: name }
                 } else {
                     StartError::Ended { component: name, status, log }
@@ -399,93 +381,6 @@ fn start_with_new_ports(settings: &Settings) -> Result<Supervisor, StartError> {
     }
 }
 
-/// A port of the kernel's choosing, kept from others until the component is about to take it.
-struct ReservedPort {
-    number: u16,
-    listener: TcpListener,
-}
-
-impl ReservedPort {
-    fn choose() -> Result<Self, StartError> {
-        let choose = || {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-            Ok(Self { number: listener.local_addr()?.port(), listener })
-        };
-        choose().map_err(|source| StartError::System { action: "choose a port on 127.0.0.1", source })
-    }
-
-    /// Gives the port up for the component. Somebody may be faster; then the component ends with `PortLost`.
-    fn release(self) -> SocketAddr {
-        drop(self.listener);
-        (Ipv4Addr::LOCALHOST, self.number).into()
-    }
-}
-
 fn accepts(address: SocketAddr) -> bool {
     TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok()
-}
-
-fn log_file(directory: &Path, component: &str) -> PathBuf {
-    directory.join("logs").join(format!("{component}.log"))
-}
-
-/// The end of a log, short enough for an error message.
-fn last_lines(path: &Path) -> String {
-    const BYTES: u64 = 8 * 1024;
-    const LINES: usize = 12;
-    let read = || {
-        let mut file = File::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(BYTES)))?;
-        let mut bytes = Vec::new();
-        file.take(BYTES).read_to_end(&mut bytes)?;
-        io::Result::Ok(bytes)
-    };
-    let text = String::from_utf8_lossy(&read().unwrap_or_default()).into_owned();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(LINES)..].join("\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_claim_gets_a_directory_of_its_own() {
-        let place = tempfile::tempdir().unwrap();
-        let cache = Cache::locate(Some(place.path().to_owned()), |_| None).unwrap();
-        let first = claim_directory(&cache, None).unwrap();
-        let second = claim_directory(&cache, None).unwrap();
-        assert_ne!(first, second);
-        assert!(first.is_dir() && second.is_dir());
-    }
-
-    #[test]
-    fn a_named_directory_with_something_in_it_is_refused() {
-        let place = tempfile::tempdir().unwrap();
-        let cache = Cache::locate(Some(place.path().join("cache")), |_| None).unwrap();
-        let named = place.path().join("named");
-        assert_eq!(claim_directory(&cache, Some(&named)).unwrap(), named.canonicalize().unwrap());
-        fs::write(named.join("something"), "").unwrap();
-        assert!(matches!(claim_directory(&cache, Some(&named)), Err(StartError::NotEmpty(_))));
-    }
-
-    #[test]
-    fn only_the_end_of_a_log_is_told() {
-        let place = tempfile::tempdir().unwrap();
-        let log = place.path().join("log");
-        let lines: Vec<String> = (0..10_000).map(|number| format!("line {number}")).collect();
-        fs::write(&log, lines.join("\n")).unwrap();
-        let told = last_lines(&log);
-        assert_eq!(told.lines().count(), 12);
-        assert!(told.starts_with("line 9988\n") && told.ends_with("line 9999"), "{told}");
-        assert_eq!(last_lines(&place.path().join("none")), "");
-    }
-
-    #[test]
-    fn reserved_ports_differ_and_are_free_afterwards() {
-        let (first, second) = (ReservedPort::choose().unwrap(), ReservedPort::choose().unwrap());
-        assert_ne!(first.number, second.number);
-        TcpListener::bind(first.release()).unwrap();
-    }
 }

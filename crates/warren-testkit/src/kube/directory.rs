@@ -1,0 +1,66 @@
+//! The directory that a control plane keeps everything in.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::files::{FileError, create_private_directory, failed};
+use crate::kube::cache::Cache;
+
+/// Why there is no directory for a control plane.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// The named one holds something.
+    #[error("`{}` is not empty", .0.display())]
+    NotEmpty(PathBuf),
+    /// It could not be made.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Makes the directory for a control plane: the named one, which must be empty, or a new one in the cache.
+pub fn claim_directory(cache: &Cache, named: Option<&Path>) -> Result<PathBuf, ClaimError> {
+    if let Some(directory) = named {
+        create_private_directory(directory)?;
+        let directory = fs::canonicalize(directory).map_err(failed("resolve", directory))?;
+        let mut entries = fs::read_dir(&directory).map_err(failed("read directory", &directory))?;
+        return if entries.next().is_none() { Ok(directory) } else { Err(ClaimError::NotEmpty(directory)) };
+    }
+    create_private_directory(&cache.run())?;
+    let run = fs::canonicalize(cache.run()).map_err(failed("resolve", &cache.run()))?;
+    let mut number = 1u32;
+    loop {
+        let directory = run.join(number.to_string());
+        // `create_dir` is the arbiter between two who want the same number.
+        match fs::create_dir(&directory) {
+            Ok(()) => return Ok(directory),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(failed("create directory", &directory)(error).into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_claim_gets_a_directory_of_its_own() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = Cache::locate(Some(place.path().to_owned()), |_| None).unwrap();
+        let first = claim_directory(&cache, None).unwrap();
+        let second = claim_directory(&cache, None).unwrap();
+        assert_ne!(first, second);
+        assert!(first.is_dir() && second.is_dir());
+    }
+
+    #[test]
+    fn a_named_directory_with_something_in_it_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let cache = Cache::locate(Some(place.path().join("cache")), |_| None).unwrap();
+        let named = place.path().join("named");
+        assert_eq!(claim_directory(&cache, Some(&named)).unwrap(), named.canonicalize().unwrap());
+        fs::write(named.join("something"), "").unwrap();
+        assert!(matches!(claim_directory(&cache, Some(&named)), Err(ClaimError::NotEmpty(_))));
+    }
+}
