@@ -92,12 +92,23 @@ pub fn convert(manifest: Value) -> Result<Converted, ConversionError> {
     };
     let (api_version, kind) = (text("apiVersion")?, text("kind")?);
 
+    if (api_version.as_str(), kind.as_str()) == ("v1", "List") {
+        return convert_items(manifest);
+    }
     let Some((group @ (GROUP | EXTENSIONS_GROUP), version)) = api_version.split_once('/') else {
         let notes = old_references(&manifest);
         return Ok(Converted { object: manifest, changed: false, notes, companions: Vec::new() });
     };
     if !matches!(version, "v1alpha1" | VERSION) {
         return Err(ConversionError::UnknownKind { api_version, kind });
+    }
+    if kind.ends_with("List") {
+        let group = group.to_owned();
+        let mut list = convert_items(manifest)?;
+        let current = format!("{group}/{VERSION}");
+        list.changed |= list.object["apiVersion"] != current;
+        list.object["apiVersion"] = Value::from(current);
+        return Ok(list);
     }
 
     let mut document = Document::new(manifest)?;
@@ -111,6 +122,29 @@ pub fn convert(manifest: Value) -> Result<Converted, ConversionError> {
     document.set_api_version(&format!("{group}/{VERSION}"));
     let was_current = version == VERSION && !document.changed;
     finish(document, &kind, companions, was_current)
+}
+
+/// Converts every item of a list, such as `kubectl get --output yaml` prints.
+fn convert_items(mut list: Value) -> Result<Converted, ConversionError> {
+    let (mut changed, mut notes, mut companions) = (false, Vec::new(), Vec::new());
+    for (index, item) in list.get_mut("items").and_then(Value::as_array_mut).into_iter().flatten().enumerate()
+    {
+        let below = |path: &str| format!("items[{index}].{path}");
+        let converted = convert(item.take()).map_err(|error| match error {
+            ConversionError::Field { path, problem } => {
+                ConversionError::Field { path: below(&path), problem }
+            }
+            ConversionError::NotAManifest { path } => {
+                ConversionError::Field { path: below(path), problem: "missing".to_owned() }
+            }
+            error @ ConversionError::UnknownKind { .. } => error,
+        })?;
+        *item = converted.object;
+        changed |= converted.changed;
+        notes.extend(converted.notes.into_iter().map(|note| Note { path: below(&note.path), ..note }));
+        companions.extend(converted.companions);
+    }
+    Ok(Converted { object: list, changed, notes, companions })
 }
 
 /// Holds the result against the schema: what the server would drop or refuse is said here already. A manifest that
@@ -151,7 +185,10 @@ fn finish(
 pub fn missing_companions<'a>(converted: impl IntoIterator<Item = &'a Converted> + Clone) -> Vec<&'a Value> {
     let mut missing: Vec<&Value> = Vec::new();
     for companion in converted.clone().into_iter().flat_map(|converted| &converted.companions) {
-        let given = converted.clone().into_iter().any(|other| same_object(&other.object, companion));
+        let given = converted.clone().into_iter().any(|other| {
+            let items = other.object.get("items").and_then(Value::as_array).into_iter().flatten();
+            std::iter::once(&other.object).chain(items).any(|other| same_object(other, companion))
+        });
         if !given && !missing.iter().any(|other| same_object(other, companion)) {
             missing.push(companion);
         }

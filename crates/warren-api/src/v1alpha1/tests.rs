@@ -444,6 +444,47 @@ spec: {scaleTargetRef: {apiVersion: extensions.agents.x-k8s.io/v1alpha1, kind: S
 }
 
 #[test]
+fn lists_as_kubectl_prints_them() {
+    check(
+        r#"
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: ConfigMap, metadata: {name: m}}
+- {apiVersion: extensions.agents.x-k8s.io/v1alpha1, kind: SandboxWarmPool, metadata: {name: p}, spec: {templateName: t, maxReady: 2}}
+"#,
+        expect![[r#"
+            apiVersion: v1
+            kind: List
+            items:
+            - apiVersion: v1
+              kind: ConfigMap
+              metadata:
+                name: m
+            - apiVersion: extensions.agents.x-k8s.io/v1beta1
+              kind: SandboxWarmPool
+              metadata:
+                name: p
+              spec:
+                sandboxTemplateRef:
+                  name: t
+            # items[1].spec.maxReady: a pool has one size; let a HorizontalPodAutoscaler set it: SandboxWarmPool has the scale subresource
+        "#]],
+    );
+    check(
+        r#"
+apiVersion: agents.x-k8s.io/v1alpha1
+kind: SandboxList
+items:
+- {apiVersion: agents.x-k8s.io/v1alpha1, kind: Sandbox, metadata: {name: s}, spec: {replicas: many}}
+"#,
+        expect![[r#"
+            error: `items[0].spec.replicas`: not a count
+        "#]],
+    );
+}
+
+#[test]
 fn what_is_no_manifest() {
     let of = |text: &str| convert(serde_saphyr::from_str(text).unwrap()).unwrap_err();
     assert_eq!(of("spec: {}"), ConversionError::NotAManifest { path: "apiVersion" });
