@@ -499,11 +499,12 @@ impl Worker {
         let patch =
             json!({"metadata": {"uid": self.uid}, "status": status_patch(pod.status.as_ref(), &status)});
         match pods(&self.shared, pod)
-            .patch_status(name(pod), &PatchParams::default(), &Patch::Merge(patch))
+            .patch_status(name(pod), &PatchParams::default(), &Patch::Merge(&patch))
             .await
         {
             Ok(patched) => {
                 info!(phase = status.phase.as_deref().unwrap_or_default(), "pod status");
+                debug!(patch = %patch["status"], "pod status patched");
                 self.published = Some((resource_version(&patched), patched.status.unwrap_or(status)));
                 Ok(())
             }

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
     ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::Value;
 
 use super::{
     ContainerReport, ContainerState, Exit, ExitCause, Limits, Machine, Outlook, Quantity, Refusal, World,
@@ -32,11 +33,29 @@ const CONDITIONS: [&str; 7] = [
     LIMITS_CONDITION,
 ];
 
-/// Whether two statuses are the same to a reader of the API, where times have seconds.
+/// Whether two statuses are the same to a reader of the API, where times have seconds and an empty thing is as good as none:
+/// a real server gives back `lastState: {}` where nothing was written.
 pub fn same_status(one: &PodStatus, other: &PodStatus) -> bool {
     match (serde_json::to_value(one), serde_json::to_value(other)) {
-        (Ok(one), Ok(other)) => one == other,
+        (Ok(one), Ok(other)) => without_empty(one) == without_empty(other),
         _ => false,
+    }
+}
+
+fn without_empty(value: Value) -> Value {
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    };
+    match value {
+        Value::Array(items) => items.into_iter().map(without_empty).collect(),
+        Value::Object(fields) => {
+            let fields = fields.into_iter().map(|(key, value)| (key, without_empty(value)));
+            Value::Object(fields.filter(|(_, value)| !is_empty(value)).collect())
+        }
+        other => other,
     }
 }
 
