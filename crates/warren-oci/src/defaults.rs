@@ -36,8 +36,9 @@ pub const MASKED_PATHS: &[&str] = &[
 /// Paths that cannot be written, because they reach the host.
 pub const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// Open files: the kernel's own default for the hard limit; unlimited makes programs that close "all" descriptors slow.
-pub const OPEN_FILES: (u64, u64) = (1 << 20, 1 << 20);
+/// Open files, if the daemon's own limit is not lower: the kernel's default for the most there can be. Without a limit,
+/// programs that close "all" descriptors one by one take forever.
+pub const OPEN_FILES: u64 = 1 << 20;
 
 /// Containers go before anything of the host when memory runs out.
 pub const OOM_SCORE_ADJUSTMENT: i32 = 500;

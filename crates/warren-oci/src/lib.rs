@@ -3,17 +3,20 @@
 //! end. It knows nothing of Kubernetes, uses no async runtime, and never runs inside a threaded process: everything
 //! after [`zygote::Zygote::start`] happens in processes with one thread.
 //!
-//! Start reading at [`protocol`] (what can be asked), then [`zygote`], [`shim`], and [`container`](mod@container) (how a
-//! container comes to be).
+//! Start reading at [`protocol`] (what can be asked), then [`zygote`], `shim`, and `container` (how one comes to
+//! be).
 
 pub mod cleanup;
 pub mod client;
+mod container;
 pub mod defaults;
 pub mod host_image;
 pub mod idmap;
 pub mod init;
 pub mod protocol;
-pub mod shim;
+mod seccomp_profile;
+mod shim;
 pub mod spec;
+mod timeline;
 mod wire;
 pub mod zygote;

@@ -33,6 +33,9 @@ pub struct PodRequest {
     /// Containers to start at once, in order; more can follow by [`Call::Start`].
     #[serde(default)]
     pub containers: Vec<ContainerRequest>,
+    /// Write down when each step of a start was over, to `timeline` in the pod's directory. For benchmarks.
+    #[serde(default)]
+    pub trace: bool,
 }
 
 /// One container to start.

@@ -47,6 +47,9 @@ pub enum StartZygoteError {
     /// The kernel refused.
     #[error("fork the zygote")]
     Fork(#[source] io::Error),
+    /// The machine lacks something that every container needs.
+    #[error("prepare the zygote: {0}")]
+    Prepare(String),
 }
 
 /// A shim could not be started.
@@ -60,6 +63,7 @@ pub enum SpawnShimError {
     Fork(String),
 }
 
+/// The pid of a new shim, or why there is none. The first one is about the zygote itself and has no pid.
 #[derive(Debug, Serialize, Deserialize)]
 struct Forked(Result<i32, String>);
 
@@ -69,7 +73,15 @@ impl Zygote {
         let proof = SingleThreaded::verify().map_err(StartZygoteError::Threads)?;
         let (ours, theirs) = Seqpacket::pair().map_err(StartZygoteError::Fork)?;
         match process::fork(proof).map_err(StartZygoteError::Fork)? {
-            Fork::Parent(child) => Ok(Self { socket: ours, turn: Mutex::new(()), pid: child.pid() }),
+            Fork::Parent(child) => {
+                drop(theirs);
+                match wire::receive::<Forked>(&ours) {
+                    Ok(Some((Forked(Ok(_)), _))) => Ok(Self { socket: ours, turn: Mutex::new(()), pid: child.pid() }),
+                    Ok(Some((Forked(Err(message)), _))) => Err(StartZygoteError::Prepare(message)),
+                    Ok(None) => Err(StartZygoteError::Fork(io::ErrorKind::UnexpectedEof.into())),
+                    Err(error) => Err(StartZygoteError::Fork(error)),
+                }
+            }
             Fork::Child => {
                 drop(ours);
                 let code = match serve(proof, &theirs) {
@@ -120,7 +132,11 @@ fn serve(proof: SingleThreaded, socket: &Seqpacket) -> io::Result<()> {
     shim::detach_standard_streams(None)?;
     // The kernel reaps shims by itself; nobody asks how they ended, their state is on disk.
     process::ignore_signals(&[SIGCHLD]);
-    let prepared = shim::Prepared::new(proof)?;
+    let prepared = match shim::Prepared::new(proof) {
+        Ok(prepared) => prepared,
+        Err(error) => return wire::send(socket, &Forked(Err(error.to_string())), &[]),
+    };
+    wire::send(socket, &Forked(Ok(0)), &[])?;
     loop {
         let (pod, mut descriptors) = match wire::receive::<PodRequest>(socket) {
             Ok(Some(request)) => request,

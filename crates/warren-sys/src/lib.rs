@@ -3,6 +3,11 @@
 //! interface. It is the one crate with `unsafe`, and it never decides anything: which namespaces, which limits, which
 //! system calls is the caller's policy. Start reading at [`process`] and [`cgroup`].
 
+pub mod capability;
 pub mod cgroup;
+pub mod mount;
+pub mod namespace;
 pub mod process;
+pub mod pty;
+pub mod seccomp;
 pub mod socket;

@@ -1,0 +1,362 @@
+//! The container's side: what runs in the new process, between clone and exec. It has one thread, no way back, and from
+//! the moment it has entered the container's namespaces it trusts no path that the container could have made.
+
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Resource, Rlimit, Signal};
+use rustix::thread::{Gid, Uid};
+use warren_sys::capability::Capabilities;
+use warren_sys::mount::{self, Attributes, FsOption};
+use warren_sys::process::Namespaces;
+use warren_sys::seccomp::Filter;
+use warren_sys::{namespace, process, pty};
+
+use super::rootfs::{Detached, Step, StepError};
+use crate::defaults;
+use crate::protocol::{Refusal, RefusalReason};
+use crate::spec::{Process, Spec};
+
+/// Where the new root is attached for the moment before it becomes the root. Every Linux system has this directory,
+/// everybody may walk to it, and nothing here needs the host's `/proc` by its path.
+const STAGING: &str = "/proc";
+
+/// Why a process never came to run its program.
+#[derive(Debug)]
+pub(super) struct Failure {
+    reason: RefusalReason,
+    error: StepError,
+}
+
+impl From<StepError> for Failure {
+    fn from(error: StepError) -> Self {
+        Self { reason: RefusalReason::CreateFailed, error }
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self { reason: failure.reason, message: format!("{}: {}", failure.error.step, failure.error.source) }
+    }
+}
+
+/// Sets up the root file system and never sees the host's again. Runs as the container's root in its new namespaces.
+pub(super) fn enter_root(spec: &Spec, mut mounts: Vec<Detached>) -> Result<(), StepError> {
+    // A new procfs or sysfs is only granted while an old one is in full view, so both are made before the host's mounts
+    // go; the same is true of the device nodes, which are the host's.
+    let proc = mount::new_file_system("proc", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC).step(|| "make /proc".to_owned())?;
+    let sys = mount::new_file_system("sysfs", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())
+        .step(|| "make /sys".to_owned())?;
+    let devices = DEVICES
+        .iter()
+        .map(|name| mount::copy_mount(&Path::new("/dev").join(name), false).step(|| format!("take /dev/{name}")))
+        .collect::<Result<Vec<_>, _>>()?;
+
+    let root = mounts.remove(0).mount;
+    mount::attach(root.as_fd(), Path::new(STAGING)).step(|| "attach the root file system".to_owned())?;
+    mount::change_root(root.as_fd()).step(|| "change the root".to_owned())?;
+
+    // From here on every path is the container's, and the worst that a link in its image can do is to lead elsewhere in
+    // the same image.
+    attach(&proc, "/proc")?;
+    attach(&sys, "/sys")?;
+    make_dev(&devices)?;
+    for detached in &mounts {
+        let step = || format!("attach {}", detached.target.display());
+        make_mount_point(&detached.target, detached.is_directory).step(step)?;
+        mount::attach(detached.mount.as_fd(), &detached.target).step(step)?;
+    }
+    restrict_paths(spec)?;
+    if spec.root.readonly {
+        mount::restrict(root.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), None, false)
+            .step(|| "make the root read-only".to_owned())?;
+    }
+    Ok(())
+}
+
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+fn make_dev(devices: &[OwnedFd]) -> Result<(), StepError> {
+    let options = [FsOption::Text("mode", "755"), FsOption::Text("size", "64k")];
+    let attributes = Attributes { no_suid: true, no_exec: true, ..Attributes::NONE };
+    let dev = mount::new_file_system("tmpfs", &options, attributes).step(|| "make /dev".to_owned())?;
+    attach(&dev, "/dev")?;
+    for (name, device) in DEVICES.iter().zip(devices) {
+        let path = Path::new("/dev").join(name);
+        let step = || format!("make /dev/{name}");
+        make_file(&path).step(step)?;
+        mount::attach(device.as_fd(), &path).step(step)?;
+    }
+    for (target, link) in [
+        ("pts/ptmx", "/dev/ptmx"),
+        ("/proc/self/fd", "/dev/fd"),
+        ("/proc/self/fd/0", "/dev/stdin"),
+        ("/proc/self/fd/1", "/dev/stdout"),
+        ("/proc/self/fd/2", "/dev/stderr"),
+    ] {
+        symlink(target, link).step(|| format!("make {link}"))?;
+    }
+    for name in ["pts", "shm", "mqueue"] {
+        fs::create_dir(Path::new("/dev").join(name)).step(|| format!("make /dev/{name}"))?;
+    }
+    let options = [FsOption::Text("mode", "1777"), FsOption::Text("size", "64m")];
+    let shm = mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV_NO_EXEC)
+        .step(|| "make /dev/shm".to_owned())?;
+    attach(&shm, "/dev/shm")?;
+    let mqueue = mount::new_file_system("mqueue", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC)
+        .step(|| "make /dev/mqueue".to_owned())?;
+    attach(&mqueue, "/dev/mqueue")
+}
+
+fn attach(mount: &OwnedFd, path: &str) -> Result<(), StepError> {
+    mount::attach(mount.as_fd(), Path::new(path)).step(|| format!("attach {path}"))
+}
+
+fn make_file(path: &Path) -> io::Result<()> {
+    fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    Ok(())
+}
+
+fn make_mount_point(path: &Path, is_directory: bool) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() == is_directory && !found.is_symlink()) {
+        return Ok(());
+    }
+    if is_directory {
+        return fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+    }
+    if let Some(parent) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
+    }
+    make_file(path)
+}
+
+fn restrict_paths(spec: &Spec) -> Result<(), StepError> {
+    let given = |paths: &Option<Vec<PathBuf>>, default: &[&str]| {
+        paths.clone().unwrap_or_else(|| default.iter().map(PathBuf::from).collect())
+    };
+    for path in given(&spec.linux.readonly_paths, defaults::READONLY_PATHS) {
+        let step = || format!("make {} read-only", path.display());
+        let copy = match mount::copy_mount(&path, true) {
+            Err(error) if is_absent(&error) => continue,
+            other => other.step(step)?,
+        };
+        mount::restrict(copy.as_fd(), Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only(), None, true).step(step)?;
+        mount::attach(copy.as_fd(), &path).step(step)?;
+    }
+    let mut empty: Option<PathBuf> = None;
+    for path in given(&spec.linux.masked_paths, defaults::MASKED_PATHS) {
+        let step = || format!("mask {}", path.display());
+        let is_directory = match fs::metadata(&path) {
+            Err(error) if is_absent(&error) => continue,
+            other => other.step(step)?.is_dir(),
+        };
+        let cover = match (is_directory, &empty) {
+            (false, _) => mount::copy_mount(Path::new("/dev/null"), false),
+            (true, Some(masked)) => mount::copy_mount(masked, false),
+            (true, None) => mount::new_file_system(
+                "tmpfs",
+                &[FsOption::Text("size", "0"), FsOption::Text("nr_inodes", "1")],
+                Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only(),
+            ),
+        };
+        mount::attach(cover.step(step)?.as_fd(), &path).step(step)?;
+        if is_directory && empty.is_none() {
+            empty = Some(path);
+        }
+    }
+    Ok(())
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied)
+}
+
+/// Becomes root of the user namespace, before anything is made there.
+pub(super) fn become_root() -> Result<(), StepError> {
+    set_ids(0, 0, &[]).step(|| "become root of the user namespace".to_owned())
+}
+
+fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+    let groups: Vec<Gid> = groups.iter().map(|&group| Gid::from_raw(group)).collect();
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::thread::set_thread_groups(&groups)?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    Ok(rustix::thread::set_thread_res_uid(uid, uid, uid)?)
+}
+
+/// Standard streams of the program.
+#[derive(Debug)]
+pub(super) enum Streams<'fd> {
+    /// Separate descriptors; no standard input reads as empty.
+    Pipes { stdin: Option<BorrowedFd<'fd>>, stdout: BorrowedFd<'fd>, stderr: BorrowedFd<'fd> },
+    /// A terminal for all three.
+    Terminal(BorrowedFd<'fd>),
+}
+
+/// Dies with the shim, whose end of `lifeline` closes when it dies. To be called again after each change of identity,
+/// which makes the kernel forget it.
+pub(super) fn die_with_parent() -> Result<(), StepError> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step(|| "tie the process to its shim".to_owned())
+}
+
+/// Gives up everything that the program must not have and becomes the program.
+pub(super) fn become_program(
+    process: &Process,
+    environment: &[String],
+    streams: Streams<'_>,
+    filter: &Filter,
+) -> Result<Infallible, Failure> {
+    let starting = |error: StepError| Failure { reason: RefusalReason::StartFailed, error };
+    take_streams(&streams)?;
+    for limit in resource_limits(process)? {
+        rustix::process::setrlimit(limit.0, limit.1).step(|| "set resource limits".to_owned())?;
+    }
+    let names: Vec<&str> = match &process.capabilities {
+        Some(capabilities) => capabilities.bounding.iter().map(String::as_str).collect(),
+        None => defaults::CAPABILITIES.to_vec(),
+    };
+    let bounding = Capabilities::from_names(names)
+        .map_err(|name| io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is not a capability")))
+        .step(|| "read the capabilities".to_owned())?;
+    bounding.bound().step(|| "drop capabilities".to_owned())?;
+
+    let cwd = &process.cwd;
+    if let Err(error) = rustix::process::chdir(cwd) {
+        // As the engines do: a working directory that the image lacks is made.
+        let step = || format!("change to the directory {}", cwd.display());
+        if error != rustix::io::Errno::NOENT {
+            return Err(starting(StepError { step: step(), source: error.into() }));
+        }
+        fs::create_dir_all(cwd).and_then(|()| Ok(rustix::process::chdir(cwd)?)).step(step).map_err(starting)?;
+    }
+    let user = &process.user;
+    set_ids(user.uid, user.gid, &user.additional_gids).step(|| format!("become user {}", user.uid)).map_err(starting)?;
+    die_with_parent()?;
+    let effective = if user.uid == 0 { bounding } else { Capabilities::default() };
+    effective.set().step(|| "set capabilities".to_owned())?;
+    process::reset_signals();
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    process::close_from_on_exec(3).step(|| "close descriptors".to_owned())?;
+
+    let text = |value: &String| CString::new(value.as_str()).map_err(io::Error::from);
+    let step = || "read arguments and environment".to_owned();
+    let arguments = process.args.iter().map(text).collect::<io::Result<Vec<_>>>().step(step).map_err(starting)?;
+    let environment = environment.iter().map(text).collect::<io::Result<Vec<_>>>().step(step).map_err(starting)?;
+    let Some(program) = process.args.first() else {
+        return Err(starting(StepError { step: step(), source: io::Error::other("there is no program to run") }));
+    };
+    let candidates = candidates(program, &environment);
+
+    // The kernel takes a filter without privileges only from those who can gain none.
+    if process.no_new_privileges {
+        rustix::thread::set_no_new_privs(true).step(|| "renounce new privileges".to_owned())?;
+    }
+    filter.install().step(|| "install the system call filter".to_owned())?;
+    run_first(program, &candidates, &arguments, &environment).map_err(starting)
+}
+
+fn take_streams(streams: &Streams<'_>) -> Result<(), StepError> {
+    let step = || "take the standard streams".to_owned();
+    match streams {
+        Streams::Pipes { stdin, stdout, stderr } => {
+            match stdin {
+                Some(stdin) => process::replace_standard_descriptor(*stdin, 0).step(step)?,
+                None => {
+                    let null = fs::File::open("/dev/null").step(step)?;
+                    process::replace_standard_descriptor(null.as_fd(), 0).step(step)?;
+                }
+            }
+            process::replace_standard_descriptor(*stdout, 1).step(step)?;
+            process::replace_standard_descriptor(*stderr, 2).step(step)
+        }
+        Streams::Terminal(terminal) => {
+            pty::take_control(*terminal).step(step)?;
+            (0..3).try_for_each(|number| process::replace_standard_descriptor(*terminal, number).step(step))
+        }
+    }
+}
+
+fn resource_limits(process: &Process) -> Result<Vec<(Resource, Rlimit)>, StepError> {
+    let both = |value: u64| Rlimit { current: Some(value), maximum: Some(value) };
+    let allowed = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let mut limits = vec![(Resource::Core, both(0)), (Resource::Nofile, both(defaults::OPEN_FILES.min(allowed)))];
+    for limit in &process.rlimits {
+        let resource = match limit.kind.as_str() {
+            "RLIMIT_AS" => Resource::As,
+            "RLIMIT_CORE" => Resource::Core,
+            "RLIMIT_CPU" => Resource::Cpu,
+            "RLIMIT_DATA" => Resource::Data,
+            "RLIMIT_FSIZE" => Resource::Fsize,
+            "RLIMIT_LOCKS" => Resource::Locks,
+            "RLIMIT_MEMLOCK" => Resource::Memlock,
+            "RLIMIT_MSGQUEUE" => Resource::Msgqueue,
+            "RLIMIT_NICE" => Resource::Nice,
+            "RLIMIT_NOFILE" => Resource::Nofile,
+            "RLIMIT_NPROC" => Resource::Nproc,
+            "RLIMIT_RSS" => Resource::Rss,
+            "RLIMIT_RTPRIO" => Resource::Rtprio,
+            "RLIMIT_RTTIME" => Resource::Rttime,
+            "RLIMIT_SIGPENDING" => Resource::Sigpending,
+            "RLIMIT_STACK" => Resource::Stack,
+            other => {
+                let error = io::Error::new(io::ErrorKind::InvalidInput, format!("{other} is not a resource limit"));
+                return Err(error).step(|| "read the resource limits".to_owned());
+            }
+        };
+        limits.retain(|(known, _)| *known as u32 != resource as u32);
+        limits.push((resource, Rlimit { current: Some(limit.soft), maximum: Some(limit.hard) }));
+    }
+    Ok(limits)
+}
+
+/// The files that `program` may mean, in order.
+fn candidates(program: &str, environment: &[CString]) -> Vec<CString> {
+    if program.contains('/') {
+        return CString::new(program).into_iter().collect();
+    }
+    let path = environment
+        .iter()
+        .find_map(|line| line.to_str().ok()?.strip_prefix("PATH="))
+        .unwrap_or(defaults::PATH);
+    path.split(':')
+        .map(|directory| if directory.is_empty() { "." } else { directory })
+        .filter_map(|directory| CString::new(format!("{directory}/{program}")).ok())
+        .collect()
+}
+
+fn run_first(
+    program: &str,
+    candidates: &[CString],
+    arguments: &[CString],
+    environment: &[CString],
+) -> Result<Infallible, StepError> {
+    let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "executable file not found in $PATH"));
+    for candidate in candidates {
+        match process::execute(candidate, arguments, environment) {
+            // Another directory may have it; if none has, the first interesting error is the answer.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                if program.contains('/') {
+                    result = Err(error);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => result = Err(error),
+            other => return other.step(|| format!("run `{program}`")),
+        }
+    }
+    result.step(|| format!("run `{program}`"))
+}
+
+/// What a new network namespace needs to be of use to the programs in it alone.
+pub(super) fn prepare_network() -> Result<(), StepError> {
+    namespace::loopback_up().step(|| "bring up the loopback device".to_owned())
+}
+
+/// Sees only its own part of the cgroup tree from here on.
+pub(super) fn hide_cgroups() -> Result<(), StepError> {
+    namespace::unshare(Namespaces::CGROUP).step(|| "make a cgroup namespace".to_owned())
+}

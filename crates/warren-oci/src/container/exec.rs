@@ -1,0 +1,210 @@
+//! A further process in a running container.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use warren_sys::process::{self, Child, CloneOptions, Fork, Namespaces};
+use warren_sys::{namespace, pty};
+
+use super::child::{self, Failure, Streams};
+use super::rootfs::{self, Step, StepError};
+use super::{Container, Workshop, finish_child, pipe, refusal};
+use crate::defaults;
+use crate::idmap::IdRange;
+use crate::protocol::{ExecRequest, Refusal, TerminalSize};
+use crate::spec::{Process, User};
+
+/// A process that exists, and the ends of its streams that belong to whoever asked for it.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    pub(crate) child: Child,
+    pub(crate) report: Option<OwnedFd>,
+    pub(crate) streams: Vec<OwnedFd>,
+    /// The terminal's number in the container's `/dev/pts`.
+    pub(crate) terminal: Option<u32>,
+}
+
+/// Starts a process in `container`.
+pub(crate) fn exec(
+    workshop: &Workshop,
+    ids: IdRange,
+    container: &Container,
+    request: &ExecRequest,
+) -> Result<Exec, Refusal> {
+    let user = request.user.clone().unwrap_or_else(|| container.spec.process.user.clone());
+    let program = Process {
+        args: request.args.clone(),
+        cwd: request.cwd.clone().unwrap_or_else(|| container.spec.process.cwd.clone()),
+        user,
+        ..container.spec.process.clone()
+    };
+    let environment = environment(&program, &request.env, request.terminal);
+    let ends = make_ends(ids, container, &program.user, request).map_err(refusal)?;
+    start(workshop, container, &program, &environment, ends).map_err(refusal)
+}
+
+/// Both ends of everything.
+struct Ends {
+    outside: Vec<OwnedFd>,
+    inside: Vec<OwnedFd>,
+    has_stdin: bool,
+    terminal: Option<u32>,
+}
+
+fn make_ends(ids: IdRange, container: &Container, user: &User, request: &ExecRequest) -> Result<Ends, StepError> {
+    if let Some(size) = request.terminal {
+        let step = || "open a terminal".to_owned();
+        let pty = pty::open(container.terminals.as_fd(), size.columns, size.rows).step(step)?;
+        // As everywhere, the terminal is its user's, and its group (`tty`) may write to it.
+        rootfs::give(pty.slave.as_fd(), ids, user.uid, 5)?;
+        let terminal = pty::number(pty.master.as_fd()).step(step)?;
+        return Ok(Ends { outside: vec![pty.master], inside: vec![pty.slave], has_stdin: true, terminal: Some(terminal) });
+    }
+    let mut ends = Ends { outside: Vec::new(), inside: Vec::new(), has_stdin: request.stdin, terminal: None };
+    let step = || "make a pipe".to_owned();
+    if request.stdin {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step(step)?;
+        ends.inside.push(reader);
+        ends.outside.push(writer);
+    }
+    for _ in ["stdout", "stderr"] {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step(step)?;
+        ends.inside.push(writer);
+        ends.outside.push(reader);
+    }
+    for stream in &ends.inside {
+        rootfs::give(stream.as_fd(), ids, user.uid, user.gid)?;
+    }
+    Ok(ends)
+}
+
+fn start(
+    workshop: &Workshop,
+    container: &Container,
+    program: &Process,
+    environment: &[String],
+    ends: Ends,
+) -> Result<Exec, StepError> {
+    let step = || "clone a process".to_owned();
+    let (report, report_inside) = pipe().step(step)?;
+    let mut born_inside = container.entrance.clone_into().is_some();
+    let mut options =
+        CloneOptions { namespaces: Namespaces::NONE, sibling: false, cgroup: container.entrance.clone_into() };
+    // Only children of a process that has "entered" a pid namespace are in it. So the shim enters, clones, and leaves:
+    // one process less than the usual way by a helper.
+    namespace::enter_one(container.pid_namespace.as_fd()).step(|| "enter the pid namespace".to_owned())?;
+    let mut forked = process::clone(workshop.proof, options);
+    if born_inside && forked.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN)) {
+        // The container has reached its pids limit. Somebody who wants to look after it gets in nevertheless, as on
+        // version 1, where moving in is not forking.
+        born_inside = false;
+        options.cgroup = None;
+        forked = process::clone(workshop.proof, options);
+    }
+    if let Ok(Fork::Child) = forked {
+        drop((ends.outside, report));
+        let life = || exec_process(workshop, container, program, environment, &ends.inside, ends.has_stdin, ends.terminal.is_some(), born_inside);
+        finish_child(&report_inside, life)
+    }
+    let returned = namespace::enter_one(workshop.pid_namespace.as_fd()).step(|| "leave the pid namespace".to_owned());
+    let Fork::Parent(child) = forked.step(step)? else {
+        return Err(io::Error::other("the child has been dealt with")).step(step);
+    };
+    if let Err(error) = returned {
+        let _ = child.signal(libc::SIGKILL);
+        let _ = child.wait();
+        return Err(error);
+    }
+    let adjustment = program.oom_score_adj.unwrap_or(defaults::OOM_SCORE_ADJUSTMENT).clamp(0, 1000);
+    // A process that is gone already needs none.
+    let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.pid()), adjustment.to_string());
+    Ok(Exec { child, report: Some(report), streams: ends.outside, terminal: ends.terminal })
+}
+
+#[expect(clippy::too_many_arguments, reason = "the new process gets all that the shim has, once")]
+fn exec_process(
+    workshop: &Workshop,
+    container: &Container,
+    program: &Process,
+    environment: &[String],
+    inside: &[OwnedFd],
+    has_stdin: bool,
+    has_terminal: bool,
+    born_inside: bool,
+) -> Result<std::convert::Infallible, Failure> {
+    child::die_with_parent()?;
+    if !born_inside {
+        container.entrance.enter().step(|| "enter the cgroup".to_owned())?;
+    }
+    let all = Namespaces::USER
+        .with(Namespaces::MOUNT)
+        .with(Namespaces::NETWORK)
+        .with(Namespaces::IPC)
+        .with(Namespaces::UTS)
+        .with(Namespaces::CGROUP);
+    namespace::enter(container.child.pidfd(), all).step(|| "enter the container".to_owned())?;
+    rustix::process::setsid().step(|| "make a session".to_owned())?;
+    process::join_new_session_keyring().step(|| "make a keyring".to_owned())?;
+    child::become_root()?;
+    let streams = match inside {
+        [terminal] if has_terminal => Streams::Terminal(terminal.as_fd()),
+        [stdin, stdout, stderr] if has_stdin => {
+            Streams::Pipes { stdin: Some(stdin.as_fd()), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
+        }
+        [stdout, stderr] => Streams::Pipes { stdin: None, stdout: stdout.as_fd(), stderr: stderr.as_fd() },
+        _ => return Err(StepError { step: "count the streams".to_owned(), source: io::ErrorKind::InvalidInput.into() }.into()),
+    };
+    child::become_program(program, environment, streams, &workshop.filter)
+}
+
+/// Sets the size of a terminal. It is opened by its number for a moment: a descriptor that the shim kept would keep the
+/// program from noticing that its user has gone.
+pub(crate) fn resize(container: &Container, terminal: u32, size: TerminalSize) -> io::Result<()> {
+    let slave = rustix::fs::openat(
+        &container.terminals,
+        terminal.to_string(),
+        OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    pty::resize(slave.as_fd(), size.columns, size.rows)
+}
+
+/// The container's environment with `more` on top, and what every program expects to find.
+pub(super) fn environment(process: &Process, more: &[String], terminal: Option<TerminalSize>) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::with_capacity(process.env.len() + more.len() + 3);
+    fn name(line: &str) -> &str {
+        line.split_once('=').map_or(line, |(name, _)| name)
+    }
+    for line in process.env.iter().chain(more) {
+        match lines.iter_mut().find(|known| name(known) == name(line)) {
+            Some(known) => known.clone_from(line),
+            None => lines.push(line.clone()),
+        }
+    }
+    let mut default = |line: String| {
+        if !lines.iter().any(|known| name(known) == name(&line)) {
+            lines.push(line);
+        }
+    };
+    default(format!("PATH={}", defaults::PATH));
+    default(format!("HOME={}", if process.user.uid == 0 { "/root" } else { "/" }));
+    if terminal.is_some() {
+        default("TERM=xterm".to_owned());
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_lines_win_and_defaults_only_fill_gaps() {
+        let mut process = Process::new(["sh"]);
+        process.env = vec!["A=1".to_owned(), "B=2".to_owned(), "PATH=/x".to_owned()];
+        let size = TerminalSize { columns: 80, rows: 24 };
+        let lines = environment(&process, &["A=3".to_owned(), "TERM=vt100".to_owned()], Some(size));
+        assert_eq!(lines, ["A=3", "B=2", "PATH=/x", "TERM=vt100", "HOME=/root"]);
+    }
+}

@@ -1,0 +1,215 @@
+//! The privileged half of a root file system: the shim makes every mount that needs the host's rights as a detached mount
+//! and hands over the descriptors; the container's own process attaches them (see [`super::child`]).
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use warren_sys::mount::{self, Attributes, FsOption};
+
+use crate::idmap::IdRange;
+use crate::protocol::{Overlay, Rootfs};
+use crate::spec::{Mount, MountKind};
+
+/// A step of making a container that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}")]
+pub(crate) struct StepError {
+    pub(crate) step: String,
+    #[source]
+    pub(crate) source: io::Error,
+}
+
+/// Says which step an error belongs to.
+pub(crate) trait Step<T> {
+    fn step(self, step: impl FnOnce() -> String) -> Result<T, StepError>;
+}
+
+impl<T> Step<T> for io::Result<T> {
+    fn step(self, step: impl FnOnce() -> String) -> Result<T, StepError> {
+        self.map_err(|source| StepError { step: step(), source })
+    }
+}
+
+impl<T> Step<T> for rustix::io::Result<T> {
+    fn step(self, step: impl FnOnce() -> String) -> Result<T, StepError> {
+        self.map_err(io::Error::from).step(step)
+    }
+}
+
+/// A detached mount and where it belongs inside.
+#[derive(Debug)]
+pub(crate) struct Detached {
+    pub(crate) mount: OwnedFd,
+    pub(crate) target: PathBuf,
+    /// What has to be there to mount on.
+    pub(crate) is_directory: bool,
+}
+
+/// The writable half of one overlay.
+#[derive(Debug)]
+pub(crate) struct Writable {
+    upper: OwnedFd,
+    work: OwnedFd,
+}
+
+/// Makes the directories that a container writes to, owned by its root. Everything is below `directory`.
+pub(crate) fn make_writable(directory: &Path, rootfs: &Rootfs, ids: IdRange) -> Result<Vec<Writable>, StepError> {
+    if rootfs.overlays.first().is_none_or(|overlay| overlay.target != Path::new("/")) {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput)).step(|| "find the overlay of /".to_owned());
+    }
+    fs::create_dir_all(directory).step(|| format!("make {}", directory.display()))?;
+    rootfs.overlays.iter().enumerate().map(|(index, overlay)| make_pair(directory, index, overlay, ids)).collect()
+}
+
+fn make_pair(directory: &Path, index: usize, overlay: &Overlay, ids: IdRange) -> Result<Writable, StepError> {
+    let make = |kind: &str| -> Result<OwnedFd, StepError> {
+        let path = directory.join(format!("{index}.{kind}"));
+        let step = || format!("make {}", path.display());
+        fs::create_dir(&path).step(step)?;
+        rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).step(step)
+    };
+    let upper = make("upper")?;
+    let work = make("work")?;
+    // The overlay's top directory is the upper one, with the upper one's owner and mode.
+    let step = || format!("give {} to the pod", directory.display());
+    let mode = overlay.lower.first().and_then(|lower| fs::metadata(lower).ok()).map_or(0o755, |lower| lower.mode());
+    fs::File::from(upper.try_clone().step(step)?).set_permissions(fs::Permissions::from_mode(mode & 0o7777)).step(step)?;
+    std::os::unix::fs::fchown(&upper, Some(ids.first), Some(ids.first)).step(step)?;
+    Ok(Writable { upper, work })
+}
+
+/// The overlays, in order.
+pub(crate) fn overlays(
+    rootfs: &Rootfs,
+    writable: &[Writable],
+    user_namespace: BorrowedFd<'_>,
+) -> Result<Vec<Detached>, StepError> {
+    rootfs
+        .overlays
+        .iter()
+        .zip(writable)
+        .map(|(overlay, writable)| {
+            let mount = overlay_mount(overlay, writable, user_namespace)?;
+            Ok(Detached { mount, target: overlay.target.clone(), is_directory: true })
+        })
+        .collect()
+}
+
+fn overlay_mount(overlay: &Overlay, writable: &Writable, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, StepError> {
+    let mut lower = Vec::new();
+    for directory in &overlay.lower {
+        let step = || format!("map the owners of {}", directory.display());
+        let copy = mount::copy_mount(directory, false).step(step)?;
+        mount::restrict(copy.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), Some(user_namespace), false).step(step)?;
+        lower.push(copy);
+    }
+    // Directories go by descriptor: the option's text is limited to 255 bytes and a data directory may be deep.
+    let name = |descriptor: &OwnedFd| format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    let lower: Vec<(String, OwnedFd)> = lower.into_iter().map(|descriptor| (name(&descriptor), descriptor)).collect();
+    let (upper, work) = (name(&writable.upper), name(&writable.work));
+    let mut options: Vec<FsOption<'_>> =
+        lower.iter().map(|(path, _)| FsOption::Text("lowerdir+", path)).collect();
+    options.push(FsOption::Text("upperdir", &upper));
+    options.push(FsOption::Text("workdir", &work));
+    // Without it the container's end waits until the host's whole file system is synced. What a container wrote does not
+    // outlive a power cut anyway: it is made anew from its image.
+    options.push(FsOption::Flag("volatile"));
+    mount::new_file_system("overlay", &options, Attributes::NO_SUID_NO_DEV)
+        .step(|| format!("make the overlay of {}", overlay.target.display()))
+}
+
+/// The container's own terminals. The shim opens terminals through the descriptor that it keeps, so it never follows a
+/// path that the container could have changed.
+pub(crate) fn terminals(ids: IdRange) -> Result<Detached, StepError> {
+    // Group 5 is `tty` wherever there is one. The machine has 4096 terminals; one pod must not take them all.
+    let group = (ids.first + 5).to_string();
+    let options = [
+        FsOption::Text("ptmxmode", "0666"),
+        FsOption::Text("mode", "0620"),
+        FsOption::Text("gid", &group),
+        FsOption::Text("max", "256"),
+    ];
+    let attributes = Attributes { no_suid: true, no_exec: true, ..Attributes::NONE };
+    let mount = mount::new_file_system("devpts", &options, attributes).step(|| "make /dev/pts".to_owned())?;
+    Ok(Detached { mount, target: "/dev/pts".into(), is_directory: true })
+}
+
+/// Files of the host that appear read-only.
+pub(crate) fn files(files: &[(PathBuf, PathBuf)]) -> Result<Vec<Detached>, StepError> {
+    files
+        .iter()
+        .map(|(source, target)| {
+            let step = || format!("show {} inside", source.display());
+            let mount = mount::copy_mount(source, false).step(step)?;
+            mount::restrict(mount.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), None, false).step(step)?;
+            Ok(Detached { mount, target: target.clone(), is_directory: false })
+        })
+        .collect()
+}
+
+/// The mounts that the specification asks for.
+pub(crate) fn volumes(
+    mounts: &[Mount],
+    ids: IdRange,
+    user_namespace: BorrowedFd<'_>,
+) -> Result<Vec<Detached>, StepError> {
+    mounts.iter().map(|volume| volume_mount(volume, ids, user_namespace)).collect()
+}
+
+fn volume_mount(volume: &Mount, ids: IdRange, user_namespace: BorrowedFd<'_>) -> Result<Detached, StepError> {
+    let step = || format!("mount {}", volume.destination.display());
+    let refuse = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    if !volume.destination.is_absolute() || volume.destination.components().any(|part| part.as_os_str() == "..") {
+        return Err(refuse("the destination is not an absolute path".to_owned())).step(step);
+    }
+    // What a volume holds is nobody's business to run as somebody else or to reach devices through.
+    let mut attributes = Attributes::NO_SUID_NO_DEV;
+    let (mut map_owners, mut size, mut mode) = (false, None, None);
+    for option in &volume.options {
+        match option.as_str() {
+            "ro" => attributes.read_only = true,
+            "rw" => attributes.read_only = false,
+            "noexec" => attributes.no_exec = true,
+            "idmap" => map_owners = true,
+            "exec" | "nosuid" | "nodev" | "bind" | "rbind" | "private" | "rprivate" => {}
+            other => match (volume.kind, other.split_once('=')) {
+                (MountKind::Tmpfs, Some(("size", value))) => size = Some(value),
+                (MountKind::Tmpfs, Some(("mode", value))) => mode = Some(value),
+                _ => return Err(refuse(format!("the option `{other}` is not known"))).step(step),
+            },
+        }
+    }
+    match volume.kind {
+        MountKind::Bind => {
+            let source = volume.source.as_deref().ok_or_else(|| refuse("a bind mount has no source".to_owned())).step(step)?;
+            let is_directory = fs::metadata(source).step(step)?.is_dir();
+            let mount = mount::copy_mount(source, true).step(step)?;
+            mount::restrict(mount.as_fd(), attributes, map_owners.then_some(user_namespace), true).step(step)?;
+            Ok(Detached { mount, target: volume.destination.clone(), is_directory })
+        }
+        MountKind::Tmpfs => {
+            let owner = ids.first.to_string();
+            let options = [
+                FsOption::Text("size", size.unwrap_or("64m")),
+                FsOption::Text("mode", mode.unwrap_or("1777")),
+                FsOption::Text("uid", &owner),
+                FsOption::Text("gid", &owner),
+            ];
+            let mount = mount::new_file_system("tmpfs", &options, attributes).step(step)?;
+            Ok(Detached { mount, target: volume.destination.clone(), is_directory: true })
+        }
+    }
+}
+
+/// Gives a pipe's or terminal's inode to the user that will hold it, so that `/dev/stdout` can be opened again.
+pub(crate) fn give(descriptor: BorrowedFd<'_>, ids: IdRange, uid: u32, gid: u32) -> Result<(), StepError> {
+    let step = || format!("give standard streams to user {uid}");
+    let unmapped = || io::Error::new(io::ErrorKind::InvalidInput, "ids above 65535 do not exist inside");
+    let uid = ids.to_host(uid).ok_or_else(unmapped).step(step)?;
+    let gid = ids.to_host(gid).ok_or_else(unmapped).step(step)?;
+    std::os::unix::fs::fchown(descriptor, Some(uid), Some(gid)).step(step)
+}

@@ -1,0 +1,512 @@
+//! The shim: one process per pod, outside the daemon, with one thread and an event loop. It makes the pod's containers,
+//! owns their output, reaps them, writes down what becomes of them, and answers whoever connects to `shim.sock`.
+//!
+//! Daemons come and go; the shim stays until it is told to shut down. If it dies itself, its containers die with it.
+
+mod clients;
+mod log;
+mod serve;
+mod state;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use jiff::Timestamp;
+use rustix::event::{PollFd, PollFlags, poll};
+use warren_sys::cgroup::{Cgroup, Hierarchy, Watch};
+use warren_sys::process::{self, Exit, SingleThreaded};
+use warren_sys::socket::{Seqpacket, SeqpacketListener};
+use warren_sys::namespace;
+
+use self::clients::{Asker, Clients};
+use self::log::{Log, Stream};
+use crate::client::socket_path;
+use crate::container::{self, Container, Exec, PodNamespaces, Workshop};
+use crate::protocol::{
+    Answer, ContainerRequest, ContainerState, ContainerStatus, Event, ExitStatus, PodRequest, PodState, ProcessName,
+    Refusal, RefusalReason,
+};
+use crate::seccomp_profile;
+use crate::timeline::Timeline;
+
+/// What the zygote makes once, so that no start pays for it.
+#[derive(Debug)]
+pub(crate) struct Prepared(Workshop);
+
+impl Prepared {
+    pub(crate) fn new(proof: SingleThreaded) -> io::Result<Self> {
+        // Inherited by every shim: the host's memory killer should look elsewhere first, for a shim is small and its
+        // death is a pod's. Without the right to ask for it, it stays as it is.
+        let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
+        // A container's process has no right to raise a limit, so it is raised here if that is allowed at all.
+        let open_files = Some(crate::defaults::OPEN_FILES);
+        let limit = rustix::process::Rlimit { current: open_files, maximum: open_files };
+        let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+        // A process that cannot be dumped cannot be traced by a container's root either, while it is on its way in.
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+        Ok(Self(Workshop {
+            proof,
+            filter: seccomp_profile::default_filter(),
+            hierarchy: Hierarchy::detect()?,
+            pid_namespace: namespace::open(0, "pid")?,
+        }))
+    }
+}
+
+/// Points standard input and output to `/dev/null`, and standard error to `log` if one is given.
+pub(crate) fn detach_standard_streams(log: Option<&Path>) -> io::Result<()> {
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    process::replace_standard_descriptor(null.as_fd(), 0)?;
+    process::replace_standard_descriptor(null.as_fd(), 1)?;
+    if let Some(log) = log {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(log)?;
+        process::replace_standard_descriptor(file.as_fd(), 2)?;
+    }
+    Ok(())
+}
+
+/// The shim's life, from the fork on. Never returns: neither an error nor a panic may go on as a second zygote.
+pub(crate) fn run(prepared: Prepared, pod: PodRequest, client: Seqpacket) -> ! {
+    let result = catch_unwind(AssertUnwindSafe(|| live(prepared.0, pod, client)));
+    let code = match result {
+        Ok(Ok(())) => 0,
+        Ok(Err(error)) => {
+            eprintln!("warren: shim: {error}");
+            1
+        }
+        Err(_) => 2,
+    };
+    process::exit_now(code)
+}
+
+fn live(workshop: Workshop, pod: PodRequest, client: Seqpacket) -> io::Result<()> {
+    let _ = rustix::thread::set_name(c"warren-shim");
+    rustix::process::setsid()?;
+    process::close_from(3, &[client.as_fd(), workshop.pid_namespace.as_fd()])?;
+    let mut timeline = Timeline::new(pod.trace, &pod.directory);
+    timeline.mark("shim", "fork");
+    detach_standard_streams(Some(&pod.directory.join("shim.log")))?;
+    process::reset_signals();
+    // It ends when its pod does, and by no terminal, shutdown script or closed pipe.
+    process::ignore_signals(&[libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGQUIT]);
+    client.set_nonblocking(true)?;
+    timeline.mark("shim", "detach");
+    Shim::begin(workshop, pod, client, &mut timeline)?.serve_until_shut_down()
+}
+
+/// A container and what the shim does for it.
+#[derive(Debug)]
+struct Guest {
+    attempt: u32,
+    container: Option<Container>,
+    status: ContainerStatus,
+    oom_kills: u64,
+    pids_limit_hits: u64,
+    watches: Vec<Watch>,
+    log: Log,
+    asker: Option<Asker>,
+}
+
+/// A process started by a client.
+#[derive(Debug)]
+struct Visitor {
+    container: String,
+    exec: Exec,
+    asker: Asker,
+    oom_kills_before: u64,
+}
+
+#[derive(Debug)]
+struct Shim {
+    workshop: Workshop,
+    pod: PodRequest,
+    cgroup: Cgroup,
+    name: ProcessName,
+    listener: SeqpacketListener,
+    clients: Clients,
+    namespaces: Option<PodNamespaces>,
+    guests: BTreeMap<String, Guest>,
+    visitors: BTreeMap<u64, Visitor>,
+    next_visitor: u64,
+    revision: u64,
+    paused: bool,
+    /// Who asked to shut down.
+    closing: Option<Vec<Asker>>,
+    shut_down: bool,
+    /// Something changed since the state was last written down.
+    dirty: bool,
+}
+
+impl Shim {
+    fn begin(workshop: Workshop, mut pod: PodRequest, client: Seqpacket, timeline: &mut Timeline) -> io::Result<Self> {
+        let cgroup = Cgroup::create(&workshop.hierarchy, &pod.cgroup, &pod.limits)?;
+        timeline.mark("shim", "pod cgroup");
+        let containers = std::mem::take(&mut pod.containers);
+        let mut clients = Clients::default();
+        clients.add(client);
+        let mut namespaces = None;
+        let mut guests = BTreeMap::new();
+        for request in containers {
+            let name = request.name.clone();
+            guests.insert(name, Guest::start(&workshop, &pod, &mut namespaces, request, None, timeline));
+        }
+        let listener = SeqpacketListener::bind(&socket_path(&pod.directory))?;
+        let shim = Self {
+            name: ProcessName::of(rustix::process::getpid().as_raw_pid())?,
+            workshop,
+            pod,
+            cgroup,
+            listener,
+            clients,
+            namespaces,
+            guests,
+            visitors: BTreeMap::new(),
+            next_visitor: 1,
+            revision: 0,
+            paused: false,
+            closing: None,
+            shut_down: false,
+            dirty: true,
+        };
+        timeline.mark("shim", "listen");
+        timeline.flush();
+        Ok(shim)
+    }
+
+    fn serve_until_shut_down(mut self) -> io::Result<()> {
+        loop {
+            if self.dirty {
+                self.dirty = false;
+                self.revision += 1;
+                self.clients.state_changed();
+                self.write_state();
+            }
+            let state = self.state();
+            self.clients.flush(&state);
+            if self.shut_down {
+                return Ok(());
+            }
+            let ready = self.wait()?;
+            for source in ready {
+                self.handle(source);
+            }
+            self.finish_closing();
+        }
+    }
+
+    fn state(&self) -> PodState {
+        PodState {
+            uid: self.pod.uid.clone(),
+            revision: self.revision,
+            shim: self.name,
+            paused: self.paused,
+            shut_down: self.shut_down,
+            containers: self.guests.iter().map(|(name, guest)| (name.clone(), guest.state())).collect(),
+        }
+    }
+
+    /// A disk that is full or gone must not take the pod with it; a later daemon can still ask.
+    fn write_state(&self) {
+        if let Err(error) = state::write(&self.pod.directory, &self.state()) {
+            eprintln!("warren: shim: write state.json: {error}");
+        }
+    }
+
+    /// Waits until something happens, and says what. The list is made anew each time: it is short, and a list that is
+    /// kept beside the truth would be a second truth.
+    fn wait(&self) -> io::Result<Vec<Source>> {
+        let mut sources: Vec<Source> = vec![Source::Listener];
+        let mut waits = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        for client in &self.clients.all {
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, client.wants_to_write());
+            sources.push(Source::Client(client.number));
+            waits.push(PollFd::new(client, flags));
+        }
+        for (number, visitor) in &self.visitors {
+            if let Some(report) = &visitor.exec.report {
+                sources.push(Source::VisitorReport(*number));
+                waits.push(PollFd::new(report, PollFlags::IN));
+            }
+            sources.push(Source::VisitorExit(*number));
+            waits.push(PollFd::from_borrowed_fd(visitor.exec.child.pidfd(), PollFlags::IN));
+        }
+        for (name, guest) in &self.guests {
+            let Some(container) = &guest.container else { continue };
+            if let Some(report) = &container.report {
+                sources.push(Source::Report(name.clone()));
+                waits.push(PollFd::new(report, PollFlags::IN));
+            }
+            for (stream, pipe) in [(Stream::Stdout, &container.stdout), (Stream::Stderr, &container.stderr)] {
+                if let Some(pipe) = pipe {
+                    sources.push(Source::Output(name.clone(), stream));
+                    waits.push(PollFd::new(pipe, PollFlags::IN));
+                }
+            }
+            for watch in &guest.watches {
+                sources.push(Source::Limits(name.clone()));
+                let flags = if watch.exceptional { PollFlags::PRI } else { PollFlags::IN };
+                waits.push(PollFd::new(&watch.descriptor, flags));
+            }
+            sources.push(Source::Exit(name.clone()));
+            waits.push(PollFd::from_borrowed_fd(container.child.pidfd(), PollFlags::IN));
+        }
+        loop {
+            match poll(&mut waits, None) {
+                Ok(_) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(sources.into_iter().zip(&waits).filter(|(_, wait)| !wait.revents().is_empty()).map(|(source, _)| source).collect())
+    }
+
+    fn handle(&mut self, source: Source) {
+        match source {
+            Source::Listener => {
+                while let Ok(Some(socket)) = self.listener.accept() {
+                    self.clients.add(socket);
+                }
+            }
+            Source::Client(number) => self.serve_client(number),
+            Source::Report(name) => self.settle_start(&name),
+            Source::Output(name, stream) => {
+                if let Some(guest) = self.guests.get_mut(&name) {
+                    // A flood from one container lets others and clients have their turn.
+                    guest.pump(stream, 4);
+                }
+            }
+            Source::Limits(name) => {
+                if let Some(guest) = self.guests.get_mut(&name) {
+                    self.dirty |= guest.look_at_limits();
+                }
+            }
+            Source::Exit(name) => self.settle_exit(&name),
+            Source::VisitorReport(number) => self.settle_visitor_start(number),
+            Source::VisitorExit(number) => self.settle_visitor_exit(number),
+        }
+    }
+
+    /// A container's first process has become its program, or failed to.
+    fn settle_start(&mut self, name: &str) {
+        let Some(guest) = self.guests.get_mut(name) else { return };
+        let Some(container) = &mut guest.container else { return };
+        let Some(report) = container.report.take() else { return };
+        let result = match container::read_report(&report) {
+            Some(refusal) => {
+                let _ = container.child.wait();
+                let _ = container.cgroup.remove();
+                guest.container = None;
+                guest.status = ContainerStatus::Failed { refusal: refusal.clone(), finished_at: Timestamp::now() };
+                Err(refusal)
+            }
+            None => {
+                let pid = container.child.pid();
+                // A process that has ended already is still there to be reaped, so it has a name.
+                let process = ProcessName::of(pid).unwrap_or(ProcessName { pid, start_ticks: 0 });
+                guest.status = ContainerStatus::Running { process, started_at: Timestamp::now() };
+                guest.watches = container.cgroup.watch().unwrap_or_else(|error| {
+                    eprintln!("warren: shim: watch the limits of {name}: {error}");
+                    Vec::new()
+                });
+                Ok(())
+            }
+        };
+        self.dirty = true;
+        if let Some(asker) = guest.asker.take() {
+            let result = result.map(|()| Answer::State { state: self.state() });
+            self.clients.reply(asker, result, Vec::new());
+        }
+    }
+
+    /// A container's first process has ended, and with it all others in its pid namespace.
+    fn settle_exit(&mut self, name: &str) {
+        // It may have become its program and ended before its report was read.
+        self.settle_start(name);
+        let Some(guest) = self.guests.get_mut(name) else { return };
+        let Some(container) = &guest.container else { return };
+        let exit = match container.child.try_wait() {
+            Ok(Some(exit)) => exit,
+            Ok(None) => return,
+            Err(error) => {
+                eprintln!("warren: shim: wait for {name}: {error}");
+                Exit::Signal(libc::SIGKILL)
+            }
+        };
+        let ooms_before = guest.oom_kills;
+        guest.pump(Stream::Stdout, usize::MAX);
+        guest.pump(Stream::Stderr, usize::MAX);
+        guest.log.finish();
+        guest.look_at_limits();
+        let started_at = match guest.status {
+            ContainerStatus::Running { started_at, .. } => started_at,
+            _ => Timestamp::now(),
+        };
+        let oom_killed = exit == Exit::Signal(libc::SIGKILL) && (guest.oom_kills > 0 || guest.oom_kills > ooms_before);
+        guest.status = ContainerStatus::Exited {
+            exit: exit_status(exit, oom_killed),
+            started_at,
+            finished_at: Timestamp::now(),
+        };
+        guest.watches.clear();
+        if let Some(container) = guest.container.take() {
+            // Execs that are still to be reaped keep it busy; then the pod's end removes it.
+            let _ = container.cgroup.remove();
+        }
+        self.dirty = true;
+    }
+
+    fn settle_visitor_start(&mut self, number: u64) {
+        let Some(visitor) = self.visitors.get_mut(&number) else { return };
+        let Some(report) = visitor.exec.report.take() else { return };
+        let asker = visitor.asker;
+        let pid = visitor.exec.child.pid();
+        let streams = std::mem::take(&mut visitor.exec.streams);
+        match container::read_report(&report) {
+            Some(refusal) => {
+                let _ = visitor.exec.child.wait();
+                self.visitors.remove(&number);
+                self.clients.reply(asker, Err(refusal), Vec::new());
+            }
+            None => self.clients.reply(asker, Ok(Answer::Exec { exec: number, pid }), streams),
+        }
+    }
+
+    fn settle_visitor_exit(&mut self, number: u64) {
+        self.settle_visitor_start(number);
+        let Some(visitor) = self.visitors.get(&number) else { return };
+        let exit = match visitor.exec.child.try_wait() {
+            Ok(Some(exit)) => exit,
+            Ok(None) => return,
+            Err(_) => Exit::Signal(libc::SIGKILL),
+        };
+        let Some(visitor) = self.visitors.remove(&number) else { return };
+        let mut oom_kills = visitor.oom_kills_before;
+        if let Some(guest) = self.guests.get_mut(&visitor.container) {
+            self.dirty |= guest.look_at_limits();
+            oom_kills = guest.oom_kills;
+        }
+        let oom_killed = oom_kills > visitor.oom_kills_before && was_killed(exit);
+        let event = Event::ExecExited { exec: number, exit: exit_status(exit, oom_killed) };
+        self.clients.tell(visitor.asker.client, event);
+    }
+
+    /// Once everything is dead: removes the cgroups and tells those who asked.
+    fn finish_closing(&mut self) {
+        if self.closing.is_none()
+            || !self.visitors.is_empty()
+            || self.guests.values().any(|guest| guest.container.is_some())
+        {
+            return;
+        }
+        let askers = self.closing.take().unwrap_or_default();
+        let removed = crate::cleanup::remove_cgroup(&self.cgroup);
+        self.shut_down = removed.is_ok();
+        self.revision += 1;
+        self.write_state();
+        let _ = std::fs::remove_file(socket_path(&self.pod.directory));
+        for asker in askers {
+            let result = match &removed {
+                Ok(()) => Ok(Answer::State { state: self.state() }),
+                Err(error) => Err(Refusal { reason: RefusalReason::Failed, message: error.to_string() }),
+            };
+            self.clients.reply(asker, result, Vec::new());
+        }
+        // With or without its cgroup: nothing is left to look after.
+        self.shut_down = true;
+    }
+}
+
+impl Guest {
+    fn start(
+        workshop: &Workshop,
+        pod: &PodRequest,
+        namespaces: &mut Option<PodNamespaces>,
+        request: ContainerRequest,
+        asker: Option<Asker>,
+        timeline: &mut Timeline,
+    ) -> Self {
+        let mut log = Log::new(request.log.clone());
+        let container = log
+            .open()
+            .map_err(|error| Refusal {
+                reason: RefusalReason::CreateFailed,
+                message: format!("open the log {}: {error}", request.log.path.display()),
+            })
+            .and_then(|()| serve::check_name(&request.name))
+            .and_then(|()| container::start(workshop, pod, namespaces, &request, timeline));
+        let (container, status) = match container {
+            Ok(container) => (Some(container), ContainerStatus::Starting),
+            Err(refusal) => (None, ContainerStatus::Failed { refusal, finished_at: Timestamp::now() }),
+        };
+        Self { attempt: request.attempt, container, status, oom_kills: 0, pids_limit_hits: 0, watches: Vec::new(), log, asker }
+    }
+
+    fn state(&self) -> ContainerState {
+        ContainerState {
+            attempt: self.attempt,
+            status: self.status.clone(),
+            oom_kills: self.oom_kills,
+            pids_limit_hits: self.pids_limit_hits,
+        }
+    }
+
+    fn pump(&mut self, stream: Stream, chunks: usize) {
+        let Some(container) = &mut self.container else { return };
+        let pipe = match stream {
+            Stream::Stdout => &mut container.stdout,
+            Stream::Stderr => &mut container.stderr,
+        };
+        if let Some(open) = pipe
+            && !self.log.pump(stream, open, chunks)
+        {
+            *pipe = None;
+        }
+    }
+
+    /// Reads the counters; whether they have changed.
+    fn look_at_limits(&mut self) -> bool {
+        let Some(container) = &self.container else { return false };
+        for watch in &self.watches {
+            // Reading is what makes a watch quiet until the next event; a file must be read from its start.
+            let mut buffer = [0u8; 256];
+            let _ = if watch.exceptional {
+                rustix::io::pread(&watch.descriptor, &mut buffer, 0)
+            } else {
+                rustix::io::read(&watch.descriptor, &mut buffer)
+            };
+        }
+        let before = (self.oom_kills, self.pids_limit_hits);
+        self.oom_kills = container.cgroup.oom_kills().unwrap_or(self.oom_kills);
+        self.pids_limit_hits = container.cgroup.pids_limit_hits().unwrap_or(self.pids_limit_hits);
+        before != (self.oom_kills, self.pids_limit_hits)
+    }
+}
+
+/// What can happen.
+#[derive(Debug)]
+enum Source {
+    Listener,
+    Client(u64),
+    Report(String),
+    Output(String, Stream),
+    Limits(String),
+    Exit(String),
+    VisitorReport(u64),
+    VisitorExit(u64),
+}
+
+/// A shell reports a killed child by its own exit code.
+fn was_killed(exit: Exit) -> bool {
+    matches!(exit, Exit::Signal(libc::SIGKILL) | Exit::Code(137))
+}
+
+fn exit_status(exit: Exit, oom_killed: bool) -> ExitStatus {
+    match exit {
+        Exit::Code(code) => ExitStatus { code, signal: None, oom_killed },
+        Exit::Signal(signal) => ExitStatus { code: 128 + signal, signal: Some(signal), oom_killed },
+    }
+}

@@ -1,0 +1,171 @@
+//! Requests of clients.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use super::clients::Asker;
+use super::{Guest, Shim, Visitor};
+use crate::container;
+use crate::protocol::{
+    Answer, Call, ContainerRequest, ContainerStatus, ExecRequest, Refusal, RefusalReason, Request, Target, TerminalSize,
+};
+use crate::timeline::Timeline;
+
+impl Shim {
+    pub(super) fn serve_client(&mut self, number: u64) {
+        // One request a turn, so that a busy client does not starve the containers.
+        let request = self.clients.all.iter_mut().find(|client| client.number == number).and_then(|client| client.receive());
+        if let Some(Request { id, call }) = request {
+            let asker = Asker { client: number, request: id };
+            match self.serve(asker, call) {
+                Ok(Some(answer)) => self.clients.reply(asker, Ok(answer), Vec::<OwnedFd>::new()),
+                Ok(None) => {}
+                Err(refusal) => self.clients.reply(asker, Err(refusal), Vec::new()),
+            }
+        }
+        self.clients.drop_gone();
+    }
+
+    /// The answer; `None` if it comes later.
+    fn serve(&mut self, asker: Asker, call: Call) -> Result<Option<Answer>, Refusal> {
+        match call {
+            Call::State => Ok(Some(Answer::State { state: self.state() })),
+            Call::Subscribe => {
+                self.clients.subscribe(asker.client);
+                Ok(Some(Answer::State { state: self.state() }))
+            }
+            Call::Start { container } => self.start(asker, *container),
+            Call::Exec(request) => self.exec(asker, &request),
+            Call::Resize { exec, size } => self.resize(exec, size),
+            Call::Signal { target, signal } => self.signal(&target, signal),
+            Call::Pause => {
+                self.cgroup.freeze().map_err(failed("pause"))?;
+                self.set_paused(true)
+            }
+            Call::Resume => {
+                self.cgroup.thaw().map_err(failed("resume"))?;
+                self.set_paused(false)
+            }
+            Call::Stats => {
+                let mut containers = std::collections::BTreeMap::new();
+                for (name, guest) in &self.guests {
+                    if let Some(container) = &guest.container {
+                        containers.insert(name.clone(), container.cgroup.stats().map_err(failed("read the cgroup"))?);
+                    }
+                }
+                Ok(Some(Answer::Stats { containers }))
+            }
+            Call::Shutdown => {
+                self.closing.get_or_insert_default().push(asker);
+                self.kill_everything();
+                Ok(None)
+            }
+        }
+    }
+
+    fn set_paused(&mut self, paused: bool) -> Result<Option<Answer>, Refusal> {
+        self.dirty |= self.paused != paused;
+        self.paused = paused;
+        Ok(Some(Answer::Done))
+    }
+
+    fn start(&mut self, asker: Asker, request: ContainerRequest) -> Result<Option<Answer>, Refusal> {
+        if self.closing.is_some() {
+            return Err(invalid("the pod is shutting down".to_owned()));
+        }
+        if let Some(guest) = self.guests.get(&request.name) {
+            if guest.container.is_some() {
+                return Err(invalid(format!("container `{}` is running", request.name)));
+            }
+            if request.attempt <= guest.attempt {
+                return Err(invalid(format!("container `{}` has had attempt {}", request.name, guest.attempt)));
+            }
+        }
+        let name = request.name.clone();
+        let mut timeline = Timeline::new(self.pod.trace, &self.pod.directory);
+        let guest =
+            Guest::start(&self.workshop, &self.pod, &mut self.namespaces, request, Some(asker), &mut timeline);
+        timeline.flush();
+        self.dirty = true;
+        let refusal = match &guest.status {
+            ContainerStatus::Failed { refusal, .. } => Some(refusal.clone()),
+            _ => None,
+        };
+        self.guests.insert(name, guest);
+        refusal.map_or(Ok(None), Err)
+    }
+
+    fn exec(&mut self, asker: Asker, request: &ExecRequest) -> Result<Option<Answer>, Refusal> {
+        if self.closing.is_some() {
+            return Err(invalid("the pod is shutting down".to_owned()));
+        }
+        let guest = self.guests.get(&request.container);
+        let running = guest.filter(|guest| matches!(guest.status, ContainerStatus::Running { .. }));
+        let Some((guest, container)) = running.and_then(|guest| Some((guest, guest.container.as_ref()?))) else {
+            return Err(invalid(format!("container `{}` is not running", request.container)));
+        };
+        let oom_kills_before = container.cgroup.oom_kills().unwrap_or(guest.oom_kills);
+        let exec = container::exec(&self.workshop, self.pod.ids, container, request)?;
+        let number = self.next_visitor;
+        self.next_visitor += 1;
+        self.visitors.insert(number, Visitor { container: request.container.clone(), exec, asker, oom_kills_before });
+        Ok(None)
+    }
+
+    fn resize(&mut self, exec: u64, size: TerminalSize) -> Result<Option<Answer>, Refusal> {
+        let visitor = self.visitors.get(&exec).ok_or_else(|| invalid(format!("there is no exec {exec}")))?;
+        let terminal = visitor.exec.terminal.ok_or_else(|| invalid(format!("exec {exec} has no terminal")))?;
+        if let Some(container) = self.guests.get(&visitor.container).and_then(|guest| guest.container.as_ref()) {
+            container::resize(container, terminal, size).map_err(failed("resize the terminal"))?;
+        }
+        Ok(Some(Answer::Done))
+    }
+
+    fn signal(&mut self, target: &Target, signal: i32) -> Result<Option<Answer>, Refusal> {
+        let child = match target {
+            Target::Container(name) => match self.guests.get(name) {
+                Some(guest) => guest.container.as_ref().map(|container| &container.child),
+                None => return Err(invalid(format!("there is no container `{name}`"))),
+            },
+            Target::Exec(number) => self.visitors.get(number).map(|visitor| &visitor.exec.child),
+        };
+        match child.map_or(Ok(()), |child| child.signal(signal)) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(invalid(error.to_string())),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("send the signal")(error)),
+            _ => Ok(Some(Answer::Done)),
+        }
+    }
+
+    fn kill_everything(&mut self) {
+        for guest in self.guests.values() {
+            if let Some(container) = &guest.container {
+                let _ = container.child.signal(libc::SIGKILL);
+            }
+        }
+        for visitor in self.visitors.values() {
+            let _ = visitor.exec.child.signal(libc::SIGKILL);
+        }
+        if self.paused {
+            // Killed while frozen, they die the moment they thaw and run nothing more of their own.
+            let _ = self.cgroup.thaw();
+            self.paused = false;
+        }
+    }
+}
+
+/// Names become file and cgroup names.
+pub(super) fn check_name(name: &str) -> Result<(), Refusal> {
+    let fits = !name.is_empty()
+        && name.len() <= 253
+        && !name.starts_with('.')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    if fits { Ok(()) } else { Err(invalid(format!("`{name}` cannot be a container's name"))) }
+}
+
+fn invalid(message: String) -> Refusal {
+    Refusal { reason: RefusalReason::Invalid, message }
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> Refusal {
+    move |error| Refusal { reason: RefusalReason::Failed, message: format!("{what}: {error}") }
+}

@@ -1,0 +1,37 @@
+//! A daemon in miniature for the tests: it starts a zygote before it has any thread, then spawns a shim for every pod
+//! request that it reads from standard input, one JSON document a line, and answers with the shim's pid.
+//!
+//! `warren-oci-harness init` is the init of the test containers; `warren-oci-harness measure [STARTS]` says where the
+//! time of a start goes.
+
+mod measure;
+
+use std::io::{BufRead, Write};
+
+use warren_oci::protocol::PodRequest;
+use warren_oci::zygote::Zygote;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    match arguments.next().as_deref() {
+        Some("init") => Ok(warren_oci::init::run()?),
+        Some("measure") => {
+            let starts = arguments.next().map_or(Ok(200), |text| text.parse())?;
+            measure::run(starts)
+        }
+        Some("serve") => serve(),
+        _ => Err("usage: warren-oci-harness init | serve | measure [STARTS]".into()),
+    }
+}
+
+fn serve() -> Result<(), Box<dyn std::error::Error>> {
+    let zygote = Zygote::start()?;
+    let mut output = std::io::stdout();
+    writeln!(output, "{}", zygote.pid())?;
+    for line in std::io::stdin().lock().lines() {
+        let pod: PodRequest = serde_json::from_str(&line?)?;
+        let shim = zygote.spawn_shim(&pod)?;
+        writeln!(output, "{}", shim.pid)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Capabilities by name, and giving them up.
+
+use std::io;
+
+use rustix::thread::{CapabilitySet, CapabilitySets};
+
+/// A set of capabilities.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capabilities(u64);
+
+/// In the order of their numbers.
+const NAMES: &[&str] = &[
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
+    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+    "CHECKPOINT_RESTORE",
+];
+
+impl Capabilities {
+    /// From names like `CAP_CHOWN` or `CHOWN`; the first unknown name is the error.
+    pub fn from_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
+        let mut set = 0;
+        for name in names {
+            let short = name.strip_prefix("CAP_").unwrap_or(name);
+            let number = NAMES.iter().position(|known| *known == short).ok_or_else(|| name.to_owned())?;
+            set |= 1 << number;
+        }
+        Ok(Self(set))
+    }
+
+    /// Takes everything else out of the bounding set, so that no program run from here can gain it.
+    pub fn bound(self) -> io::Result<()> {
+        // A newer kernel may have more than we have names for: it answers EINVAL at its first unknown number.
+        for number in 0..64 {
+            if self.0 & (1 << number) != 0 {
+                continue;
+            }
+            let one = CapabilitySet::from_bits_retain(1 << number);
+            match rustix::thread::remove_capability_from_bounding_set(one) {
+                Err(rustix::io::Errno::INVAL) if number >= NAMES.len() => break,
+                Err(error) => return Err(error.into()),
+                Ok(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes this the whole of what the process has: effective and permitted are the set, inheritable and ambient empty.
+    pub fn set(self) -> io::Result<()> {
+        let set = CapabilitySet::from_bits_retain(self.0);
+        rustix::thread::clear_ambient_capability_set()?;
+        Ok(rustix::thread::set_capabilities(
+            None,
+            CapabilitySets { effective: set, permitted: set, inheritable: CapabilitySet::empty() },
+        )?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_the_kernels_numbers() {
+        let set = |name| Capabilities::from_names([name]).unwrap().0;
+        assert_eq!(set("CAP_CHOWN"), CapabilitySet::CHOWN.bits());
+        assert_eq!(set("SYS_ADMIN"), CapabilitySet::SYS_ADMIN.bits());
+        assert_eq!(set("CAP_SETFCAP"), CapabilitySet::SETFCAP.bits());
+        assert_eq!(set("CAP_CHECKPOINT_RESTORE"), CapabilitySet::CHECKPOINT_RESTORE.bits());
+        assert_eq!(Capabilities::from_names(["CAP_CHOWN", "CAP_FLY"]), Err("CAP_FLY".to_owned()));
+    }
+}

@@ -1,0 +1,154 @@
+//! The descriptor-based mount API. A mount is made detached, known only by its descriptor, and appears where it is
+//! attached; one that is never attached vanishes with its descriptor, so a crash leaves nothing behind.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+
+/// Restrictions of a mount.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// Set-user-id bits and file capabilities mean nothing.
+    pub no_suid: bool,
+    /// Device nodes cannot be opened.
+    pub no_dev: bool,
+    /// Programs cannot be run.
+    pub no_exec: bool,
+}
+
+impl Attributes {
+    /// No restrictions.
+    pub const NONE: Self = Self { read_only: false, no_suid: false, no_dev: false, no_exec: false };
+    /// For data: no set-user-id, no devices.
+    pub const NO_SUID_NO_DEV: Self = Self { no_suid: true, no_dev: true, ..Self::NONE };
+    /// For kernel file systems: no set-user-id, no devices, no programs.
+    pub const NO_SUID_NO_DEV_NO_EXEC: Self = Self { no_exec: true, ..Self::NO_SUID_NO_DEV };
+
+    /// The same, read-only.
+    pub const fn read_only(self) -> Self {
+        Self { read_only: true, ..self }
+    }
+
+    fn flags(self) -> MountAttrFlags {
+        let mut flags = MountAttrFlags::empty();
+        flags.set(MountAttrFlags::MOUNT_ATTR_RDONLY, self.read_only);
+        flags.set(MountAttrFlags::MOUNT_ATTR_NOSUID, self.no_suid);
+        flags.set(MountAttrFlags::MOUNT_ATTR_NODEV, self.no_dev);
+        flags.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, self.no_exec);
+        flags
+    }
+}
+
+/// One option of a new file system.
+#[derive(Debug, Clone, Copy)]
+pub enum FsOption<'a> {
+    /// `key=value`.
+    Text(&'a str, &'a str),
+    /// `key=path`.
+    Path(&'a str, &'a Path),
+    /// A directory by its descriptor.
+    Directory(&'a str, BorrowedFd<'a>),
+    /// `key`.
+    Flag(&'a str),
+}
+
+/// Makes a file system of the kind `name`, detached.
+pub fn new_file_system(name: &str, options: &[FsOption<'_>], attributes: Attributes) -> io::Result<OwnedFd> {
+    let context = rustix::mount::fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for option in options {
+        let result = match option {
+            FsOption::Text(key, value) => rustix::mount::fsconfig_set_string(&context, *key, *value),
+            FsOption::Path(key, path) => rustix::mount::fsconfig_set_string(&context, *key, *path),
+            FsOption::Directory(key, directory) => rustix::mount::fsconfig_set_fd(&context, *key, directory),
+            FsOption::Flag(key) => rustix::mount::fsconfig_set_flag(&context, *key),
+        };
+        result.map_err(|error| explain(&context, name, error))?;
+    }
+    rustix::mount::fsconfig_create(&context).map_err(|error| explain(&context, name, error))?;
+    Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes.flags())?)
+}
+
+/// The kernel says what it disliked to whoever reads from the context.
+fn explain(context: &OwnedFd, name: &str, error: rustix::io::Errno) -> io::Error {
+    let mut buffer = [0u8; 512];
+    let said = rustix::io::read(context, &mut buffer).map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned());
+    let error = io::Error::from(error);
+    match said {
+        Ok(said) if !said.is_empty() => io::Error::new(error.kind(), format!("{name}: {}: {error}", said.trim())),
+        _ => io::Error::new(error.kind(), format!("{name}: {error}")),
+    }
+}
+
+/// A detached copy of the mount at `path`: just that mount, or with all below it.
+pub fn copy_mount(path: &Path, recursive: bool) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    Ok(rustix::mount::open_tree(rustix::fs::CWD, path, flags)?)
+}
+
+/// Restricts a mount; with `user_namespace` also maps the owners of its files through that namespace, so that the host's
+/// ids 0, 1, … are the namespace's ids 0, 1, ….
+pub fn restrict(
+    mount: BorrowedFd<'_>,
+    attributes: Attributes,
+    user_namespace: Option<BorrowedFd<'_>>,
+    recursive: bool,
+) -> io::Result<()> {
+    let mut attribute = libc::mount_attr {
+        attr_set: u64::from(attributes.flags().bits()),
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: 0,
+    };
+    if let Some(namespace) = user_namespace {
+        attribute.attr_set |= libc::MOUNT_ATTR_IDMAP;
+        attribute.userns_fd = namespace.as_raw_fd() as u64;
+    }
+    let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };
+    // SAFETY: the path is an empty C string, the structure is initialised and outlives the call, its size is given, and
+    // the descriptors are borrowed for its duration.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH | recursive,
+            &raw const attribute,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Attaches a detached mount at `path`, not following a link there.
+pub fn attach(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    Ok(rustix::mount::move_mount(mount, "", rustix::fs::CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// Makes the mount behind `root` the root of this mount namespace and drops the old one with everything in it.
+pub fn change_root(root: BorrowedFd<'_>) -> io::Result<()> {
+    rustix::process::fchdir(root)?;
+    // Old and new root on the same place: the old one ends up on top of the new one and is taken off again, which needs
+    // no directory to put it.
+    rustix::process::pivot_root(".", ".")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+/// How much room the file system of `path` has left, in bytes.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let status = rustix::fs::statvfs(path.as_c_str())?;
+    Ok(status.f_bavail * status.f_frsize)
+}
+
+/// The root directory of a mount.
+pub fn root_of(mount: &OwnedFd) -> BorrowedFd<'_> {
+    mount.as_fd()
+}
