@@ -13,9 +13,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use warren_sys::cgroup::{Cgroup, Hierarchy, Watch};
 use warren_sys::process::{self, Exit, SingleThreaded};
 use warren_sys::socket::{Seqpacket, SeqpacketListener};
@@ -138,7 +139,14 @@ struct Shim {
     shut_down: bool,
     /// Something changed since the state was last written down.
     dirty: bool,
+    /// When to look at the counters that nobody wakes us for, and how long after that again.
+    next_look: Option<(Instant, Duration)>,
 }
+
+/// Looks at counters begin this long after something was started or ended, and grow apart up to the second number: a
+/// sandbox at rest is looked at twelve times an hour.
+const FIRST_LOOK: Duration = Duration::from_millis(100);
+const LAST_LOOK: Duration = Duration::from_secs(300);
 
 impl Shim {
     fn begin(workshop: Workshop, mut pod: PodRequest, client: Seqpacket, timeline: &mut Timeline) -> io::Result<Self> {
@@ -170,6 +178,7 @@ impl Shim {
             closing: None,
             shut_down: false,
             dirty: true,
+            next_look: None,
         };
         timeline.mark("shim", "listen");
         timeline.flush();
@@ -193,6 +202,7 @@ impl Shim {
             for source in ready {
                 self.handle(source);
             }
+            self.look_if_due();
             self.finish_closing();
         }
     }
@@ -254,8 +264,10 @@ impl Shim {
             sources.push(Source::Exit(name.clone()));
             waits.push(PollFd::from_borrowed_fd(container.child.pidfd(), PollFlags::IN));
         }
+        let timeout = self.next_look.map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {
-            match poll(&mut waits, None) {
+            match poll(&mut waits, timeout.as_ref()) {
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -290,6 +302,29 @@ impl Shim {
         }
     }
 
+    /// Version 1 of the cgroups counts forks that the pids limit stopped, but tells nobody.
+    fn look_soon(&mut self) {
+        if self.workshop.hierarchy.version() == 1 {
+            self.next_look = Some((Instant::now() + FIRST_LOOK, FIRST_LOOK));
+        }
+    }
+
+    fn look_if_due(&mut self) {
+        if let Some((due, interval)) = self.next_look
+            && due <= Instant::now()
+        {
+            let interval = (interval * 2).min(LAST_LOOK);
+            self.next_look = Some((Instant::now() + interval, interval));
+            self.look();
+        }
+    }
+
+    fn look(&mut self) {
+        for guest in self.guests.values_mut() {
+            self.dirty |= guest.look_at_limits();
+        }
+    }
+
     /// A container's first process has become its program, or failed to.
     fn settle_start(&mut self, name: &str) {
         let Some(guest) = self.guests.get_mut(name) else { return };
@@ -316,7 +351,9 @@ impl Shim {
             }
         };
         self.dirty = true;
-        if let Some(asker) = guest.asker.take() {
+        let asker = guest.asker.take();
+        self.look_soon();
+        if let Some(asker) = asker {
             let result = result.map(|()| Answer::State { state: self.state() });
             self.clients.reply(asker, result, Vec::new());
         }
@@ -336,7 +373,6 @@ impl Shim {
                 Exit::Signal(libc::SIGKILL)
             }
         };
-        let ooms_before = guest.oom_kills;
         guest.pump(Stream::Stdout, usize::MAX);
         guest.pump(Stream::Stderr, usize::MAX);
         guest.log.finish();
@@ -345,7 +381,7 @@ impl Shim {
             ContainerStatus::Running { started_at, .. } => started_at,
             _ => Timestamp::now(),
         };
-        let oom_killed = exit == Exit::Signal(libc::SIGKILL) && (guest.oom_kills > 0 || guest.oom_kills > ooms_before);
+        let oom_killed = exit == Exit::Signal(libc::SIGKILL) && guest.oom_kills > 0;
         guest.status = ContainerStatus::Exited {
             exit: exit_status(exit, oom_killed),
             started_at,
@@ -390,6 +426,7 @@ impl Shim {
             oom_kills = guest.oom_kills;
         }
         let oom_killed = oom_kills > visitor.oom_kills_before && was_killed(exit);
+        self.look_soon();
         let event = Event::ExecExited { exec: number, exit: exit_status(exit, oom_killed) };
         self.clients.tell(visitor.asker.client, event);
     }

@@ -29,7 +29,10 @@ impl Shim {
     /// The answer; `None` if it comes later.
     fn serve(&mut self, asker: Asker, call: Call) -> Result<Option<Answer>, Refusal> {
         match call {
-            Call::State => Ok(Some(Answer::State { state: self.state() })),
+            Call::State => {
+                self.look();
+                Ok(Some(Answer::State { state: self.state() }))
+            }
             Call::Subscribe => {
                 self.clients.subscribe(asker.client);
                 Ok(Some(Answer::State { state: self.state() }))

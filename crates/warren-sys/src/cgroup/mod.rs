@@ -221,8 +221,8 @@ impl Cgroup {
         v2::keyed(&directory.join("pids.events"), "max")
     }
 
-    /// Descriptors that become ready (as exceptional, or readable) when [`Self::oom_kills`] or
-    /// [`Self::pids_limit_hits`] may have changed.
+    /// Descriptors that become ready (as exceptional, or readable) when [`Self::oom_kills`] may have changed, and on
+    /// version 2 [`Self::pids_limit_hits`], too.
     pub fn watch(&self) -> io::Result<Vec<Watch>> {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::watch(mounts, &self.name),

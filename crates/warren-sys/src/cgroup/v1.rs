@@ -103,8 +103,8 @@ pub(super) fn watch(mounts: &Mounts, name: &str) -> io::Result<Vec<Watch>> {
         &directory.join("cgroup.event_control"),
         &format!("{} {}", event.as_raw_fd(), control.as_fd().as_raw_fd()),
     )?;
-    let pids = fs::File::open(mounts.pids.join(name).join("pids.events"))?;
-    Ok(vec![Watch { descriptor: event, exceptional: false }, Watch { descriptor: pids.into(), exceptional: true }])
+    // The kernel counts in `pids.events` here, but wakes nobody who waits for it.
+    Ok(vec![Watch { descriptor: event, exceptional: false }])
 }
 
 pub(super) fn set_frozen(mounts: &Mounts, name: &str, frozen: bool) -> io::Result<()> {
