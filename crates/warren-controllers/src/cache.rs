@@ -18,6 +18,12 @@ use crate::queue::ObjectKey;
 pub enum Index {
     /// By the uid of the controller.
     Controller(String),
+    /// Sandboxes by the namespace and the hash of the pool that they are labelled with.
+    PoolLabel(String, String),
+    /// Claims by the namespace and the name of their pool.
+    Pool(String, String),
+    /// Pools by the namespace and the name of their template.
+    Template(String, String),
 }
 
 /// How an object went from one state to the next. Neither side is there when it was or is not.
@@ -122,6 +128,12 @@ where
         if version > self.read().horizon {
             self.put(object);
         }
+    }
+
+    /// Takes out an object that the server has just said does not exist. Should the watch be behind and bring an older
+    /// state of it once more, it also brings its end.
+    pub fn forget(&self, key: &ObjectKey) {
+        self.take(key);
     }
 
     /// Takes in what the watch brings.

@@ -6,16 +6,18 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use warren_api::Sandbox;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_decide::step::{Action, Failure, FailureKind, Kind, Object, Propagation, Step};
 
 use crate::cache::Cache;
+use crate::queue::ObjectKey;
 use crate::trim;
 
 /// The caches of all kinds, and the client to write with.
@@ -26,6 +28,50 @@ pub struct Cluster {
     pub(crate) pods: Arc<Cache<Pod>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) volume_claims: Arc<Cache<PersistentVolumeClaim>>,
+    pub(crate) claims: Arc<Cache<SandboxClaim>>,
+    pub(crate) pools: Arc<Cache<SandboxWarmPool>>,
+    pub(crate) templates: Arc<Cache<SandboxTemplate>>,
+    pub(crate) policies: Arc<Cache<NetworkPolicy>>,
+}
+
+/// Runs an expression with the cache of a kind, which differs in type from kind to kind.
+macro_rules! with_cache {
+    ($cluster:expr, $kind:expr, $cache:ident => $body:expr) => {
+        match $kind {
+            Kind::Sandbox => {
+                let $cache = &*$cluster.sandboxes;
+                $body
+            }
+            Kind::SandboxTemplate => {
+                let $cache = &*$cluster.templates;
+                $body
+            }
+            Kind::SandboxClaim => {
+                let $cache = &*$cluster.claims;
+                $body
+            }
+            Kind::SandboxWarmPool => {
+                let $cache = &*$cluster.pools;
+                $body
+            }
+            Kind::Pod => {
+                let $cache = &*$cluster.pods;
+                $body
+            }
+            Kind::Service => {
+                let $cache = &*$cluster.services;
+                $body
+            }
+            Kind::PersistentVolumeClaim => {
+                let $cache = &*$cluster.volume_claims;
+                $body
+            }
+            Kind::NetworkPolicy => {
+                let $cache = &*$cluster.policies;
+                $body
+            }
+        }
+    };
 }
 
 /// Why the server did not do what was asked.
@@ -43,6 +89,10 @@ impl Cluster {
             pods: Arc::new(Cache::new(trim::POD)),
             services: Arc::new(Cache::new(trim::SERVICE)),
             volume_claims: Arc::new(Cache::new(trim::VOLUME_CLAIM)),
+            claims: Arc::new(Cache::new(trim::CLAIM)),
+            pools: Arc::new(Cache::new(trim::POOL)),
+            templates: Arc::new(Cache::new(trim::TEMPLATE)),
+            policies: Arc::new(Cache::new(trim::NETWORK_POLICY)),
         }
     }
 
@@ -52,6 +102,10 @@ impl Cluster {
         self.pods.wait_until_listed().await;
         self.services.wait_until_listed().await;
         self.volume_claims.wait_until_listed().await;
+        self.claims.wait_until_listed().await;
+        self.pools.wait_until_listed().await;
+        self.templates.wait_until_listed().await;
+        self.policies.wait_until_listed().await;
     }
 
     /// Carries out steps in order. After a failure the rest of its stage is skipped. Stopping between any two steps is
@@ -70,6 +124,50 @@ impl Cluster {
         failures
     }
 
+    /// Carries out steps that do not depend on each other with a slow start: one, then two, four, eight at the same time.
+    /// The first batch with a failure is the last, so that a cluster that says no is not asked hundreds of times. Gives
+    /// the steps that were not carried out, each with why not.
+    pub(crate) async fn apply_slowly(
+        &self,
+        namespace: &str,
+        manager: &str,
+        steps: Vec<Step>,
+    ) -> Vec<(Step, Failure)> {
+        let mut undone = Vec::new();
+        let mut waiting = steps.into_iter();
+        let mut size = 1;
+        while undone.is_empty() {
+            let batch: Vec<Step> = waiting.by_ref().take(size).collect();
+            if batch.is_empty() {
+                return undone;
+            }
+            size *= 2;
+            let tried = batch.into_iter().map(|step| async move {
+                let result = self.act(namespace, manager, step.action.clone()).await;
+                (step, result)
+            });
+            for (step, result) in futures::future::join_all(tried).await {
+                if let Err((kind, message)) = result {
+                    let failure = Failure { stage: step.stage, kind, message };
+                    undone.push((step, failure));
+                }
+            }
+        }
+        let reason = undone.first().map(|(_, failure)| failure.clone());
+        undone.extend(waiting.filter_map(|step| Some((step, reason.clone()?))));
+        undone
+    }
+
+    /// Asks the server itself whether a sandbox exists, and takes the answer in.
+    pub(crate) async fn read_sandbox(&self, namespace: &str, name: &str) -> Result<bool, kube::Error> {
+        let live = Api::<Sandbox>::namespaced(self.client.clone(), namespace).get_opt(name).await?;
+        let exists = live.is_some();
+        if let Some(live) = live {
+            self.sandboxes.remember(live);
+        }
+        Ok(exists)
+    }
+
     async fn act(&self, namespace: &str, manager: &str, action: Action) -> Result<(), (FailureKind, String)> {
         let write = Write { client: &self.client, namespace, manager };
         match action {
@@ -78,31 +176,32 @@ impl Cluster {
                 Object::Pod(object) => write.create(&self.pods, *object).await,
                 Object::Service(object) => write.create(&self.services, *object).await,
                 Object::PersistentVolumeClaim(object) => write.create(&self.volume_claims, *object).await,
-                Object::NetworkPolicy(_) => unreachable_kind(Kind::NetworkPolicy),
+                Object::NetworkPolicy(object) => write.create(&self.policies, *object).await,
             },
-            Action::Merge { kind, name, body } => match kind {
-                Kind::Sandbox => write.merge(&self.sandboxes, &name, &body).await,
-                Kind::Pod => write.merge(&self.pods, &name, &body).await,
-                Kind::Service => write.merge(&self.services, &name, &body).await,
-                Kind::PersistentVolumeClaim => write.merge(&self.volume_claims, &name, &body).await,
-                kind => unreachable_kind(kind),
-            },
-            Action::MergeStatus { kind, name, body } => match kind {
-                Kind::Sandbox => write.merge_status(&self.sandboxes, &name, &body).await,
-                kind => unreachable_kind(kind),
-            },
-            Action::Delete { kind, name, uid, propagation } => match kind {
-                Kind::Sandbox => write.delete(&self.sandboxes, &name, uid, propagation).await,
-                Kind::Pod => write.delete(&self.pods, &name, uid, propagation).await,
-                Kind::Service => write.delete(&self.services, &name, uid, propagation).await,
-                kind => unreachable_kind(kind),
-            },
+            Action::Merge { kind, name, body } => {
+                let part = Part::All;
+                with_cache!(self, kind, cache => write.merge(cache, &name, &body, part).await)
+            }
+            Action::MergeStatus { kind, name, body } => {
+                let part = Part::Status;
+                match with_cache!(self, kind, cache => write.merge(cache, &name, &body, part).await) {
+                    // What is gone needs no status.
+                    Err((FailureKind::NotFound, _)) => Ok(()),
+                    result => result,
+                }
+            }
+            Action::Delete { kind, name, uid, propagation } => {
+                with_cache!(self, kind, cache => write.delete(cache, &name, uid, propagation).await)
+            }
         }
     }
 }
 
-fn unreachable_kind(kind: Kind) -> Result<(), (FailureKind, String)> {
-    Err((FailureKind::Other, format!("no such write for {kind}")))
+/// Which part of an object a patch is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    All,
+    Status,
 }
 
 struct Write<'a> {
@@ -144,8 +243,14 @@ impl Write<'_> {
         cache: &Cache<K>,
         name: &str,
         body: &Value,
+        part: Part,
     ) -> Result<(), (FailureKind, String)> {
-        match self.api::<K>().patch(name, &self.patch_params(), &Patch::Merge(body)).await {
+        let (api, params, patch) = (self.api::<K>(), self.patch_params(), Patch::Merge(body));
+        let answer = match part {
+            Part::All => api.patch(name, &params, &patch).await,
+            Part::Status => api.patch_status(name, &params, &patch).await,
+        };
+        match answer {
             Ok(patched) => {
                 cache.remember(patched);
                 Ok(())
@@ -155,28 +260,12 @@ impl Write<'_> {
                     self.refresh(cache, name).await;
                     (FailureKind::Conflict, text)
                 }
-                Refusal::NotFound(text) => (FailureKind::NotFound, text),
+                Refusal::NotFound(text) => {
+                    cache.forget(&ObjectKey { namespace: self.namespace.to_owned(), name: name.to_owned() });
+                    (FailureKind::NotFound, text)
+                }
                 Refusal::Other(text) => (FailureKind::Other, text),
             }),
-        }
-    }
-
-    async fn merge_status<K: Kept>(
-        &self,
-        cache: &Cache<K>,
-        name: &str,
-        body: &Value,
-    ) -> Result<(), (FailureKind, String)> {
-        match self.api::<K>().patch_status(name, &self.patch_params(), &Patch::Merge(body)).await {
-            Ok(patched) => {
-                cache.remember(patched);
-                Ok(())
-            }
-            Err(error) => match refusal(&error) {
-                Refusal::NotFound(_) => Ok(()),
-                Refusal::Conflict(text) => Err((FailureKind::Conflict, text)),
-                Refusal::Other(text) => Err((FailureKind::Other, text)),
-            },
         }
     }
 

@@ -4,13 +4,17 @@
 //! [`queue::WorkQueue`].
 
 pub mod cache;
+mod claim;
 pub mod cluster;
 mod config;
 mod events;
+mod pool;
 pub mod queue;
 mod sandbox;
 mod start;
+mod template;
 mod trim;
+mod wake;
 mod watch;
 
 pub use config::Config;

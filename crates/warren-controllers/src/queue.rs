@@ -92,6 +92,12 @@ impl WorkQueue {
         Self { name, shared: Arc::new(Shared::default()) }
     }
 
+    /// The queue's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Asks for a pass over the key as soon as there is a free worker.
     pub fn add(&self, key: ObjectKey) {
         self.state().add(key);

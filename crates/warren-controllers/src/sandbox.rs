@@ -1,19 +1,17 @@
 //! The Sandbox controller: a pod, its volumes and its service for every sandbox.
 
-use std::sync::Arc;
-
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use warren_api::conditions::ReportingController;
 use warren_api::{Sandbox, annotations, labels};
 use warren_decide::ownership;
 use warren_decide::sandbox::{Settings, World, conclude, decide};
 use warren_decide::step::FailureKind;
 
-use crate::cache::{Change, Index};
+use crate::cache::Index;
 use crate::cluster::Cluster;
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
+use crate::wake::Sides;
 
 /// The field manager of this controller's writes.
 const MANAGER: &str = "sandbox-controller";
@@ -96,32 +94,9 @@ impl SandboxController {
     }
 }
 
-/// Wakes a sandbox when it changes.
-pub(crate) fn wake_self(queue: &WorkQueue, change: &Change<'_, Sandbox>) {
-    queue.add(change.key.clone());
-}
-
 /// Wakes the sandbox that controls a changed child, if the child carries the tracking label.
-pub(crate) fn wake_owner(queue: &WorkQueue, before: Option<&ObjectMeta>, after: Option<&ObjectMeta>) {
-    for metadata in [before, after].into_iter().flatten() {
-        if ownership::label(metadata, labels::SANDBOX_NAME_HASH).is_none() {
-            continue;
-        }
-        if let Some(owner) =
-            ownership::controller(metadata).filter(|owner| ownership::is_kind::<Sandbox>(owner))
-        {
-            queue.add(ObjectKey {
-                namespace: metadata.namespace.clone().unwrap_or_default(),
-                name: owner.name.clone(),
-            });
-        }
+pub(crate) fn wake_by_child(queue: &WorkQueue, sides: Sides<'_>) {
+    if sides.has_label(labels::SANDBOX_NAME_HASH) {
+        sides.owners(ownership::is_kind::<Sandbox>).for_each(|owner| queue.add(owner));
     }
-}
-
-/// The metadata of both sides of a change.
-pub(crate) fn sides<'a, K: kube::Resource<DynamicType = ()>>(
-    change: &Change<'a, K>,
-) -> (Option<&'a ObjectMeta>, Option<&'a ObjectMeta>) {
-    let metadata = |object: &'a Arc<K>| object.meta();
-    (change.before.map(metadata), change.after.map(metadata))
 }

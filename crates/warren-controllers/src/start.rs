@@ -1,6 +1,7 @@
 //! Starts and stops the controllers.
 
 use std::fmt::Debug;
+use std::future::Future;
 use std::sync::Arc;
 
 use kube::runtime::watcher;
@@ -10,14 +11,18 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 use warren_api::labels;
-use warren_decide::sandbox::Settings;
+use warren_decide::{claim as claims, pool as pools, sandbox as sandboxes};
 
 use crate::cache::Cache;
+use crate::claim::ClaimController;
 use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::events::Recorder;
-use crate::queue::{QueueStatistics, WorkQueue};
+use crate::pool::{self, PoolController};
+use crate::queue::{ObjectKey, Outcome, QueueStatistics, WorkQueue};
 use crate::sandbox::{self, SandboxController};
+use crate::template::{self, TemplateController};
+use crate::wake::Sides;
 use crate::watch;
 
 /// The running controllers. Dropping it stops them without waiting; [`Controllers::shutdown`] waits for what is under
@@ -25,8 +30,17 @@ use crate::watch;
 pub struct Controllers {
     stop: CancellationToken,
     tasks: TaskTracker,
-    sandboxes: WorkQueue,
+    queues: Queues,
     cluster: Cluster,
+}
+
+/// One queue per kind, named as existing dashboards know them.
+#[derive(Clone)]
+struct Queues {
+    sandboxes: WorkQueue,
+    claims: WorkQueue,
+    pools: WorkQueue,
+    templates: WorkQueue,
 }
 
 impl Controllers {
@@ -34,56 +48,31 @@ impl Controllers {
     /// listed, so that no decision is made on half a picture.
     #[must_use]
     pub fn start(client: Client, config: Config) -> Self {
-        let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
-        let cluster = Cluster::new(client.clone());
-        let sandboxes = WorkQueue::new("sandbox");
-        let recorder = Recorder::new(client, config.reporting_instance.clone(), tasks.clone());
-
-        let queue = sandboxes.clone();
-        cluster.sandboxes.listen(move |change| sandbox::wake_self(&queue, change));
-        let queue = sandboxes.clone();
-        cluster.pods.listen(move |change| {
-            let (before, after) = sandbox::sides(change);
-            sandbox::wake_owner(&queue, before, after);
-        });
-        let queue = sandboxes.clone();
-        cluster.services.listen(move |change| {
-            let (before, after) = sandbox::sides(change);
-            sandbox::wake_owner(&queue, before, after);
-        });
-
-        let all = watcher::Config::default();
-        let tracked = match config.cache_label_selectors {
-            true => watcher::Config::default().labels(labels::SANDBOX_NAME_HASH),
-            false => watcher::Config::default(),
+        let controllers = Self {
+            stop: CancellationToken::new(),
+            queues: Queues {
+                sandboxes: WorkQueue::new("sandbox"),
+                claims: WorkQueue::new("sandboxclaim"),
+                pools: WorkQueue::new("sandboxwarmpool"),
+                templates: WorkQueue::new("sandboxtemplate"),
+            },
+            cluster: Cluster::new(client.clone()),
+            tasks: tasks.clone(),
         };
-        let starting = Starting { cluster: &cluster, tasks: &tasks, stop: &stop };
-        starting.watch(&cluster.sandboxes, all.clone());
-        starting.watch(&cluster.pods, tracked.clone());
-        starting.watch(&cluster.services, tracked);
-        starting.watch(&cluster.volume_claims, all);
-
-        let controller = Arc::new(SandboxController {
-            cluster: cluster.clone(),
-            recorder,
-            settings: Settings { cluster_domain: config.cluster_domain },
-        });
-        let (queue, stopping, seen) = (sandboxes.clone(), stop.clone(), cluster.clone());
-        tasks.spawn(async move {
-            tokio::select! {
-                () = stopping.cancelled() => return,
-                () = seen.wait_until_listed() => {}
-            }
-            queue
-                .run(config.sandbox_concurrent_workers, stopping, move |key| {
-                    let controller = controller.clone();
-                    let span = tracing::info_span!("reconcile", sandbox = %key);
-                    async move { controller.reconcile(key).await }.instrument(span)
-                })
-                .await;
-        });
-        Self { stop, tasks, sandboxes, cluster }
+        let recorder = Recorder::new(client, config.reporting_instance.clone(), tasks);
+        if config.extensions {
+            controllers.start_extensions(&config, &recorder);
+        } else {
+            let queue = controllers.queues.sandboxes.clone();
+            controllers.cluster.sandboxes.listen(move |change| queue.add(change.key.clone()));
+            controllers.cluster.claims.mark_listed();
+            controllers.cluster.pools.mark_listed();
+            controllers.cluster.templates.mark_listed();
+            controllers.cluster.policies.mark_listed();
+        }
+        controllers.start_sandboxes(&config, recorder);
+        controllers
     }
 
     /// Waits until everything that exists has been seen once.
@@ -91,10 +80,11 @@ impl Controllers {
         self.cluster.wait_until_listed().await;
     }
 
-    /// Counters of the sandbox queue.
+    /// Counters of each kind's queue, by the controller's name.
     #[must_use]
-    pub fn sandbox_queue(&self) -> QueueStatistics {
-        self.sandboxes.statistics()
+    pub fn queues(&self) -> [(&'static str, QueueStatistics); 4] {
+        let Queues { sandboxes, claims, pools, templates } = &self.queues;
+        [sandboxes, claims, pools, templates].map(|queue| (queue.name(), queue.statistics()))
     }
 
     /// Stops: no new pass begins, and those under way are finished.
@@ -102,6 +92,111 @@ impl Controllers {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    fn start_sandboxes(&self, config: &Config, recorder: Recorder) {
+        let cluster = &self.cluster;
+        let queue = self.queues.sandboxes.clone();
+        cluster.pods.listen(move |change| sandbox::wake_by_child(&queue, Sides::of(change)));
+        let queue = self.queues.sandboxes.clone();
+        cluster.services.listen(move |change| sandbox::wake_by_child(&queue, Sides::of(change)));
+
+        let all = watcher::Config::default();
+        let tracked = match config.cache_label_selectors {
+            true => watcher::Config::default().labels(labels::SANDBOX_NAME_HASH),
+            false => watcher::Config::default(),
+        };
+        self.watch(&cluster.sandboxes, all.clone());
+        self.watch(&cluster.pods, tracked.clone());
+        self.watch(&cluster.services, tracked);
+        self.watch(&cluster.volume_claims, all);
+
+        let settings = sandboxes::Settings { cluster_domain: config.cluster_domain.clone() };
+        let controller = Arc::new(SandboxController { cluster: cluster.clone(), recorder, settings });
+        self.work(&self.queues.sandboxes, config.sandbox_concurrent_workers, move |key| {
+            let controller = controller.clone();
+            async move { controller.reconcile(key).await }
+        });
+    }
+
+    fn start_extensions(&self, config: &Config, recorder: &Recorder) {
+        let cluster = &self.cluster;
+        let templates = Arc::new(TemplateController { cluster: cluster.clone() });
+        let pools = Arc::new(PoolController::new(cluster.clone(), recorder.clone(), pool_settings(config)));
+        let claims =
+            Arc::new(ClaimController::new(cluster.clone(), recorder.clone(), claim_settings(config)));
+
+        let (queues, seen, pool, claim) =
+            (self.queues.clone(), cluster.clone(), pools.clone(), claims.clone());
+        cluster.sandboxes.listen(move |change| {
+            queues.sandboxes.add(change.key.clone());
+            claim.observe_sandbox(&queues.claims, change);
+            pool.observe_sandbox(&queues.pools, change);
+            pool::wake_by_label(&seen, &queues.pools, Sides::of(change), &change.key.namespace);
+        });
+        let (queue, claim) = (self.queues.claims.clone(), claims.clone());
+        cluster.claims.listen(move |change| claim.observe_claim(&queue, change));
+        let (queues, claim) = (self.queues.clone(), claims.clone());
+        cluster.pools.listen(move |change| {
+            queues.pools.add(change.key.clone());
+            claim.observe_pool(&queues.claims, change);
+        });
+        let (queues, seen, claim) = (self.queues.clone(), cluster.clone(), claims.clone());
+        cluster.templates.listen(move |change| {
+            queues.templates.add(change.key.clone());
+            pool::wake_by_template(&seen, &queues.pools, change);
+            claim.observe_template(&queues.claims, change);
+        });
+        let queue = self.queues.templates.clone();
+        cluster.policies.listen(move |change| template::wake_by_policy(&queue, Sides::of(change)));
+
+        let all = watcher::Config::default();
+        self.watch(&cluster.claims, all.clone());
+        self.watch(&cluster.pools, all.clone());
+        self.watch(&cluster.templates, all.clone());
+        self.watch(&cluster.policies, all);
+
+        self.work(&self.queues.templates, config.sandbox_template_concurrent_workers, move |key| {
+            let controller = templates.clone();
+            async move { controller.reconcile(key).await }
+        });
+        self.work(&self.queues.pools, config.sandbox_warm_pool_concurrent_workers, move |key| {
+            let controller = pools.clone();
+            async move { controller.reconcile(key).await }
+        });
+        self.work(&self.queues.claims, config.sandbox_claim_concurrent_workers, move |key| {
+            let controller = claims.clone();
+            async move { controller.reconcile(key).await }
+        });
+    }
+
+    fn watch<K>(&self, cache: &Arc<Cache<K>>, config: watcher::Config)
+    where
+        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    {
+        self.tasks.spawn(watch::run(self.cluster.client.clone(), config, cache.clone(), self.stop.clone()));
+    }
+
+    /// Works a queue off, once everything has been listed.
+    fn work<F, R>(&self, queue: &WorkQueue, workers: usize, reconcile: F)
+    where
+        F: Fn(ObjectKey) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Outcome> + Send + 'static,
+    {
+        let (queue, stop, cluster) = (queue.clone(), self.stop.clone(), self.cluster.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = cluster.wait_until_listed() => {}
+            }
+            let controller = queue.name();
+            queue
+                .run(workers, stop, move |key| {
+                    let span = tracing::info_span!("reconcile", controller, %key);
+                    reconcile(key).instrument(span)
+                })
+                .await;
+        });
     }
 }
 
@@ -111,17 +206,21 @@ impl Drop for Controllers {
     }
 }
 
-struct Starting<'a> {
-    cluster: &'a Cluster,
-    tasks: &'a TaskTracker,
-    stop: &'a CancellationToken,
+fn pool_settings(config: &Config) -> pools::Settings {
+    pools::Settings {
+        max_batch_size: config.sandbox_warm_pool_max_batch_size,
+        replenish_delay: config.sandbox_warm_pool_replenish_delay,
+        max_refill_rate: config.sandbox_warm_pool_max_refill_rate,
+        readiness_grace_period: config.sandbox_warm_pool_readiness_grace_period,
+        unschedulable_recheck_interval: config.sandbox_warm_pool_unschedulable_recheck_interval,
+        enable_eviction: config.enable_warm_pool_eviction,
+    }
 }
 
-impl Starting<'_> {
-    fn watch<K>(&self, cache: &Arc<Cache<K>>, config: watcher::Config)
-    where
-        K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-    {
-        self.tasks.spawn(watch::run(self.cluster.client.clone(), config, cache.clone(), self.stop.clone()));
+fn claim_settings(config: &Config) -> claims::Settings {
+    claims::Settings {
+        allowed_label_domains: config.allowed_label_domains.clone(),
+        disable_observability_annotations: config.disable_claim_observability_annotations,
+        disable_events: config.disable_claim_events,
     }
 }

@@ -2,9 +2,10 @@
 //! pods with their specs and managed fields would be most of our memory.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, PodSpec, PodStatus, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use warren_api::Sandbox;
 use warren_api::conditions::ConditionType;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
 use warren_decide::ownership;
 
 use crate::cache::{Index, Keeping};
@@ -14,8 +15,36 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 pub(crate) const SANDBOX: Keeping<Sandbox> = Keeping {
     trim: |sandbox| metadata(&mut sandbox.metadata),
-    indices: |sandbox| controller(&sandbox.metadata),
+    indices: |sandbox| {
+        let metadata = &sandbox.metadata;
+        let namespace = metadata.namespace.clone().unwrap_or_default();
+        let pool = ownership::label(metadata, labels::WARM_POOL_SANDBOX);
+        let pool = pool.map(|hash| Index::PoolLabel(namespace, hash.to_owned()));
+        controller(metadata).into_iter().chain(pool).collect()
+    },
 };
+
+pub(crate) const CLAIM: Keeping<SandboxClaim> = Keeping {
+    trim: |claim| metadata(&mut claim.metadata),
+    indices: |claim| {
+        let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+        vec![Index::Pool(namespace, claim.spec.warm_pool_ref.name.clone())]
+    },
+};
+
+pub(crate) const POOL: Keeping<SandboxWarmPool> = Keeping {
+    trim: |pool| metadata(&mut pool.metadata),
+    indices: |pool| {
+        let namespace = pool.metadata.namespace.clone().unwrap_or_default();
+        vec![Index::Template(namespace, pool.spec.sandbox_template_ref.name.clone())]
+    },
+};
+
+pub(crate) const TEMPLATE: Keeping<SandboxTemplate> =
+    Keeping { trim: |template| metadata(&mut template.metadata), indices: |_| Vec::new() };
+
+pub(crate) const NETWORK_POLICY: Keeping<NetworkPolicy> =
+    Keeping { trim: |policy| metadata(&mut policy.metadata), indices: |_| Vec::new() };
 
 pub(crate) const POD: Keeping<Pod> = Keeping { trim: pod, indices: |pod| controller(&pod.metadata) };
 

@@ -4,10 +4,16 @@
 //!
 //! Start with [`step`], the words a plan is made of, then [`sandbox`], the simplest kind that uses all of them.
 
+pub mod claim;
 pub mod merge;
 pub mod ownership;
 pub mod pod;
+pub mod pool;
 pub mod ports;
 pub mod propagation;
 pub mod sandbox;
+pub mod secure_defaults;
+pub mod staleness;
 pub mod step;
+pub mod template;
+pub mod warm_queue;

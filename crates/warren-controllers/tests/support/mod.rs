@@ -4,18 +4,21 @@
 pub mod kubelet;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::{Condition, await_condition, conditions};
 use kube::{Api, Client, Config, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard};
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_testkit::kube::ControlPlane;
 
 /// Nothing here takes this long unless it will never come.
@@ -23,10 +26,14 @@ pub const DEADLINE: Duration = Duration::from_secs(30);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
+/// The writes that went through a client, as `VERB path`.
+pub type Writes = Arc<std::sync::Mutex<Vec<String>>>;
+
 /// A namespace on a control plane that the test has to itself, as controllers look at all namespaces.
 pub struct Place {
     pub client: Client,
     pub namespace: String,
+    config: Config,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -39,7 +46,7 @@ impl Place {
             .try_init();
         let kubeconfig = Kubeconfig::read_from(ControlPlane::start().kubeconfig()).unwrap();
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-        let client = Client::try_from(config).unwrap();
+        let client = Client::try_from(config.clone()).unwrap();
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
         for definition in warren_api::crds() {
             let name = definition.name_any();
@@ -51,7 +58,64 @@ impl Place {
         let namespace: Namespace =
             serde_json::from_value(json!({"metadata": {"generateName": format!("{name}-")}})).unwrap();
         let namespace = Api::all(client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
-        Self { client, namespace: namespace.name_any(), _alone: alone }
+        Self { client, namespace: namespace.name_any(), config, _alone: alone }
+    }
+
+    /// A client that writes down every write.
+    pub fn watched_client(&self) -> (Client, Writes) {
+        let writes = Writes::default();
+        let log = writes.clone();
+        let layer = tower::util::MapRequestLayer::new(move |request: http::Request<kube::client::Body>| {
+            if request.method() != http::Method::GET {
+                log.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
+            }
+            request
+        });
+        let client = ClientBuilder::try_from(self.config.clone()).unwrap().with_layer(&layer).build();
+        (client, writes)
+    }
+
+    /// A template, and a pool of that many.
+    pub async fn pool(&self, name: &str, replicas: i32, template: Value) {
+        let mut spec = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "i"}]}}});
+        for (key, value) in template.as_object().unwrap() {
+            spec[key] = value.clone();
+        }
+        self.create::<SandboxTemplate>(json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+            "kind": "SandboxTemplate", "metadata": {"name": name}, "spec": spec}))
+            .await;
+        self.create::<SandboxWarmPool>(json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+            "kind": "SandboxWarmPool", "metadata": {"name": name},
+            "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": name}}}))
+            .await;
+    }
+
+    /// Waits until a pool has that many members, all ready.
+    pub async fn full(&self, name: &str, count: i32) -> SandboxWarmPool {
+        self.wait::<SandboxWarmPool>(name, "full", move |pool: Option<&SandboxWarmPool>| {
+            let status = pool.and_then(|pool| pool.status.clone()).unwrap_or_default();
+            (status.replicas, status.ready_replicas) == (count, count)
+        })
+        .await
+        .unwrap()
+    }
+
+    /// A claim on a pool, with more in its spec.
+    pub async fn claim(&self, name: &str, pool: &str, spec: Value) -> SandboxClaim {
+        let mut object = json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
+            "metadata": {"name": name}, "spec": {"warmPoolRef": {"name": pool}}});
+        for (key, value) in spec.as_object().unwrap() {
+            object["spec"][key] = value.clone();
+        }
+        self.create(object).await
+    }
+
+    /// The sandbox of a claim that is ready.
+    pub async fn claimed(&self, name: &str) -> Sandbox {
+        let claim =
+            self.wait::<SandboxClaim>(name, "ready", is_ready("True/DependenciesReady")).await.unwrap();
+        let sandbox = claim.status.unwrap().sandbox.unwrap().name.unwrap();
+        self.api::<Sandbox>().get(&sandbox).await.unwrap()
     }
 
     pub fn api<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {

@@ -1,0 +1,346 @@
+//! The SandboxClaim controller: exactly one sandbox for every claim.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use warren_api::conditions::{self, ConditionType, ReportingController};
+use warren_api::pool::UpdateStrategyType;
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
+use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up};
+use warren_decide::ownership;
+use warren_decide::staleness::Yardstick;
+use warren_decide::step::{Failure, FailureKind, Stage};
+use warren_decide::template::policy_name;
+use warren_decide::warm_queue::{PoolKey, Taken, WarmQueue, claimable_in};
+
+use crate::cache::{Change, Index, key_of};
+use crate::cluster::Cluster;
+use crate::events::Recorder;
+use crate::queue::{ObjectKey, Outcome, WorkQueue};
+
+const MANAGER: &str = "sandboxclaim-controller";
+
+/// How often one pass looks again. An ordinary warm claim takes four looks; the rest is for others being quicker.
+const LOOKS: usize = 12;
+
+pub(crate) struct ClaimController {
+    pub(crate) cluster: Cluster,
+    pub(crate) recorder: Recorder,
+    pub(crate) settings: Settings,
+    waiting_room: Mutex<WaitingRoom>,
+    first_seen: Mutex<HashMap<ObjectKey, (Option<String>, Timestamp)>>,
+}
+
+/// Sandboxes that wait for claims, and claims that wait for sandboxes.
+#[derive(Default)]
+struct WaitingRoom {
+    sandboxes: WarmQueue,
+    claims: HashMap<PoolKey, BTreeSet<ObjectKey>>,
+}
+
+/// Gives an offered sandbox back to the queue when the pass ends, however it ends. One that was taken has left the queue.
+struct SetAside<'a> {
+    controller: &'a ClaimController,
+    pool: PoolKey,
+    name: String,
+}
+
+impl Drop for SetAside<'_> {
+    fn drop(&mut self) {
+        self.controller.waiting_room().sandboxes.release(&self.pool, &self.name);
+    }
+}
+
+impl ClaimController {
+    pub(crate) fn new(cluster: Cluster, recorder: Recorder, settings: Settings) -> Self {
+        Self { cluster, recorder, settings, waiting_room: Mutex::default(), first_seen: Mutex::default() }
+    }
+
+    /// One pass over one claim.
+    pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
+        let mut offer = Offer::NotAsked;
+        let mut set_aside = None;
+        let mut confirmed_gone = BTreeSet::new();
+        let mut surprises: Vec<Failure> = Vec::new();
+        for look in 0..LOOKS {
+            let Some(mut world) = self.look(&key, &offer, &confirmed_gone) else { return Outcome::Done };
+            if look > 0 {
+                world.legacy_policy = None;
+            }
+            let plan = decide(&world, &self.settings, Timestamp::now());
+            for failure in self.cluster.apply(&key.namespace, MANAGER, plan.best_effort).await {
+                tracing::warn!(claim = %key, problem = %failure.message, "a step that can wait was not carried out");
+            }
+            let failures = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
+            if let Next::Settled { look_again, retry } = plan.next {
+                return self.settle(&key, &world, plan.notes, failures, look_again, retry);
+            }
+            if failures.iter().any(|failure| failure.kind == FailureKind::Other) {
+                return self.give_up(&key, &world, &failures).await;
+            }
+            if !failures.is_empty() {
+                // Somebody was quicker. The caches hold the truth by now; decide on that.
+                surprises = failures;
+                continue;
+            }
+            for note in plan.notes {
+                self.recorder.record(ReportingController::SandboxClaim, &*world.claim, note);
+            }
+            match plan.next {
+                Next::AskForOffer => {
+                    offer = self.ask(&key, &world);
+                    if let Offer::Sandbox(sandbox) = &offer {
+                        let pool = pool_key(&world.claim);
+                        let name = sandbox.metadata.name.clone().unwrap_or_default();
+                        set_aside = Some(SetAside { controller: self, pool, name });
+                    }
+                }
+                Next::Confirm(name) => match self.cluster.read_sandbox(&key.namespace, &name).await {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        confirmed_gone.insert(name);
+                    }
+                    Err(error) => {
+                        let failure = Failure::found(Stage::Subject, format!("read sandbox {name}: {error}"));
+                        return self.give_up(&key, &world, &[failure]).await;
+                    }
+                },
+                // An offer is good for one assignment; should that come to nothing, the pool is asked again.
+                Next::DecideAgain => {
+                    if let Offer::Sandbox(sandbox) = &offer
+                        && claimable_now(&self.cluster, &key.namespace, sandbox).is_none()
+                        && assigned_to(&self.cluster, &key).is_none()
+                    {
+                        offer = Offer::NotAsked;
+                    }
+                }
+                Next::Settled { .. } => {}
+            }
+        }
+        drop(set_aside);
+        let Some(world) = self.look(&key, &offer, &confirmed_gone) else { return Outcome::Done };
+        if surprises.is_empty() {
+            surprises.push(Failure::found(Stage::Subject, "the claim did not settle in one pass"));
+        }
+        self.give_up(&key, &world, &surprises).await
+    }
+
+    fn settle(
+        &self,
+        key: &ObjectKey,
+        world: &World,
+        notes: Vec<warren_decide::step::Note>,
+        failures: Vec<Failure>,
+        look_again: Option<std::time::Duration>,
+        retry: bool,
+    ) -> Outcome {
+        // A status that came too late is dropped: whoever wrote first has woken us with it.
+        let late =
+            !failures.is_empty() && failures.iter().all(|failure| failure.kind == FailureKind::Conflict);
+        if !failures.is_empty() && !late {
+            for failure in &failures {
+                tracing::warn!(claim = %key, problem = %failure.message, "status was not published");
+            }
+            return Outcome::Retry;
+        }
+        if !late {
+            for note in notes {
+                self.recorder.record(ReportingController::SandboxClaim, &*world.claim, note);
+            }
+        }
+        match look_again {
+            _ if retry => Outcome::Retry,
+            Some(delay) => Outcome::LookAgain(delay),
+            None => Outcome::Done,
+        }
+    }
+
+    async fn give_up(&self, key: &ObjectKey, world: &World, failures: &[Failure]) -> Outcome {
+        for failure in failures {
+            tracing::warn!(claim = %key, problem = %failure.message, "claim has a problem");
+        }
+        let plan = give_up(world, failures, &self.settings, Timestamp::now());
+        let unpublished = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
+        match plan.next {
+            Next::Settled { look_again, retry } => {
+                self.settle(key, world, plan.notes, unpublished, look_again, retry)
+            }
+            Next::DecideAgain | Next::AskForOffer | Next::Confirm(_) => Outcome::Retry,
+        }
+    }
+
+    /// Asks the pool for a sandbox. A claim that has to wait for one is woken when there is.
+    fn ask(&self, key: &ObjectKey, world: &World) -> Offer {
+        let pool = pool_key(&world.claim);
+        let recreate = world
+            .pool
+            .as_ref()
+            .is_some_and(|pool| pool.spec.update_strategy_type() == UpdateStrategyType::Recreate);
+        let yardstick = world.template.as_deref().filter(|_| recreate).map(Yardstick::new);
+        let hash = NameHash::of(&pool.name).to_string();
+        let mut found = None;
+        let mut room = self.waiting_room();
+        let taken = room.sandboxes.take(&pool, |name| {
+            let sandbox = self
+                .cluster
+                .sandboxes
+                .get(&ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() });
+            found = sandbox.filter(|sandbox| {
+                claimable_in(sandbox).as_ref() == Some(&pool)
+                    && ownership::label(&sandbox.metadata, labels::WARM_POOL_SANDBOX) == Some(&hash)
+                    && !yardstick.as_ref().is_some_and(|yardstick| yardstick.is_stale(sandbox))
+            });
+            found.is_some()
+        });
+        match taken {
+            Taken::Sandbox(_) => found.map_or(Offer::Empty, Offer::Sandbox),
+            Taken::Empty => Offer::Empty,
+            Taken::Pending => {
+                room.claims.entry(pool).or_default().insert(key.clone());
+                Offer::Pending
+            }
+        }
+    }
+
+    fn look(&self, key: &ObjectKey, offer: &Offer, confirmed_gone: &BTreeSet<String>) -> Option<World> {
+        let claim = self.cluster.claims.get(key)?;
+        let in_namespace = |name: &str| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
+        let pool = self.cluster.pools.get(&in_namespace(&claim.spec.warm_pool_ref.name));
+        let template = pool
+            .as_ref()
+            .and_then(|pool| self.cluster.templates.get(&in_namespace(&pool.spec.sandbox_template_ref.name)));
+        let published = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
+        let assigned = ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME);
+        let legacy = ownership::label(&claim.metadata, labels::LEGACY_SANDBOX_NAME);
+        let mut sandboxes = BTreeMap::new();
+        for name in [published, assigned, legacy, Some(key.name.as_str())].into_iter().flatten() {
+            if let Some(sandbox) = self.cluster.sandboxes.get(&in_namespace(name)) {
+                sandboxes.insert(name.to_owned(), sandbox);
+            }
+        }
+        let first_seen = self.first_seen_map().get(key).map_or_else(Timestamp::now, |(_, time)| *time);
+        Some(World {
+            pool,
+            template,
+            sandboxes,
+            confirmed_gone: confirmed_gone.clone(),
+            legacy_policy: self.cluster.policies.get(&in_namespace(&policy_name(&key.name))),
+            offer: offer.clone(),
+            first_seen,
+            claim,
+        })
+    }
+
+    /// Takes note of a change of a claim and wakes it.
+    pub(crate) fn observe_claim(&self, queue: &WorkQueue, change: &Change<'_, SandboxClaim>) {
+        match change.after {
+            None => {
+                self.first_seen_map().remove(change.key);
+            }
+            Some(claim) => {
+                let annotated =
+                    ownership::annotation(&claim.metadata, annotations::CONTROLLER_FIRST_OBSERVED_AT)
+                        .is_some();
+                let mut first_seen = self.first_seen_map();
+                if annotated {
+                    first_seen.remove(change.key);
+                } else if first_seen.get(change.key).is_none_or(|(uid, _)| *uid != claim.metadata.uid) {
+                    first_seen.insert(change.key.clone(), (claim.metadata.uid.clone(), Timestamp::now()));
+                }
+            }
+        }
+        queue.add(change.key.clone());
+    }
+
+    /// Takes note of a change of a sandbox: keeps the queue, wakes its claim and claims that wait for one.
+    pub(crate) fn observe_sandbox(&self, queue: &WorkQueue, change: &Change<'_, Sandbox>) {
+        let (before, after) =
+            (change.before.map(|sandbox| &**sandbox), change.after.map(|sandbox| &**sandbox));
+        let woken = {
+            let mut room = self.waiting_room();
+            room.sandboxes.observe(before, after).and_then(|pool| room.claims.remove(&pool))
+        };
+        woken.into_iter().flatten().for_each(|claim| queue.add(claim));
+        if matters_to_claim(before, after) {
+            for sandbox in [before, after].into_iter().flatten() {
+                if let Some(owner) = ownership::controller(&sandbox.metadata)
+                    .filter(|owner| ownership::is_kind::<SandboxClaim>(owner))
+                {
+                    queue
+                        .add(ObjectKey { namespace: change.key.namespace.clone(), name: owner.name.clone() });
+                }
+            }
+        }
+    }
+
+    /// Takes note of a change of a pool: claims without a sandbox may now get one.
+    pub(crate) fn observe_pool(&self, queue: &WorkQueue, change: &Change<'_, SandboxWarmPool>) {
+        let generation = |pool: &SandboxWarmPool| pool.metadata.generation;
+        if change.before.map(|pool| generation(pool)) == change.after.map(|pool| generation(pool)) {
+            return;
+        }
+        if change.after.is_none() {
+            let key = PoolKey { namespace: change.key.namespace.clone(), name: change.key.name.clone() };
+            self.waiting_room().sandboxes.drop_pool(&key);
+        }
+        self.wake_claims_of(queue, &change.key.namespace, &change.key.name, true);
+    }
+
+    /// Takes note of a new template: the claims of its pools may now go on.
+    pub(crate) fn observe_template(&self, queue: &WorkQueue, change: &Change<'_, SandboxTemplate>) {
+        if change.before.is_some() {
+            return;
+        }
+        let index = Index::Template(change.key.namespace.clone(), change.key.name.clone());
+        for pool in self.cluster.pools.find(&index) {
+            self.wake_claims_of(queue, &change.key.namespace, &key_of(&*pool).name, false);
+        }
+    }
+
+    fn wake_claims_of(&self, queue: &WorkQueue, namespace: &str, pool: &str, only_unbound: bool) {
+        for claim in self.cluster.claims.find(&Index::Pool(namespace.to_owned(), pool.to_owned())) {
+            let bound = claim.status.as_ref().is_some_and(|status| status.sandbox.is_some());
+            if claim.metadata.deletion_timestamp.is_none() && !(only_unbound && bound) {
+                queue.add(key_of(&*claim));
+            }
+        }
+    }
+
+    fn waiting_room(&self) -> MutexGuard<'_, WaitingRoom> {
+        self.waiting_room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn first_seen_map(&self) -> MutexGuard<'_, HashMap<ObjectKey, (Option<String>, Timestamp)>> {
+        self.first_seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn pool_key(claim: &SandboxClaim) -> PoolKey {
+    let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+    PoolKey { namespace, name: claim.spec.warm_pool_ref.name.clone() }
+}
+
+fn claimable_now(cluster: &Cluster, namespace: &str, sandbox: &Sandbox) -> Option<PoolKey> {
+    let name = sandbox.metadata.name.clone().unwrap_or_default();
+    let present = cluster.sandboxes.get(&ObjectKey { namespace: namespace.to_owned(), name })?;
+    claimable_in(&present)
+}
+
+fn assigned_to(cluster: &Cluster, key: &ObjectKey) -> Option<String> {
+    let claim = cluster.claims.get(key)?;
+    ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME).map(str::to_owned)
+}
+
+/// Of a claimed sandbox only what the claim shows matters: its end, addresses, readiness and finish, and its owner.
+fn matters_to_claim(before: Option<&Sandbox>, after: Option<&Sandbox>) -> bool {
+    let (Some(before), Some(after)) = (before, after) else { return true };
+    let status = |sandbox: &Sandbox| {
+        let status = sandbox.status.clone().unwrap_or_default();
+        let condition = |type_| conditions::find(&status.conditions, type_).cloned();
+        (condition(ConditionType::Ready), condition(ConditionType::Finished), status.pod_ips)
+    };
+    before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
+        || before.metadata.owner_references != after.metadata.owner_references
+        || status(before) != status(after)
+}

@@ -1,0 +1,187 @@
+//! The SandboxWarmPool controller: enough waiting sandboxes for every pool.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use warren_api::conditions::{self, ConditionType, ReportingController};
+use warren_api::{NameHash, Sandbox, SandboxTemplate, SandboxWarmPool, annotations};
+use warren_decide::ownership;
+use warren_decide::pool::{Memory, Settings, World, decide};
+use warren_decide::step::{Action, Failure, Step};
+
+use crate::cache::{Change, Index};
+use crate::cluster::Cluster;
+use crate::events::Recorder;
+use crate::queue::{ObjectKey, Outcome, WorkQueue};
+use crate::wake::Sides;
+
+const MANAGER: &str = "sandboxwarmpool-controller";
+
+pub(crate) struct PoolController {
+    pub(crate) cluster: Cluster,
+    pub(crate) recorder: Recorder,
+    pub(crate) settings: Settings,
+    memories: Mutex<HashMap<ObjectKey, Memory>>,
+}
+
+impl PoolController {
+    pub(crate) fn new(cluster: Cluster, recorder: Recorder, settings: Settings) -> Self {
+        Self { cluster, recorder, settings, memories: Mutex::default() }
+    }
+
+    /// One pass over one pool.
+    pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
+        let Some(world) = self.look(&key) else {
+            self.memories().remove(&key);
+            return Outcome::Done;
+        };
+        let plan = {
+            let mut memories = self.memories();
+            decide(&world, memories.entry(key.clone()).or_default(), &self.settings, Timestamp::now())
+        };
+        let mut failed = false;
+        for steps in [plan.repairs, plan.creations, plan.removals] {
+            failed |= self.carry_out(&key, steps).await;
+        }
+        if failed {
+            return Outcome::Retry;
+        }
+        for note in plan.notes {
+            self.recorder.record(ReportingController::SandboxWarmPool, &*world.pool, note);
+        }
+        let unpublished =
+            self.cluster.apply(&key.namespace, MANAGER, plan.status.into_iter().collect()).await;
+        match plan.look_again {
+            _ if !unpublished.is_empty() => Outcome::Retry,
+            Some(delay) => Outcome::LookAgain(delay),
+            None => Outcome::Done,
+        }
+    }
+
+    /// Carries out steps about members, and takes back the expectations about those that did not happen.
+    async fn carry_out(&self, key: &ObjectKey, steps: Vec<Step>) -> bool {
+        let removals: Vec<(String, String)> = steps.iter().filter_map(|step| removal(&step.action)).collect();
+        let undone: Vec<(Step, Failure)> = self.cluster.apply_slowly(&key.namespace, MANAGER, steps).await;
+        let mut memories = self.memories();
+        let expectations = &mut memories.entry(key.clone()).or_default().expectations;
+        for (step, _) in &undone {
+            match &step.action {
+                Action::Create(_) => expectations.creation_settled(),
+                Action::Delete { uid, .. } => expectations.deletion_settled(uid),
+                Action::Merge { .. } | Action::MergeStatus { .. } => {}
+            }
+        }
+        // A member that was gone before we expected its end sends no more events.
+        for (name, uid) in removals {
+            let member = self.cluster.sandboxes.get(&ObjectKey { namespace: key.namespace.clone(), name });
+            if member.is_none_or(|member| member.metadata.uid.as_deref() != Some(&uid)) {
+                expectations.deletion_settled(&uid);
+            }
+        }
+        drop(memories);
+        if let Some((step, failure)) = undone.first() {
+            let count = undone.len();
+            tracing::warn!(pool = %key, count, step = %step.action, problem = %failure.message, "steps were not carried out");
+        }
+        !undone.is_empty()
+    }
+
+    fn look(&self, key: &ObjectKey) -> Option<World> {
+        let pool = self.cluster.pools.get(key)?;
+        let in_namespace = |name: &str| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
+        let template = self.cluster.templates.get(&in_namespace(&pool.spec.sandbox_template_ref.name));
+        let hash = NameHash::of(&key.name).to_string();
+        let members = self.cluster.sandboxes.find(&Index::PoolLabel(key.namespace.clone(), hash));
+        let mut pods = BTreeMap::new();
+        for member in members.iter().filter(|member| !is_ready(member)) {
+            let name = member.metadata.name.clone().unwrap_or_default();
+            let pod = ownership::annotation(&member.metadata, annotations::POD_NAME).unwrap_or(&name);
+            if let Some(pod) = self.cluster.pods.get(&in_namespace(pod)) {
+                pods.insert(name, pod);
+            }
+        }
+        // Spread by name: the same pool always wakes at the same point of the interval, different pools do not.
+        let jitter = f64::from(NameHash::of(&key.to_string()).value()) / f64::from(u32::MAX);
+        Some(World { pool, template, members, pods, jitter })
+    }
+
+    /// Takes note of a change of a sandbox, and wakes the pools that it matters to.
+    pub(crate) fn observe_sandbox(&self, queue: &WorkQueue, change: &Change<'_, Sandbox>) {
+        let pool_of = |sandbox: &Sandbox| {
+            let owner = ownership::controller(&sandbox.metadata)
+                .filter(|owner| ownership::is_kind::<SandboxWarmPool>(owner))?;
+            Some(ObjectKey { namespace: change.key.namespace.clone(), name: owner.name.clone() })
+        };
+        let before = change.before.and_then(|sandbox| pool_of(sandbox));
+        let after = change.after.and_then(|sandbox| pool_of(sandbox));
+        if before.is_none() && after.is_none() {
+            return;
+        }
+        {
+            let mut memories = self.memories();
+            if let Some(memory) =
+                after.as_ref().filter(|_| change.before.is_none()).and_then(|key| memories.get_mut(key))
+            {
+                memory.expectations.creation_settled();
+            }
+            if let (Some(key), None, Some(sandbox)) = (&before, change.after, change.before)
+                && let Some(memory) = memories.get_mut(key)
+            {
+                memory.expectations.deletion_settled(sandbox.metadata.uid.as_deref().unwrap_or_default());
+            }
+        }
+        let quiet = match (change.before, change.after) {
+            (Some(old), Some(new)) => {
+                before == after
+                    && is_ready(old) == is_ready(new)
+                    && old.metadata.deletion_timestamp == new.metadata.deletion_timestamp
+                    && old.metadata.labels == new.metadata.labels
+                    && old.metadata.generation == new.metadata.generation
+            }
+            _ => false,
+        };
+        if !quiet {
+            before.into_iter().chain(after).for_each(|key| queue.add(key));
+        }
+    }
+
+    fn memories(&self) -> MutexGuard<'_, HashMap<ObjectKey, Memory>> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes the pools that use a template.
+pub(crate) fn wake_by_template(cluster: &Cluster, queue: &WorkQueue, change: &Change<'_, SandboxTemplate>) {
+    let index = Index::Template(change.key.namespace.clone(), change.key.name.clone());
+    for pool in cluster.pools.find(&index) {
+        queue.add(crate::cache::key_of(&*pool));
+    }
+}
+
+/// A pool without members still hears of its orphans.
+pub(crate) fn wake_by_label(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'_>, namespace: &str) {
+    let Some(after) = sides.after.filter(|after| ownership::controller(after).is_none()) else { return };
+    let Some(hash) = ownership::label(after, warren_api::labels::WARM_POOL_SANDBOX) else { return };
+    // An orphan is rare, so looking through the pools for the one whose name has this hash is fine.
+    for pool in cluster.pools.all() {
+        let key = crate::cache::key_of(&*pool);
+        if key.namespace == namespace && NameHash::of(&key.name).to_string() == hash {
+            queue.add(key);
+        }
+    }
+}
+
+fn is_ready(sandbox: &Sandbox) -> bool {
+    sandbox
+        .status
+        .as_ref()
+        .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+}
+
+fn removal(action: &Action) -> Option<(String, String)> {
+    match action {
+        Action::Delete { name, uid, .. } => Some((name.clone(), uid.clone())),
+        _ => None,
+    }
+}

@@ -1,0 +1,277 @@
+//! What a SandboxClaim needs: exactly one sandbox, a waiting one if there is one, and a status that says how it is.
+//!
+//! A pass is a short conversation: [`decide`] looks at the world and plans the next write, the controller carries it out
+//! and looks again, until there is nothing left but the status. Taking a sandbox is two guarded writes, first the claim's
+//! `sandbox-name` annotation, then the sandbox's owner. Both are decided from state alone, so a pass that died half-way is
+//! finished by the same code as an ordinary one, by whichever controller comes next.
+//!
+//! Where this differs from agent-sandbox's controller, and why:
+//! - `controller-first-observed-at`, and `claim-first-ready-at` when the sandbox taken is ready, ride on the assignment
+//!   write instead of having one each. A warm claim costs three writes until it is Ready instead of five.
+//! - A cold start is also committed on the claim first (the annotation names the sandbox to be made, which has the claim's
+//!   name), riding on the same write. Two controllers with different views then cannot give one claim a warm and a cold
+//!   sandbox.
+//! - A claim that waits for members to get an address is woken by them; it does not ask again every 500 ms.
+
+mod adoption;
+mod cold;
+mod expiry;
+mod injection;
+mod metadata;
+mod search;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
+
+pub use status::Trouble;
+
+use crate::ownership;
+use crate::step::{Failure, FailureKind, Note, Step};
+use search::Search;
+
+/// How long a claim waits for members that are on their way, from its creation, before it starts cold.
+pub const CANDIDATE_GRACE: Duration = Duration::from_secs(2);
+
+/// What was seen of one claim.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The claim.
+    pub claim: Arc<SandboxClaim>,
+    /// Its pool, if it exists.
+    pub pool: Option<Arc<SandboxWarmPool>>,
+    /// The pool's template, if it exists.
+    pub template: Option<Arc<SandboxTemplate>>,
+    /// Sandboxes by name: the one in the claim's status, the assigned one, and the one that has the claim's name.
+    pub sandboxes: BTreeMap<String, Arc<Sandbox>>,
+    /// Names that the server itself, not only our cache, says do not exist.
+    pub confirmed_gone: BTreeSet<String>,
+    /// The policy that old controllers made for each claim.
+    pub legacy_policy: Option<Arc<NetworkPolicy>>,
+    /// What the pool offers.
+    pub offer: Offer,
+    /// When this claim was first seen.
+    pub first_seen: Timestamp,
+}
+
+/// What a pool offers a claim.
+#[derive(Clone, Debug)]
+pub enum Offer {
+    /// Not asked yet.
+    NotAsked,
+    /// It has nothing.
+    Empty,
+    /// Members are on their way.
+    Pending,
+    /// This one, set aside for this pass.
+    Sandbox(Arc<Sandbox>),
+}
+
+/// Settings of all claims.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Domains whose labels a claim may put on its pod.
+    pub allowed_label_domains: Vec<String>,
+    /// Whether the annotations for latency metrics are left out.
+    pub disable_observability_annotations: bool,
+    /// Whether events about claims are left out.
+    pub disable_events: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            allowed_label_domains: vec!["sandbox.users.io".to_owned()],
+            disable_observability_annotations: false,
+            disable_events: false,
+        }
+    }
+}
+
+/// What comes after the steps of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// Look and decide again, at once.
+    DecideAgain,
+    /// Ask the pool for an offer, then decide again.
+    AskForOffer,
+    /// Ask the server whether this sandbox really does not exist, then decide again.
+    Confirm(String),
+    /// The pass is over.
+    Settled {
+        /// When to look again without being woken.
+        look_again: Option<Duration>,
+        /// Whether the pass failed and is to be tried again with backoff.
+        retry: bool,
+    },
+}
+
+/// What to do about a claim next.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Writes, in order.
+    pub steps: Vec<Step>,
+    /// Writes whose failure only deserves a line in the log.
+    pub best_effort: Vec<Step>,
+    /// Events to record when the steps have worked.
+    pub notes: Vec<Note>,
+    /// What comes then.
+    pub next: Next,
+}
+
+impl Plan {
+    fn settled(look_again: Option<Duration>) -> Self {
+        let next = Next::Settled { look_again, retry: false };
+        Self { steps: Vec::new(), best_effort: Vec::new(), notes: Vec::new(), next }
+    }
+
+    fn write(step: Step) -> Self {
+        Self { steps: vec![step], next: Next::DecideAgain, ..Self::settled(None) }
+    }
+
+    fn ask(next: Next) -> Self {
+        Self { next, ..Self::settled(None) }
+    }
+}
+
+/// Plans the next write for a claim.
+#[must_use]
+pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
+    if world.claim.metadata.deletion_timestamp.is_some() {
+        return Plan::settled(None);
+    }
+    let mut plan = match expiry::is_expired(&world.claim.spec, world.conditions(), now) {
+        true => expiry::plan(world, settings, now),
+        false => active(world, settings, now),
+    };
+    if let Some(policy) = &world.legacy_policy
+        && ownership::is_controlled_by(&policy.metadata, world.uid())
+    {
+        let action = crate::template::delete(policy);
+        plan.best_effort.push(Step::new(crate::step::Stage::Service, action));
+    }
+    plan
+}
+
+/// Plans what to publish when a step of the last plan has failed in a way that looking again does not heal.
+#[must_use]
+pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Timestamp) -> Plan {
+    let text = failures.iter().map(|failure| failure.message.as_str()).collect::<Vec<_>>().join("\n");
+    let any = |kind| failures.iter().any(|failure| failure.kind == kind);
+    let trouble = if any(FailureKind::AlreadyExists) {
+        Trouble::CreatePending
+    } else if any(FailureKind::Conflict) || any(FailureKind::NotFound) {
+        Trouble::AdoptionConflict(text)
+    } else {
+        Trouble::Error(text)
+    };
+    let mut plan = status::publish_trouble(world, &trouble, settings, now);
+    if matches!(trouble, Trouble::Error(_)) && world.is_committed_cold() {
+        // The server refused the cold sandbox for good, so none is on its way: the claim may look elsewhere again.
+        plan.steps.push(search::drop_reference(world));
+    }
+    plan
+}
+
+fn active(world: &World, settings: &Settings, now: Timestamp) -> Plan {
+    let trouble = |trouble: Trouble| status::publish_trouble(world, &trouble, settings, now);
+    if let Err(text) =
+        metadata::validate(&world.claim.spec.additional_pod_metadata, &settings.allowed_label_domains)
+    {
+        return trouble(Trouble::InvalidMetadata(text));
+    }
+    match search::find(world) {
+        Search::Bound(sandbox) => bound(world, sandbox, settings, now),
+        Search::Assigned(sandbox) => match adoption::take_over(world, sandbox) {
+            Ok(step) => {
+                let notes = adoption::notes(world, sandbox, settings);
+                Plan { notes, ..Plan::write(step) }
+            }
+            Err(text) => trouble(Trouble::Error(text)),
+        },
+        Search::Outdated => Plan::write(search::drop_reference(world)),
+        Search::Unconfirmed(name) => Plan::ask(Next::Confirm(name)),
+        Search::Blocked(text) => trouble(Trouble::Error(text)),
+        Search::Nothing { may_take_warm } => provide(world, may_take_warm, settings, now),
+    }
+}
+
+/// A claim that has its sandbox: keeps the pod's metadata in line and mirrors the status.
+fn bound(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Plan {
+    match adoption::converge(world, sandbox) {
+        Err(trouble) => status::publish_bound_trouble(world, sandbox, &trouble, settings, now),
+        Ok(Some(step)) => Plan::write(step),
+        Ok(None) => {
+            let mut plan = status::publish(world, sandbox, settings, now);
+            plan.best_effort.extend(search::migrate_legacy_label(world));
+            plan
+        }
+    }
+}
+
+/// A claim that has none: takes a waiting one, or makes one.
+fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timestamp) -> Plan {
+    let spec = &world.claim.spec;
+    let wants_own = !spec.env.is_empty() || !spec.volume_claim_templates.is_empty();
+    if may_take_warm && !wants_own && world.pool.is_some() {
+        match &world.offer {
+            Offer::NotAsked => return Plan::ask(Next::AskForOffer),
+            Offer::Sandbox(sandbox) => return Plan::write(adoption::assign(world, sandbox, settings, now)),
+            Offer::Pending => {
+                let created =
+                    world.claim.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
+                let age = Duration::try_from(now.duration_since(created)).unwrap_or_default();
+                if let Some(remaining) = CANDIDATE_GRACE.checked_sub(age).filter(|left| !left.is_zero()) {
+                    // Nothing is published: the claim has said all there is to say by existing.
+                    return Plan::settled(Some(remaining));
+                }
+            }
+            Offer::Empty => {}
+        }
+    }
+    match cold::create(world) {
+        Err(trouble) => status::publish_trouble(world, &trouble, settings, now),
+        Ok(_) if !world.is_committed_cold() => Plan::write(cold::commit(world, settings)),
+        Ok(step) => Plan { notes: cold::notes(world, settings), ..Plan::write(step) },
+    }
+}
+
+impl World {
+    fn name(&self) -> &str {
+        self.claim.metadata.name.as_deref().unwrap_or_default()
+    }
+
+    fn uid(&self) -> &str {
+        self.claim.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    fn conditions(&self) -> &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition] {
+        self.claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default()
+    }
+
+    fn status_sandbox(&self) -> Option<&str> {
+        self.claim.status.as_ref()?.sandbox.as_ref()?.name.as_deref().filter(|name| !name.is_empty())
+    }
+
+    fn assigned(&self) -> Option<&str> {
+        ownership::annotation(&self.claim.metadata, annotations::SANDBOX_NAME)
+            .or_else(|| ownership::label(&self.claim.metadata, labels::LEGACY_SANDBOX_NAME))
+            .filter(|name| !name.is_empty())
+    }
+
+    fn is_committed_cold(&self) -> bool {
+        self.assigned() == Some(self.name())
+    }
+
+    fn is_mine(&self, sandbox: &Sandbox) -> bool {
+        ownership::is_controlled_by(&sandbox.metadata, self.uid())
+    }
+}

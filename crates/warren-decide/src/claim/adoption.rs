@@ -1,0 +1,213 @@
+//! Taking a waiting sandbox, and keeping the one that was taken in line.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use warren_api::blueprint::PodMetadata;
+use warren_api::conditions::{self, ConditionType, EventAction, EventReason};
+use warren_api::{NameHash, Sandbox, SandboxTemplate, annotations, labels};
+
+use super::{Offer, Settings, Trouble, World, metadata};
+use crate::merge;
+use crate::ownership;
+use crate::step::{Action, Kind, Note, Severity, Stage, Step};
+
+/// The first guarded write: the claim commits to a sandbox. Whoever sees it afterwards finishes what is begun here.
+pub(super) fn assign(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Step {
+    let name = sandbox.metadata.name.clone().unwrap_or_default();
+    let mut annotations = observed(world, settings);
+    annotations[annotations::SANDBOX_NAME] = json!(name);
+    let ready = sandbox
+        .status
+        .as_ref()
+        .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready));
+    let known = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
+    if ready && !known && !settings.disable_observability_annotations {
+        annotations[annotations::CLAIM_FIRST_READY_AT] = json!(now.to_string());
+    }
+    guarded(world, annotations)
+}
+
+/// A write of annotations to the claim that the server refuses if the claim has moved on.
+pub(super) fn guarded(world: &World, annotations: Value) -> Step {
+    let version = &world.claim.metadata.resource_version;
+    let body = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
+    Step::new(Stage::Subject, Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body })
+}
+
+/// The annotation about when the claim was first seen, unless it is there or not wanted.
+pub(super) fn observed(world: &World, settings: &Settings) -> Value {
+    let key = annotations::CONTROLLER_FIRST_OBSERVED_AT;
+    let known = ownership::annotation(&world.claim.metadata, key).is_some();
+    match known || settings.disable_observability_annotations {
+        true => json!({}),
+        false => json!({key: world.first_seen.to_string()}),
+    }
+}
+
+/// The second guarded write: the sandbox changes hands, with everything that was the pool's taken off it. Owner and
+/// `pod-name` go in one write, so that nobody sees a claimed, ready sandbox that does not name its pod.
+pub(super) fn take_over(world: &World, sandbox: &Sandbox) -> Result<Step, String> {
+    let mut wanted = sandbox.clone();
+    wanted.metadata.owner_references = Some(vec![ownership::reference_to(&*world.claim)]);
+    let labels = wanted.metadata.labels.get_or_insert_default();
+    for key in [labels::WARM_POOL_SANDBOX, labels::SANDBOX_TEMPLATE_HASH, labels::SANDBOX_POD_TEMPLATE_HASH] {
+        labels.remove(key);
+    }
+    labels.insert(labels::LAUNCH_TYPE.to_owned(), labels::LAUNCH_TYPE_WARM.to_owned());
+    let annotations = wanted.metadata.annotations.get_or_insert_default();
+    annotations.insert(annotations::POD_NAME.to_owned(), sandbox.metadata.name.clone().unwrap_or_default());
+    if let Some(trace) = ownership::annotation(&world.claim.metadata, annotations::TRACE_CONTEXT) {
+        annotations.insert(annotations::TRACE_CONTEXT.to_owned(), trace.to_owned());
+    }
+    identify(world, &mut wanted, true);
+    wanted.spec.blueprint.pod_template.metadata = match &world.template {
+        Some(template) => pod_metadata(world, template)?,
+        None => edited_in_place(world, sandbox)?,
+    };
+    let mut body = difference(sandbox, &wanted).unwrap_or_else(|| json!({}));
+    merge::set(&mut body, &["metadata", "resourceVersion"], json!(sandbox.metadata.resource_version));
+    Ok(merge_sandbox(sandbox, body))
+}
+
+/// The event of a sandbox taken from the queue. Finishing what an earlier pass began makes none.
+pub(super) fn notes(world: &World, sandbox: &Sandbox, settings: &Settings) -> Vec<Note> {
+    let offered = matches!(&world.offer, Offer::Sandbox(offer) if offer.metadata.uid == sandbox.metadata.uid);
+    if settings.disable_events || !offered {
+        return Vec::new();
+    }
+    let name = sandbox.metadata.name.as_deref().unwrap_or_default();
+    vec![Note {
+        severity: Severity::Normal,
+        reason: EventReason::SandboxAdopted.as_str(),
+        action: EventAction::Adoption.as_str(),
+        text: format!("took sandbox {name} from pool {}", world.claim.spec.warm_pool_ref.name),
+    }]
+}
+
+/// Brings the labels of a claim's sandbox and its pod template in line with the claim and the template, in one write.
+pub(super) fn converge(world: &World, sandbox: &Sandbox) -> Result<Option<Step>, Trouble> {
+    let mut wanted = sandbox.clone();
+    match &world.template {
+        Some(template) => {
+            identify(world, &mut wanted, false);
+            wanted.spec.blueprint.pod_template.metadata =
+                pod_metadata(world, template).map_err(Trouble::Error)?;
+        }
+        None if world.claim.spec.additional_pod_metadata.is_empty() => {}
+        None => return Err(missing(world)),
+    }
+    let labels = wanted.metadata.labels.get_or_insert_default();
+    if !labels.contains_key(labels::LAUNCH_TYPE) {
+        // A sandbox of the claim's own name was made for it; any other was taken from a pool.
+        let value = match sandbox.metadata.name.as_deref() == Some(world.name()) {
+            true => labels::LAUNCH_TYPE_COLD,
+            false => labels::LAUNCH_TYPE_WARM,
+        };
+        labels.insert(labels::LAUNCH_TYPE.to_owned(), value.to_owned());
+    }
+    Ok(difference(sandbox, &wanted).map(|body| merge_sandbox(sandbox, body)))
+}
+
+/// What is missing: the pool, or its template.
+pub(super) fn missing(world: &World) -> Trouble {
+    match &world.pool {
+        None => Trouble::PoolMissing(world.claim.spec.warm_pool_ref.name.clone()),
+        Some(pool) => Trouble::TemplateMissing(pool.spec.sandbox_template_ref.name.clone()),
+    }
+}
+
+/// The metadata of the pod template: the template's, who the sandbox belongs to, and what the claim adds.
+pub(super) fn pod_metadata(world: &World, template: &SandboxTemplate) -> Result<PodMetadata, String> {
+    let mut metadata = template.spec.blueprint.pod_template.metadata.clone();
+    metadata.labels.extend(identity(world, template));
+    add_to(world, metadata)
+}
+
+/// Labels that say whose a sandbox is, on itself and in its pod template.
+pub(super) fn identity(world: &World, template: &SandboxTemplate) -> Vec<(String, String)> {
+    let hash = NameHash::of(template.metadata.name.as_deref().unwrap_or_default()).to_string();
+    let mut labels = vec![
+        (labels::CLAIM_UID.to_owned(), world.uid().to_owned()),
+        (labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(), hash),
+    ];
+    labels.extend(created_by(world).map(|text| (labels::CREATED_BY.to_owned(), text.to_owned())));
+    labels
+}
+
+fn add_to(world: &World, mut metadata: PodMetadata) -> Result<PodMetadata, String> {
+    let added = &world.claim.spec.additional_pod_metadata;
+    metadata::add("label", &mut metadata.labels, &added.labels)?;
+    metadata::add("annotation", &mut metadata.annotations, &added.annotations)?;
+    Ok(metadata)
+}
+
+/// Without a template its metadata is not known, so what the pool added is taken off what is there.
+fn edited_in_place(world: &World, sandbox: &Sandbox) -> Result<PodMetadata, String> {
+    let mut metadata = sandbox.spec.blueprint.pod_template.metadata.clone();
+    for key in [labels::WARM_POOL_SANDBOX, labels::SANDBOX_TEMPLATE_HASH, labels::SANDBOX_POD_TEMPLATE_HASH] {
+        metadata.labels.remove(key);
+    }
+    metadata.labels.insert(labels::CLAIM_UID.to_owned(), world.uid().to_owned());
+    match created_by(world) {
+        Some(text) => metadata.labels.insert(labels::CREATED_BY.to_owned(), text.to_owned()),
+        None => metadata.labels.remove(labels::CREATED_BY),
+    };
+    if metadata.annotations.get(annotations::SAFE_TO_EVICT).is_some_and(|value| value == "true") {
+        metadata.annotations.remove(annotations::SAFE_TO_EVICT);
+    }
+    add_to(world, metadata)
+}
+
+/// Puts the identity on the sandbox itself.
+fn identify(world: &World, sandbox: &mut Sandbox, adopting: bool) {
+    let labels = sandbox.metadata.labels.get_or_insert_default();
+    if let Some(template) = &world.template {
+        let hash = NameHash::of(template.metadata.name.as_deref().unwrap_or_default()).to_string();
+        labels.insert(labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(), hash);
+    }
+    if adopting {
+        labels.insert(labels::CLAIM_UID.to_owned(), world.uid().to_owned());
+    }
+    match created_by(world) {
+        Some(text) => labels.insert(labels::CREATED_BY.to_owned(), text.to_owned()),
+        None => labels.remove(labels::CREATED_BY),
+    };
+}
+
+fn created_by(world: &World) -> Option<&str> {
+    ownership::label(&world.claim.metadata, labels::CREATED_BY)
+}
+
+/// The difference in what we may change: metadata and the pod template's metadata. Comparing only those spares
+/// serialising the pod's spec for every claim.
+fn difference(present: &Sandbox, wanted: &Sandbox) -> Option<Value> {
+    let mut body = json!({});
+    let labels = |sandbox: &Sandbox| sandbox.metadata.labels.clone().unwrap_or_default();
+    if let Some(patch) = merge::between_maps(&labels(present), &labels(wanted)) {
+        merge::set(&mut body, &["metadata", "labels"], patch);
+    }
+    let annotations = |sandbox: &Sandbox| sandbox.metadata.annotations.clone().unwrap_or_default();
+    if let Some(patch) = merge::between_maps(&annotations(present), &annotations(wanted)) {
+        merge::set(&mut body, &["metadata", "annotations"], patch);
+    }
+    if present.metadata.owner_references != wanted.metadata.owner_references {
+        merge::set(
+            &mut body,
+            &["metadata", "ownerReferences"],
+            merge::json(&wanted.metadata.owner_references),
+        );
+    }
+    let template = |sandbox: &Sandbox| sandbox.spec.blueprint.pod_template.metadata.clone();
+    if let Some(patch) = merge::between_maps(&template(present).labels, &template(wanted).labels) {
+        merge::set(&mut body, &["spec", "podTemplate", "metadata", "labels"], patch);
+    }
+    if let Some(patch) = merge::between_maps(&template(present).annotations, &template(wanted).annotations) {
+        merge::set(&mut body, &["spec", "podTemplate", "metadata", "annotations"], patch);
+    }
+    (body != json!({})).then_some(body)
+}
+
+fn merge_sandbox(sandbox: &Sandbox, body: Value) -> Step {
+    let name = sandbox.metadata.name.clone().unwrap_or_default();
+    Step::new(Stage::Subject, Action::Merge { kind: Kind::Sandbox, name, body })
+}

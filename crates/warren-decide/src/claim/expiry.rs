@@ -1,0 +1,106 @@
+//! A claim whose time is over. First the reason is stored, then, in a later pass, something is deleted.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use warren_api::SandboxClaimSpec;
+use warren_api::claim::ClaimShutdownPolicy;
+use warren_api::conditions::{self, ConditionType, EventAction, EventReason, Reason};
+
+use super::{Next, Plan, Settings, World, status};
+use crate::step::{Action, Kind, Note, Propagation, Severity, Stage, Step};
+
+/// Looking again after storing the reason; the behaviour's own number.
+pub(super) const AT_ONCE: Duration = Duration::from_millis(1);
+
+/// When the claim ends: the earlier of its shutdown time and its time after finishing.
+pub(super) fn deadline(spec: &SandboxClaimSpec, conditions: &[Condition]) -> Option<Timestamp> {
+    let lifecycle = spec.lifecycle.as_ref()?;
+    let shutdown = lifecycle.shutdown_time.as_ref().map(|Time(time)| *time);
+    let finished =
+        conditions::find(conditions, ConditionType::Finished).filter(|found| found.status == "True");
+    let after_finish = finished.zip(lifecycle.ttl_seconds_after_finished).and_then(|(finished, seconds)| {
+        let Time(since) = finished.last_transition_time;
+        since.checked_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default())).ok()
+    });
+    match (shutdown, after_finish) {
+        (Some(left), Some(right)) => Some(left.min(right)),
+        (left, right) => left.or(right),
+    }
+}
+
+/// Whether the claim's time is over; the very moment counts.
+pub(super) fn is_expired(spec: &SandboxClaimSpec, conditions: &[Condition], now: Timestamp) -> bool {
+    deadline(spec, conditions).is_some_and(|deadline| now >= deadline)
+}
+
+/// The exact time until the claim expires.
+pub(super) fn remaining(
+    spec: &SandboxClaimSpec,
+    conditions: &[Condition],
+    now: Timestamp,
+) -> Option<Duration> {
+    let deadline = deadline(spec, conditions)?;
+    Some(Duration::try_from(deadline.duration_since(now)).unwrap_or_default().max(AT_ONCE))
+}
+
+/// Plans for an expired claim.
+pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
+    let announced = conditions::find(world.conditions(), ConditionType::Ready)
+        .is_some_and(|ready| ready.reason == Reason::ClaimExpired.as_str());
+    let policy =
+        world.claim.spec.lifecycle.as_ref().map(|lifecycle| lifecycle.shutdown_policy).unwrap_or_default();
+    let place = world.status_sandbox().unwrap_or(world.name());
+    let sandbox = world.sandboxes.get(place);
+    if !announced {
+        let mut plan = status::publish_expired(world, sandbox.map(|sandbox| &**sandbox), settings, now);
+        plan.notes.extend(announcement(settings));
+        plan.next = Next::Settled { look_again: Some(AT_ONCE), retry: false };
+        return plan;
+    }
+    let propagation = match policy {
+        ClaimShutdownPolicy::Delete => Some(Propagation::Background),
+        ClaimShutdownPolicy::DeleteForeground => Some(Propagation::Foreground),
+        ClaimShutdownPolicy::Retain => None,
+    };
+    if let Some(propagation) = propagation {
+        let (name, uid) = (world.name().to_owned(), world.uid().to_owned());
+        let action = Action::Delete { kind: Kind::SandboxClaim, name, uid, propagation };
+        let mut plan = Plan { steps: vec![Step::new(Stage::Subject, action)], ..Plan::settled(None) };
+        plan.notes.extend(note(
+            settings,
+            EventAction::Deleting,
+            format!("deleting the claim (policy {policy:?})"),
+        ));
+        return plan;
+    }
+    let mut plan = status::publish_expired(world, sandbox.map(|sandbox| &**sandbox), settings, now);
+    if let Some(sandbox) = sandbox
+        && world.is_mine(sandbox)
+        && sandbox.metadata.deletion_timestamp.is_none()
+    {
+        let action = Action::Delete {
+            kind: Kind::Sandbox,
+            name: place.to_owned(),
+            uid: sandbox.metadata.uid.clone().unwrap_or_default(),
+            propagation: Propagation::Background,
+        };
+        plan.steps.insert(0, Step::new(Stage::Subject, action));
+    }
+    plan
+}
+
+/// The event of an expiry that is stored for the first time.
+pub(super) fn announcement(settings: &Settings) -> Option<Note> {
+    note(settings, EventAction::ClaimExpired, "the claim has expired".to_owned())
+}
+
+fn note(settings: &Settings, action: EventAction, text: String) -> Option<Note> {
+    (!settings.disable_events).then(|| Note {
+        severity: Severity::Normal,
+        reason: EventReason::ClaimExpired.as_str(),
+        action: action.as_str(),
+        text,
+    })
+}

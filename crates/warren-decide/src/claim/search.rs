@@ -1,0 +1,97 @@
+//! Finds the sandbox that a claim has, in a strict order: the one in its status, the assigned one, the one of its name.
+
+use serde_json::json;
+use warren_api::{NameHash, Sandbox, annotations, labels};
+
+use super::World;
+use crate::ownership;
+use crate::step::{Action, Kind, Stage, Step};
+use crate::warm_queue;
+
+/// What was found.
+pub(super) enum Search<'a> {
+    /// The claim controls this sandbox.
+    Bound(&'a Sandbox),
+    /// The claim is committed to this one, which still is in its pool: finish taking it.
+    Assigned(&'a Sandbox),
+    /// The claim's reference leads nowhere and must go before anything else is tried.
+    Outdated,
+    /// The referenced sandbox is not in our cache; only the server can say that it is gone.
+    Unconfirmed(String),
+    /// Something is in the way.
+    Blocked(String),
+    /// There is none. A waiting one may be taken unless the claim holds on to a reference.
+    Nothing {
+        /// Whether it may.
+        may_take_warm: bool,
+    },
+}
+
+pub(super) fn find(world: &World) -> Search<'_> {
+    let known = |name: &str| world.sandboxes.get(name).map(|sandbox| &**sandbox);
+    if let Some(sandbox) = world.status_sandbox().and_then(known)
+        && world.is_mine(sandbox)
+    {
+        return Search::Bound(sandbox);
+    }
+    let mut may_take_warm = true;
+    if let Some(name) = world.assigned() {
+        match known(name) {
+            Some(sandbox) if world.is_mine(sandbox) => return Search::Bound(sandbox),
+            Some(sandbox) if ownership::is_pooled(&sandbox.metadata) => {
+                return match is_valid(world, sandbox) {
+                    true => Search::Assigned(sandbox),
+                    false => Search::Outdated,
+                };
+            }
+            Some(sandbox) if ownership::is_claimed(&sandbox.metadata) && !world.is_committed_cold() => {
+                return Search::Outdated;
+            }
+            // Nobody's, or somebody's whom we do not know: it may come back, so the claim holds on to it.
+            Some(_) => may_take_warm = false,
+            // The claim has said that it makes its own, and has not done so yet.
+            None if world.is_committed_cold() => may_take_warm = false,
+            None if world.confirmed_gone.contains(name) => return Search::Outdated,
+            None => return Search::Unconfirmed(name.to_owned()),
+        }
+    }
+    match known(world.name()) {
+        Some(sandbox) if world.is_mine(sandbox) => Search::Bound(sandbox),
+        Some(_) => {
+            Search::Blocked(format!("sandbox {} exists and is not controlled by this claim", world.name()))
+        }
+        None => Search::Nothing { may_take_warm },
+    }
+}
+
+/// Whether a pooled sandbox may be taken by this claim.
+pub(super) fn is_valid(world: &World, sandbox: &Sandbox) -> bool {
+    let pool = &world.claim.spec.warm_pool_ref.name;
+    warm_queue::claimable_in(sandbox).is_some_and(|key| key.name == *pool)
+        && ownership::label(&sandbox.metadata, labels::WARM_POOL_SANDBOX)
+            == Some(&NameHash::of(pool).to_string())
+}
+
+/// Takes the reference off the claim, guarded by what was seen: a commitment made meanwhile must not be lost.
+pub(super) fn drop_reference(world: &World) -> Step {
+    let mut body = json!({"metadata": {
+        "resourceVersion": world.claim.metadata.resource_version,
+        // The time of the first Ready goes with the sandbox that it was promised for.
+        "annotations": {annotations::SANDBOX_NAME: null, annotations::CLAIM_FIRST_READY_AT: null},
+    }});
+    if ownership::label(&world.claim.metadata, labels::LEGACY_SANDBOX_NAME).is_some() {
+        body["metadata"]["labels"] = json!({labels::LEGACY_SANDBOX_NAME: null});
+    }
+    Step::new(Stage::Subject, Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body })
+}
+
+/// Older controllers wrote the reference as a label.
+pub(super) fn migrate_legacy_label(world: &World) -> Option<Step> {
+    let name = ownership::label(&world.claim.metadata, labels::LEGACY_SANDBOX_NAME)?;
+    let body = json!({"metadata": {
+        "labels": {labels::LEGACY_SANDBOX_NAME: null},
+        "annotations": {annotations::SANDBOX_NAME: name},
+    }});
+    let action = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
+    Some(Step::new(Stage::Volumes, action))
+}

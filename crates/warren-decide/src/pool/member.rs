@@ -1,0 +1,67 @@
+//! A new member of a pool, and what a member says about itself.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use warren_api::conditions::{self, ConditionType};
+use warren_api::{NameHash, Sandbox, SandboxSpec, SandboxTemplate, SandboxWarmPool, annotations, labels};
+
+use super::Settings;
+use crate::ownership;
+use crate::secure_defaults;
+use crate::staleness::Hashes;
+
+/// The sandbox that a pool creates, before the server names it.
+pub(super) fn new(
+    pool: &SandboxWarmPool,
+    template: &SandboxTemplate,
+    hashes: &Hashes,
+    settings: &Settings,
+) -> Sandbox {
+    let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
+    let pool_hash = NameHash::of(pool_name).to_string();
+    let mut blueprint = template.spec.blueprint.clone();
+    secure_defaults::apply(&template.spec, &mut blueprint.pod_template.spec);
+    let metadata = &mut blueprint.pod_template.metadata;
+    for (key, value) in [
+        (labels::WARM_POOL_SANDBOX, &pool_hash),
+        (labels::SANDBOX_TEMPLATE_REF_HASH, &hashes.name),
+        (labels::SANDBOX_POD_TEMPLATE_HASH, &hashes.pod_template),
+        (labels::SANDBOX_TEMPLATE_HASH, &hashes.blueprint),
+    ] {
+        metadata.labels.insert(key.to_owned(), value.clone());
+    }
+    if settings.enable_eviction {
+        metadata
+            .annotations
+            .entry(annotations::SAFE_TO_EVICT.to_owned())
+            .or_insert_with(|| "true".to_owned());
+    }
+    let own_labels = [
+        (labels::WARM_POOL_SANDBOX, pool_hash.as_str()),
+        (labels::SANDBOX_TEMPLATE_REF_HASH, &hashes.name),
+        (labels::LAUNCH_TYPE, labels::LAUNCH_TYPE_WARM),
+        (labels::SANDBOX_POD_TEMPLATE_HASH, &hashes.pod_template),
+        (labels::SANDBOX_TEMPLATE_HASH, &hashes.blueprint),
+        (labels::CREATED_BY, "controller"),
+    ];
+    let template_name = template.metadata.name.clone().unwrap_or_default();
+    Sandbox {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{pool_name}-")),
+            namespace: pool.metadata.namespace.clone(),
+            labels: Some(own_labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into()),
+            annotations: Some([(annotations::SANDBOX_TEMPLATE_REF.to_owned(), template_name)].into()),
+            owner_references: Some(vec![ownership::reference_to(pool)]),
+            ..ObjectMeta::default()
+        },
+        spec: SandboxSpec { blueprint, ..SandboxSpec::default() },
+        status: None,
+    }
+}
+
+/// Whether a sandbox is ready.
+pub(super) fn is_ready(sandbox: &Sandbox) -> bool {
+    sandbox
+        .status
+        .as_ref()
+        .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+}

@@ -1,0 +1,303 @@
+//! Counts a pool's members and plans what is missing or too many.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+use warren_api::conditions::{EventAction, EventReason};
+use warren_api::pool::UpdateStrategyType;
+use warren_api::{Sandbox, SandboxWarmPoolStatus, labels};
+
+use super::memory::elapsed;
+use super::{Memory, Settings, World, member};
+use crate::merge;
+use crate::ownership;
+use crate::staleness::Yardstick;
+use crate::step::{Action, Kind, Note, Object, Propagation, Severity, Stage, Step};
+
+/// A pass that may not create yet looks again after this long, should no event wake it.
+const EXPECTATION_FALLBACK: Duration = Duration::from_secs(30);
+/// A member is looked at this long after its grace, so that rounding never wakes us too early.
+const GRACE_SLACK: Duration = Duration::from_secs(2);
+/// How far the wake-up for a grace period is spread, at most.
+const GRACE_JITTER: f64 = 0.5;
+
+/// What to do about a pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Repairs and removals of single members, which do not depend on each other.
+    pub repairs: Vec<Step>,
+    /// New members, all alike; to be created with a slow start.
+    pub creations: Vec<Step>,
+    /// Members too many, to be deleted with a slow start.
+    pub removals: Vec<Step>,
+    /// The status write; only when everything above has worked.
+    pub status: Option<Step>,
+    /// Events to record.
+    pub notes: Vec<Note>,
+    /// When to look again without being woken.
+    pub look_again: Option<Duration>,
+}
+
+#[derive(Default)]
+struct Count {
+    active: Vec<Arc<Sandbox>>,
+    terminating: usize,
+    held: usize,
+}
+
+/// Plans for a pool. The memory is changed as if every step were carried out; what fails is settled afterwards with
+/// [`super::Expectations`].
+#[must_use]
+pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
+    let mut plan = Plan::default();
+    if world.pool.metadata.deletion_timestamp.is_some() {
+        *memory = Memory::default();
+        return plan;
+    }
+    let yardstick = world.template.as_deref().map(Yardstick::new);
+    let mut count = classify(world, yardstick.as_ref(), memory, now, &mut plan);
+    let mut wake = Wake::default();
+    collect_stuck(world, memory, settings, now, &mut count, &mut plan, &mut wake);
+
+    let status = status(world, &count);
+    size(world, yardstick.as_ref(), memory, settings, now, &count, &mut plan, &mut wake);
+    plan.notes = progress_notes(world, memory, count.held);
+    if count.held > 0 {
+        wake.after(settings.unschedulable_recheck_interval);
+    }
+    let present = world.pool.status.clone().unwrap_or_default();
+    plan.status = merge::between(&present, &status).map(|patch| {
+        let name = world.pool.metadata.name.clone().unwrap_or_default();
+        let body = json!({"status": patch});
+        Step::new(Stage::Subject, Action::MergeStatus { kind: Kind::SandboxWarmPool, name, body })
+    });
+    plan.look_again = wake.0;
+    plan
+}
+
+fn classify(
+    world: &World,
+    yardstick: Option<&Yardstick<'_>>,
+    memory: &mut Memory,
+    now: Timestamp,
+    plan: &mut Plan,
+) -> Count {
+    let mut count = Count::default();
+    let uid = world.pool.metadata.uid.as_deref().unwrap_or_default();
+    let recreate = world.pool.spec.update_strategy_type() == UpdateStrategyType::Recreate;
+    for member in &world.members {
+        let metadata = &member.metadata;
+        let mine = ownership::is_controlled_by(metadata, uid);
+        let orphan = ownership::controller(metadata).is_none();
+        let member_uid = metadata.uid.as_deref().unwrap_or_default();
+        if !mine && !orphan {
+            continue;
+        }
+        if memory.expectations.is_deleting(member_uid, now) || metadata.deletion_timestamp.is_some() {
+            count.terminating += usize::from(mine);
+        } else if orphan {
+            match yardstick {
+                // Without a template it cannot be judged, so it is left alone.
+                None => {}
+                Some(yardstick) if yardstick.is_stale_orphan(member) => {
+                    remove(member, memory, now, &mut plan.repairs);
+                }
+                Some(_) => {
+                    plan.repairs.push(Step::new(Stage::Members, adopt_orphan(world, member)));
+                    count.active.push(member.clone());
+                }
+            }
+        } else if recreate && yardstick.is_some_and(|yardstick| yardstick.is_stale(member)) {
+            remove(member, memory, now, &mut plan.repairs);
+            count.terminating += 1;
+        } else {
+            if ownership::label(metadata, labels::LAUNCH_TYPE).is_none() {
+                let body = json!({"metadata": {"labels": {labels::LAUNCH_TYPE: labels::LAUNCH_TYPE_WARM}}});
+                plan.repairs.push(Step::new(Stage::Members, merge_member(member, body)));
+            }
+            count.active.push(member.clone());
+        }
+    }
+    count
+}
+
+/// Members that have had their time to become ready and have not: replaced, unless the cluster has no room for them, in
+/// which case a replacement would have none either.
+fn collect_stuck(
+    world: &World,
+    memory: &mut Memory,
+    settings: &Settings,
+    now: Timestamp,
+    count: &mut Count,
+    plan: &mut Plan,
+    wake: &mut Wake,
+) {
+    let grace = settings.readiness_grace_period;
+    let mut soonest: Option<Duration> = None;
+    let mut kept = Vec::with_capacity(count.active.len());
+    for member in std::mem::take(&mut count.active) {
+        let created = member.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
+        let age = elapsed(created, now);
+        if member::is_ready(&member) || age <= grace {
+            if !member::is_ready(&member) {
+                let remaining = grace.saturating_sub(age);
+                soonest = Some(soonest.map_or(remaining, |earlier| earlier.min(remaining)));
+            }
+            kept.push(member);
+        } else if pod_of(world, &member).is_some_and(is_unschedulable) {
+            count.held += 1;
+            kept.push(member);
+        } else {
+            remove(&member, memory, now, &mut plan.repairs);
+            count.terminating += 1;
+        }
+    }
+    count.active = kept;
+    if let Some(remaining) = soonest {
+        let spread = 1.0 + GRACE_JITTER * world.jitter.clamp(0.0, 1.0);
+        wake.after((remaining + GRACE_SLACK).mul_f64(spread));
+    }
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the parts of one decision, each named; a struct would only rename them"
+)]
+fn size(
+    world: &World,
+    yardstick: Option<&Yardstick<'_>>,
+    memory: &mut Memory,
+    settings: &Settings,
+    now: Timestamp,
+    count: &Count,
+    plan: &mut Plan,
+    wake: &mut Wake,
+) {
+    let desired = usize::try_from(world.pool.spec.replicas).unwrap_or_default();
+    let active = count.active.len();
+    // Replacements of members that were found stale or stuck in this very pass wait until their deletion was seen.
+    let met = memory.expectations.are_met(now);
+    let hold = memory.hold(active, desired, settings, now);
+    let missing = desired.saturating_sub(active + count.terminating);
+    if let (true, Some(yardstick), Some(template)) = (missing > 0, yardstick, &world.template) {
+        if let Some(remaining) = hold {
+            wake.after(remaining);
+        } else if !met {
+            wake.after(EXPECTATION_FALLBACK);
+        } else {
+            match memory.take_tokens(missing.min(settings.max_batch_size), settings, now) {
+                Err(wait) => wake.after(wait),
+                Ok(granted) => {
+                    let member = member::new(&world.pool, template, yardstick.hashes(), settings);
+                    let create = Action::Create(Object::Sandbox(Box::new(member)));
+                    plan.creations = vec![Step::new(Stage::Members, create); granted];
+                    memory.expectations.expect_creations(u32::try_from(granted).unwrap_or(u32::MAX), now);
+                    memory.created(granted);
+                }
+            }
+        }
+    }
+    if active > desired {
+        if !met {
+            wake.after(EXPECTATION_FALLBACK);
+            return;
+        }
+        let mut order = count.active.clone();
+        order.sort_by(|left, right| {
+            let created =
+                |sandbox: &Sandbox| sandbox.metadata.creation_timestamp.as_ref().map(|Time(time)| *time);
+            let readiness = member::is_ready(left).cmp(&member::is_ready(right));
+            readiness.then_with(|| created(right).cmp(&created(left)))
+        });
+        for member in order.iter().take((active - desired).min(settings.max_batch_size)) {
+            remove(member, memory, now, &mut plan.removals);
+        }
+    }
+}
+
+fn status(world: &World, count: &Count) -> SandboxWarmPoolStatus {
+    let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    SandboxWarmPoolStatus {
+        replicas: number(count.active.len()),
+        ready_replicas: number(count.active.iter().filter(|member| member::is_ready(member)).count()),
+        selector: Some(labels::pool_selector(world.pool.metadata.name.as_deref().unwrap_or_default())),
+        observed_generation: world.pool.metadata.generation.unwrap_or_default(),
+    }
+}
+
+fn progress_notes(world: &World, memory: &mut Memory, held: usize) -> Vec<Note> {
+    let stuck = held > 0;
+    if stuck == std::mem::replace(&mut memory.not_progressing, stuck) {
+        return Vec::new();
+    }
+    let name = world.pool.metadata.name.as_deref().unwrap_or_default();
+    let (severity, reason, text) = match stuck {
+        true => (
+            Severity::Warning,
+            EventReason::WarmPoolNotProgressing,
+            format!("{held} sandboxes of pool {name} cannot be scheduled"),
+        ),
+        false => (
+            Severity::Normal,
+            EventReason::WarmPoolProgressing,
+            format!("the sandboxes of pool {name} can be scheduled again"),
+        ),
+    };
+    vec![Note { severity, reason: reason.as_str(), action: EventAction::Reconciling.as_str(), text }]
+}
+
+/// The earliest of several times to look again.
+#[derive(Default)]
+struct Wake(Option<Duration>);
+
+impl Wake {
+    fn after(&mut self, delay: Duration) {
+        if !delay.is_zero() {
+            self.0 = Some(self.0.map_or(delay, |earlier| earlier.min(delay)));
+        }
+    }
+}
+
+fn remove(member: &Sandbox, memory: &mut Memory, now: Timestamp, steps: &mut Vec<Step>) {
+    let uid = member.metadata.uid.clone().unwrap_or_default();
+    memory.expectations.expect_deletion(&uid, now);
+    let name = member.metadata.name.clone().unwrap_or_default();
+    let action = Action::Delete { kind: Kind::Sandbox, name, uid, propagation: Propagation::Background };
+    steps.push(Step::new(Stage::Members, action));
+}
+
+fn adopt_orphan(world: &World, orphan: &Sandbox) -> Action {
+    let mut references = orphan.metadata.owner_references.clone().unwrap_or_default();
+    references.push(ownership::reference_to(&*world.pool));
+    merge_member(
+        orphan,
+        json!({"metadata": {
+            "ownerReferences": references,
+            "labels": {labels::LAUNCH_TYPE: labels::LAUNCH_TYPE_WARM},
+            // Guarded: it had no owner when we looked, and must have none when this arrives.
+            "resourceVersion": orphan.metadata.resource_version,
+        }}),
+    )
+}
+
+fn merge_member(member: &Sandbox, body: serde_json::Value) -> Action {
+    Action::Merge { kind: Kind::Sandbox, name: member.metadata.name.clone().unwrap_or_default(), body }
+}
+
+fn pod_of<'a>(world: &'a World, member: &Sandbox) -> Option<&'a Pod> {
+    world.pods.get(member.metadata.name.as_deref()?).map(|pod| &**pod)
+}
+
+fn is_unschedulable(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    pod.metadata.deletion_timestamp.is_none()
+        && conditions.iter().any(|condition| {
+            condition.type_ == "PodScheduled"
+                && condition.status == "False"
+                && condition.reason.as_deref() == Some("Unschedulable")
+        })
+}

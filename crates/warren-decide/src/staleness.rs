@@ -1,0 +1,160 @@
+//! Whether a waiting sandbox still is what its template says. A hash answers most of the time; where it does not, the
+//! parts that matter are compared one by one, so that a hash made by another program is safe too.
+
+use k8s_openapi::api::core::v1::PodSpec;
+use warren_api::blueprint::{PersistentVolumeClaimTemplate, SandboxBlueprint};
+use warren_api::{NameHash, Sandbox, SandboxTemplate, labels};
+
+use crate::merge::json;
+use crate::ownership::label;
+use crate::secure_defaults;
+
+/// The hashes that a template's sandboxes carry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hashes {
+    /// Of the template's name.
+    pub name: String,
+    /// Of the whole blueprint: pod template, volume claim templates, service.
+    pub blueprint: String,
+    /// Of the pod template alone; informational.
+    pub pod_template: String,
+}
+
+impl Hashes {
+    /// The hashes of a template.
+    #[must_use]
+    pub fn of(template: &SandboxTemplate) -> Self {
+        let blueprint = &template.spec.blueprint;
+        Self {
+            name: NameHash::of(template.metadata.name.as_deref().unwrap_or_default()).into(),
+            blueprint: NameHash::of(&json(blueprint).to_string()).into(),
+            pod_template: NameHash::of(&json(&blueprint.pod_template).to_string()).into(),
+        }
+    }
+}
+
+/// A template as sandboxes made from it should look: computed once, compared with many.
+#[derive(Clone, Debug)]
+pub struct Yardstick<'a> {
+    template: &'a SandboxTemplate,
+    hashes: Hashes,
+    spec: PodSpec,
+}
+
+impl<'a> Yardstick<'a> {
+    /// The yardstick of a template.
+    #[must_use]
+    pub fn new(template: &'a SandboxTemplate) -> Self {
+        let mut spec = template.spec.blueprint.pod_template.spec.clone();
+        secure_defaults::apply(&template.spec, &mut spec);
+        Self { template, hashes: Hashes::of(template), spec }
+    }
+
+    /// The template's hashes.
+    #[must_use]
+    pub fn hashes(&self) -> &Hashes {
+        &self.hashes
+    }
+
+    /// Whether a member of a pool is out of date. An edit of labels, annotations or network rules is not a reason.
+    #[must_use]
+    pub fn is_stale(&self, member: &Sandbox) -> bool {
+        if label(&member.metadata, labels::SANDBOX_TEMPLATE_REF_HASH) != Some(&self.hashes.name) {
+            return true;
+        }
+        if label(&member.metadata, labels::SANDBOX_TEMPLATE_HASH) == Some(&self.hashes.blueprint) {
+            return false;
+        }
+        !self.matches(&member.spec.blueprint)
+    }
+
+    /// The same for a sandbox that nobody controls: its hash label could have been forged, so it is not believed.
+    #[must_use]
+    pub fn is_stale_orphan(&self, orphan: &Sandbox) -> bool {
+        label(&orphan.metadata, labels::SANDBOX_TEMPLATE_REF_HASH) != Some(&self.hashes.name)
+            || !self.matches(&orphan.spec.blueprint)
+    }
+
+    fn matches(&self, blueprint: &SandboxBlueprint) -> bool {
+        let wanted = &self.template.spec.blueprint;
+        blueprint.pod_template.spec == self.spec
+            && blueprint.service == wanted.service
+            && blueprint.volume_claim_templates.len() == wanted.volume_claim_templates.len()
+            && blueprint.volume_claim_templates.iter().zip(&wanted.volume_claim_templates).all(same_volume)
+    }
+}
+
+fn same_volume((left, right): (&PersistentVolumeClaimTemplate, &PersistentVolumeClaimTemplate)) -> bool {
+    left.metadata.name == right.metadata.name && left.spec == right.spec
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use warren_api::{Sandbox, SandboxTemplate};
+
+    use super::{Hashes, Yardstick};
+
+    fn template(spec: Value) -> SandboxTemplate {
+        let mut base = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "a"}]}}});
+        for (key, value) in spec.as_object().unwrap() {
+            base[key] = value.clone();
+        }
+        serde_json::from_value(json!({"metadata": {"name": "test-template"}, "spec": base})).unwrap()
+    }
+
+    fn member(of: &SandboxTemplate) -> Sandbox {
+        let hashes = Hashes::of(of);
+        let mut sandbox = Sandbox::default();
+        sandbox.metadata.labels = Some(
+            [
+                ("agents.x-k8s.io/sandbox-template-ref-hash".to_owned(), hashes.name),
+                ("agents.x-k8s.io/sandbox-template-hash".to_owned(), hashes.blueprint),
+            ]
+            .into(),
+        );
+        sandbox.spec.blueprint = of.spec.blueprint.clone();
+        crate::secure_defaults::apply(&of.spec, &mut sandbox.spec.blueprint.pod_template.spec);
+        sandbox
+    }
+
+    /// Row 25, what rolls and what does not.
+    #[test]
+    fn only_what_changes_the_sandbox_makes_it_stale() {
+        let volume =
+            |name: &str, labels: Value| json!({"metadata": {"name": name, "labels": labels}, "spec": {}});
+        let old = template(json!({"volumeClaimTemplates": [volume("a", json!({})), volume("b", json!({}))]}));
+        let stale = |spec: Value| {
+            let new = template(spec);
+            Yardstick::new(&new).is_stale(&member(&old))
+        };
+        let volumes = json!([volume("a", json!({})), volume("b", json!({}))]);
+        assert!(!stale(json!({"volumeClaimTemplates": volumes})));
+        assert!(!stale(json!({"volumeClaimTemplates": volumes, "podTemplate": {
+            "metadata": {"labels": {"new": "1"}}, "spec": {"containers": [{"name": "main", "image": "a"}]}}})));
+        assert!(!stale(
+            json!({"volumeClaimTemplates": [volume("a", json!({"x": "y"})), volume("b", json!({}))]})
+        ));
+        // The blueprint is the same, although secure DNS would no longer be derived.
+        assert!(!stale(json!({"volumeClaimTemplates": volumes, "networkPolicy": {"egress": []}})));
+        assert!(stale(json!({"volumeClaimTemplates": [volume("b", json!({})), volume("a", json!({}))]})));
+        assert!(stale(json!({"volumeClaimTemplates": [volume("a", json!({}))]})));
+        assert!(stale(json!({"volumeClaimTemplates": volumes, "service": true})));
+        assert!(stale(json!({"volumeClaimTemplates": volumes, "podTemplate": {
+            "spec": {"containers": [{"name": "main", "image": "b"}]}}})));
+        let mut renamed = old.clone();
+        renamed.metadata.name = Some("other".to_owned());
+        assert!(Yardstick::new(&renamed).is_stale(&member(&old)));
+    }
+
+    #[test]
+    fn the_hash_of_an_orphan_is_not_believed() {
+        let old = template(json!({}));
+        let new = template(json!({"service": true}));
+        let mut forged = member(&old);
+        forged.metadata.labels = member(&new).metadata.labels;
+        assert!(!Yardstick::new(&new).is_stale(&forged));
+        assert!(Yardstick::new(&new).is_stale_orphan(&forged));
+        assert!(!Yardstick::new(&old).is_stale_orphan(&member(&old)));
+    }
+}

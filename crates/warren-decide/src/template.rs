@@ -1,0 +1,262 @@
+//! What a SandboxTemplate needs: a label with the hash of its own name, and the NetworkPolicy of its sandboxes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::networking::v1::{
+    IPBlock, NetworkPolicy, NetworkPolicyEgressRule, NetworkPolicyIngressRule, NetworkPolicyPeer,
+    NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use serde_json::json;
+use warren_api::template::NetworkPolicyManagement;
+use warren_api::{NameHash, SandboxTemplate, labels};
+
+use crate::merge;
+use crate::ownership;
+use crate::step::{Action, Failure, Kind, Object, Propagation, Stage, Step};
+
+/// What was seen of one template.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// The template.
+    pub template: Arc<SandboxTemplate>,
+    /// The policy that has the name of the template's own.
+    pub policy: Option<Arc<NetworkPolicy>>,
+}
+
+/// What to do about a template.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// Writes, in order.
+    pub steps: Vec<Step>,
+    /// What stands in the way; the pass is tried again with backoff.
+    pub problems: Vec<Failure>,
+}
+
+/// The namespace and label of the router, which the default policy lets in. Both are fixed, wherever we are installed:
+/// existing policies and clusters rely on them.
+const ROUTER_NAMESPACE: &str = "agent-sandbox-system";
+const ROUTER_APP: &str = "sandbox-router";
+
+/// Private and link-local ranges, which the default policy does not let out.
+const PRIVATE_V4: [&str; 4] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"];
+const PRIVATE_V6: [&str; 2] = ["fc00::/7", "fe80::/10"];
+
+/// The name of a template's policy.
+#[must_use]
+pub fn policy_name(template: &str) -> String {
+    format!("{template}-network-policy")
+}
+
+/// Plans for a template.
+#[must_use]
+pub fn decide(world: &World) -> Plan {
+    let mut plan = Plan::default();
+    let metadata = &world.template.metadata;
+    if metadata.deletion_timestamp.is_some() {
+        return plan;
+    }
+    let name = metadata.name.clone().unwrap_or_default();
+    let hash = NameHash::of(&name).to_string();
+    if ownership::label(metadata, labels::SANDBOX_TEMPLATE_REF_HASH) != Some(&hash) {
+        plan.steps.push(Step::new(
+            Stage::Subject,
+            Action::Merge {
+                kind: Kind::SandboxTemplate,
+                name: name.clone(),
+                body: json!({"metadata": {"labels": {labels::SANDBOX_TEMPLATE_REF_HASH: hash}}}),
+            },
+        ));
+    }
+    let managed = world.template.spec.network_policy_management == NetworkPolicyManagement::Managed;
+    let uid = metadata.uid.as_deref().unwrap_or_default();
+    let wanted = wanted_policy(&world.template);
+    let action = match &world.policy {
+        None if managed => {
+            Some(Action::Create(Object::NetworkPolicy(Box::new(new_policy(&world.template, wanted)))))
+        }
+        None => None,
+        Some(policy) if ownership::is_controlled_by(&policy.metadata, uid) => match managed {
+            true => {
+                merge::between(&policy.spec.clone().unwrap_or_default(), &wanted).map(|patch| Action::Merge {
+                    kind: Kind::NetworkPolicy,
+                    name: policy_name(&name),
+                    body: json!({"spec": patch}),
+                })
+            }
+            false => Some(delete(policy)),
+        },
+        Some(_) if managed => {
+            let text = format!("network policy {} is not controlled by this template", policy_name(&name));
+            plan.problems.push(Failure::found(Stage::Subject, text));
+            None
+        }
+        Some(_) => None,
+    };
+    plan.steps.extend(action.map(|action| Step::new(Stage::Subject, action)));
+    plan
+}
+
+/// Deletes a policy of ours.
+pub(crate) fn delete(policy: &NetworkPolicy) -> Action {
+    Action::Delete {
+        kind: Kind::NetworkPolicy,
+        name: policy.metadata.name.clone().unwrap_or_default(),
+        uid: policy.metadata.uid.clone().unwrap_or_default(),
+        propagation: Propagation::Background,
+    }
+}
+
+fn wanted_policy(template: &SandboxTemplate) -> NetworkPolicySpec {
+    let (ingress, egress) = match &template.spec.network_policy {
+        Some(rules) => (rules.ingress.clone(), rules.egress.clone()),
+        None => (vec![router_ingress()], vec![public_egress()]),
+    };
+    let hash = NameHash::of(template.metadata.name.as_deref().unwrap_or_default()).to_string();
+    NetworkPolicySpec {
+        pod_selector: Some(selector(labels::SANDBOX_TEMPLATE_REF_HASH, &hash)),
+        policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
+        // An empty list and no list mean the same to the server, which stores none.
+        ingress: (!ingress.is_empty()).then_some(ingress),
+        egress: (!egress.is_empty()).then_some(egress),
+    }
+}
+
+fn new_policy(template: &SandboxTemplate, spec: NetworkPolicySpec) -> NetworkPolicy {
+    NetworkPolicy {
+        metadata: ObjectMeta {
+            name: Some(policy_name(template.metadata.name.as_deref().unwrap_or_default())),
+            namespace: template.metadata.namespace.clone(),
+            owner_references: Some(vec![ownership::reference_to(template)]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(spec),
+    }
+}
+
+fn selector(key: &str, value: &str) -> LabelSelector {
+    LabelSelector {
+        match_labels: Some(BTreeMap::from([(key.to_owned(), value.to_owned())])),
+        ..LabelSelector::default()
+    }
+}
+
+fn router_ingress() -> NetworkPolicyIngressRule {
+    NetworkPolicyIngressRule {
+        from: Some(vec![NetworkPolicyPeer {
+            namespace_selector: Some(selector("kubernetes.io/metadata.name", ROUTER_NAMESPACE)),
+            pod_selector: Some(selector("app", ROUTER_APP)),
+            ..NetworkPolicyPeer::default()
+        }]),
+        ..NetworkPolicyIngressRule::default()
+    }
+}
+
+fn public_egress() -> NetworkPolicyEgressRule {
+    let block = |cidr: &str, except: &[&str]| NetworkPolicyPeer {
+        ip_block: Some(IPBlock {
+            cidr: cidr.to_owned(),
+            except: Some(except.iter().map(|&range| range.to_owned()).collect()),
+        }),
+        ..NetworkPolicyPeer::default()
+    };
+    NetworkPolicyEgressRule {
+        to: Some(vec![block("0.0.0.0/0", &PRIVATE_V4), block("::/0", &PRIVATE_V6)]),
+        ..NetworkPolicyEgressRule::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use expect_test::{Expect, expect};
+    use serde_json::{Value, json};
+
+    use super::{Action, Object, World, decide};
+    use crate::merge;
+
+    fn world(spec: Value, policy: Option<Value>) -> World {
+        let mut template = json!({
+            "metadata": {"name": "test-template", "namespace": "default", "uid": "t",
+                "labels": {"agents.x-k8s.io/sandbox-template-ref-hash": "69155462"}},
+            "spec": {"podTemplate": {"spec": {"containers": []}}},
+        });
+        for (key, value) in spec.as_object().unwrap() {
+            template["spec"][key] = value.clone();
+        }
+        World {
+            template: Arc::new(serde_json::from_value(template).unwrap()),
+            policy: policy.map(|policy| Arc::new(serde_json::from_value(policy).unwrap())),
+        }
+    }
+
+    fn policy(owner: &str, spec: Value) -> Option<Value> {
+        Some(json!({"metadata": {"name": "test-template-network-policy", "uid": "n", "ownerReferences": [
+            {"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxTemplate", "name": "test-template", "uid": owner, "controller": true}]},
+            "spec": spec}))
+    }
+
+    fn check(world: &World, expect: Expect) {
+        let plan = decide(world);
+        let mut lines: Vec<String> = plan.steps.iter().map(|step| step.action.to_string()).collect();
+        lines.extend(plan.problems.iter().map(|problem| format!("problem: {}", problem.message)));
+        expect.assert_eq(&lines.join("\n"));
+    }
+
+    #[test]
+    fn the_secure_default_lets_the_router_in_and_only_the_public_out() {
+        let plan = decide(&world(json!({}), None));
+        let Action::Create(Object::NetworkPolicy(policy)) = &plan.steps[0].action else { panic!("{plan:?}") };
+        expect![[r#"{"egress":[{"to":[{"ipBlock":{"cidr":"0.0.0.0/0","except":["10.0.0.0/8","172.16.0.0/12","192.168.0.0/16","169.254.0.0/16"]}},{"ipBlock":{"cidr":"::/0","except":["fc00::/7","fe80::/10"]}}]}],"ingress":[{"from":[{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"agent-sandbox-system"}},"podSelector":{"matchLabels":{"app":"sandbox-router"}}}]}],"podSelector":{"matchLabels":{"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"]}"#]]
+        .assert_eq(&merge::json(&policy.spec).to_string());
+        // What was created is what is wanted: nothing more to do.
+        let made = merge::json(&policy.spec);
+        check(&world(json!({}), self::policy("t", made)), expect![""]);
+    }
+
+    #[test]
+    fn row_28_only_a_policy_of_its_own_is_touched() {
+        check(
+            &world(json!({"networkPolicyManagement": "Unmanaged"}), policy("t", json!({}))),
+            expect!["delete NetworkPolicy test-template-network-policy"],
+        );
+        check(&world(json!({"networkPolicyManagement": "Unmanaged"}), policy("x", json!({}))), expect![""]);
+        check(&world(json!({"networkPolicyManagement": "Unmanaged"}), None), expect![""]);
+        check(
+            &world(json!({}), policy("x", json!({}))),
+            expect![
+                "problem: network policy test-template-network-policy is not controlled by this template"
+            ],
+        );
+    }
+
+    #[test]
+    fn own_rules_are_copied_and_drift_is_repaired() {
+        let rules = json!({"networkPolicy": {"egress": [{"ports": [{"port": 53}]}]}});
+        let drifted =
+            json!({"podSelector": {"matchLabels": {"a": "b"}}, "policyTypes": ["Egress"], "ingress": [{}]});
+        check(
+            &world(rules, policy("t", drifted)),
+            expect![[
+                r#"patch NetworkPolicy test-template-network-policy {"spec":{"ingress":null,"podSelector":{"matchLabels":{"a":null,"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"],"egress":[{"ports":[{"port":53}]}]}}"#
+            ]],
+        );
+    }
+
+    #[test]
+    fn a_template_is_labelled_with_its_own_hash() {
+        let mut world = world(json!({"networkPolicyManagement": "Unmanaged"}), None);
+        Arc::make_mut(&mut world.template).metadata.labels = None;
+        check(
+            &world,
+            expect![[
+                r#"patch SandboxTemplate test-template {"metadata":{"labels":{"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}}}"#
+            ]],
+        );
+        Arc::make_mut(&mut world.template).metadata.deletion_timestamp =
+            Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+        check(&world, expect![""]);
+    }
+}

@@ -1,0 +1,307 @@
+//! The waiting sandboxes of every pool, kept in step with what is seen, so that a claim finds one without a search.
+//!
+//! A sandbox that is offered to a claim is set aside until that claim's pass ends, so that two workers of one process never
+//! go for the same one. Between processes the guarded writes decide; this only saves them the quarrel.
+
+use std::collections::{BTreeMap, HashMap};
+
+use warren_api::conditions::{self, ConditionType};
+use warren_api::{Sandbox, labels};
+
+use crate::ownership;
+
+/// A pool, by namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PoolKey {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// What a pool has for a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// This sandbox, set aside until it is released.
+    Sandbox(String),
+    /// Nothing yet, but members are on their way.
+    Pending,
+    /// Nothing at all.
+    Empty,
+}
+
+/// How far a waiting sandbox has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Without an address: not to be handed out.
+    Waiting,
+    /// With an address, not ready: better than a cold start.
+    Addressed,
+    /// Ready.
+    Ready,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Item {
+    standing: Standing,
+    /// The node, or empty.
+    node: String,
+    /// Its place in the queue, kept while it waits.
+    place: u64,
+    set_aside: bool,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    items: HashMap<String, Item>,
+    /// Ready ones that are not set aside, by node and place.
+    ready: BTreeMap<String, BTreeMap<u64, String>>,
+    /// Addressed ones that are not set aside, by place.
+    addressed: BTreeMap<u64, String>,
+    waiting: usize,
+}
+
+/// The queues of all pools.
+#[derive(Debug, Default)]
+pub struct WarmQueue {
+    pools: HashMap<PoolKey, Pool>,
+    next_place: u64,
+}
+
+/// The pool in which a sandbox can be claimed, if it can be: alive, labelled and controlled by a pool. One that nobody
+/// controls never can.
+#[must_use]
+pub fn claimable_in(sandbox: &Sandbox) -> Option<PoolKey> {
+    let metadata = &sandbox.metadata;
+    let labelled = [labels::WARM_POOL_SANDBOX, labels::SANDBOX_TEMPLATE_REF_HASH]
+        .iter()
+        .all(|key| ownership::label(metadata, key).is_some());
+    if metadata.deletion_timestamp.is_some() || !labelled || !ownership::is_pooled(metadata) {
+        return None;
+    }
+    let namespace = metadata.namespace.clone().unwrap_or_default();
+    Some(PoolKey { namespace, name: ownership::controller(metadata)?.name.clone() })
+}
+
+impl WarmQueue {
+    /// Takes in a change of a sandbox. Gives the pool that has more to offer because of it, if there is one.
+    pub fn observe(&mut self, before: Option<&Sandbox>, after: Option<&Sandbox>) -> Option<PoolKey> {
+        let name = before.or(after)?.metadata.name.clone()?;
+        let old = before.and_then(claimable_in);
+        let new = after.and_then(claimable_in);
+        if let Some(key) = old.filter(|key| new.as_ref() != Some(key)) {
+            self.remove(&key, &name);
+        }
+        let key = new?;
+        let (standing, node) = standing(after?);
+        let next_place = &mut self.next_place;
+        let pool = self.pools.entry(key.clone()).or_default();
+        let previous = pool.take_out(&name);
+        let item = Item {
+            standing,
+            node,
+            place: previous.as_ref().map_or_else(
+                || {
+                    *next_place += 1;
+                    *next_place
+                },
+                |item| item.place,
+            ),
+            set_aside: previous.as_ref().is_some_and(|item| item.set_aside),
+        };
+        let gained = standing != Standing::Waiting
+            && previous.is_none_or(|previous| previous.standing == Standing::Waiting);
+        pool.put_in(name, item);
+        gained.then_some(key)
+    }
+
+    /// Sets a sandbox of the pool aside for a claim: a ready one of the node that has most of them, the oldest first, or else
+    /// one that has at least an address. Those that `usable` refuses are dropped until they change.
+    pub fn take(&mut self, key: &PoolKey, mut usable: impl FnMut(&str) -> bool) -> Taken {
+        let Some(pool) = self.pools.get_mut(key) else { return Taken::Empty };
+        while let Some(name) = pool.best() {
+            let Some(item) = pool.take_out(&name) else { break };
+            if usable(&name) {
+                pool.put_in(name.clone(), Item { set_aside: true, ..item });
+                return Taken::Sandbox(name);
+            }
+        }
+        if pool.waiting > 0 { Taken::Pending } else { Taken::Empty }
+    }
+
+    /// Ends the setting aside. A sandbox that is no longer claimable has left the queue by itself.
+    pub fn release(&mut self, key: &PoolKey, name: &str) {
+        if let Some(pool) = self.pools.get_mut(key)
+            && let Some(item) = pool.take_out(name)
+        {
+            pool.put_in(name.to_owned(), Item { set_aside: false, ..item });
+        }
+    }
+
+    /// Drops a pool that is gone.
+    pub fn drop_pool(&mut self, key: &PoolKey) {
+        self.pools.remove(key);
+    }
+
+    fn remove(&mut self, key: &PoolKey, name: &str) {
+        if let Some(pool) = self.pools.get_mut(key) {
+            pool.take_out(name);
+            if pool.items.is_empty() {
+                self.pools.remove(key);
+            }
+        }
+    }
+}
+
+impl Pool {
+    fn best(&self) -> Option<String> {
+        let oldest = |places: &BTreeMap<u64, String>| places.first_key_value().map(|(place, _)| *place);
+        let fullest = self
+            .ready
+            .iter()
+            .filter(|(node, _)| !node.is_empty())
+            .max_by_key(|(_, places)| (places.len(), std::cmp::Reverse(oldest(places))))
+            .or_else(|| self.ready.first_key_value());
+        let places = fullest.map(|(_, places)| places).unwrap_or(&self.addressed);
+        places.first_key_value().map(|(_, name)| name.clone())
+    }
+
+    fn put_in(&mut self, name: String, item: Item) {
+        match item.standing {
+            Standing::Waiting => self.waiting += 1,
+            _ if item.set_aside => {}
+            Standing::Addressed => {
+                self.addressed.insert(item.place, name.clone());
+            }
+            Standing::Ready => {
+                self.ready.entry(item.node.clone()).or_default().insert(item.place, name.clone());
+            }
+        }
+        self.items.insert(name, item);
+    }
+
+    fn take_out(&mut self, name: &str) -> Option<Item> {
+        let item = self.items.remove(name)?;
+        match item.standing {
+            Standing::Waiting => self.waiting -= 1,
+            _ if item.set_aside => {}
+            Standing::Addressed => {
+                self.addressed.remove(&item.place);
+            }
+            Standing::Ready => {
+                if let Some(places) = self.ready.get_mut(&item.node) {
+                    places.remove(&item.place);
+                    if places.is_empty() {
+                        self.ready.remove(&item.node);
+                    }
+                }
+            }
+        }
+        Some(item)
+    }
+}
+
+fn standing(sandbox: &Sandbox) -> (Standing, String) {
+    let Some(status) = &sandbox.status else { return (Standing::Waiting, String::new()) };
+    let standing = if status.pod_ips.is_empty() {
+        Standing::Waiting
+    } else if conditions::is_true(&status.conditions, ConditionType::Ready) {
+        Standing::Ready
+    } else {
+        Standing::Addressed
+    };
+    (standing, status.node_name.clone().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use warren_api::Sandbox;
+
+    use super::{PoolKey, Taken, WarmQueue};
+
+    fn member(name: &str, node: &str, address: bool, ready: bool) -> Sandbox {
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": name, "namespace": "default",
+                "labels": {"agents.x-k8s.io/warm-pool-sandbox": "59733166", "agents.x-k8s.io/sandbox-template-ref-hash": "69155462"},
+                "ownerReferences": [{"apiVersion": "extensions.agents.x-k8s.io/v1alpha1", "kind": "SandboxWarmPool", "name": "test-pool", "uid": "p", "controller": true}],
+            },
+            "spec": {"podTemplate": {"spec": {"containers": []}}},
+            "status": {
+                "nodeName": node,
+                "podIPs": if address { vec!["10.0.0.1"] } else { vec![] },
+                "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }, "reason": "x", "message": "", "lastTransitionTime": "2027-01-15T08:00:00Z"}],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn key() -> PoolKey {
+        PoolKey { namespace: "default".to_owned(), name: "test-pool".to_owned() }
+    }
+
+    fn take(queue: &mut WarmQueue) -> String {
+        match queue.take(&key(), |_| true) {
+            Taken::Sandbox(name) => name,
+            other => format!("{other:?}"),
+        }
+    }
+
+    /// Row 19.
+    #[test]
+    fn ready_beats_addressed_beats_waiting_and_the_fullest_node_comes_first() {
+        let mut queue = WarmQueue::default();
+        assert_eq!(take(&mut queue), "Empty");
+        for (name, node, address, ready) in [
+            ("waiting", "", false, false),
+            ("addressed", "n1", true, false),
+            ("a", "n1", true, true),
+            ("b", "n2", true, true),
+            ("c", "n2", true, true),
+        ] {
+            queue.observe(None, Some(&member(name, node, address, ready)));
+        }
+        let order: Vec<String> = (0..6).map(|_| take(&mut queue)).collect();
+        assert_eq!(order, ["b", "a", "c", "addressed", "Pending", "Pending"]);
+        queue.release(&key(), "c");
+        assert_eq!(take(&mut queue), "c");
+    }
+
+    #[test]
+    fn what_is_set_aside_stays_so_when_it_changes_and_leaves_when_claimed() {
+        let mut queue = WarmQueue::default();
+        let sandbox = member("a", "n1", true, true);
+        assert_eq!(queue.observe(None, Some(&sandbox)), Some(key()));
+        assert_eq!(take(&mut queue), "a");
+        let moved = member("a", "n2", true, true);
+        assert_eq!(queue.observe(Some(&sandbox), Some(&moved)), None);
+        assert_eq!(take(&mut queue), "Empty");
+        let mut claimed = moved.clone();
+        claimed.metadata.labels = None;
+        queue.observe(Some(&moved), Some(&claimed));
+        queue.release(&key(), "a");
+        assert_eq!(take(&mut queue), "Empty");
+    }
+
+    /// Row 27: a sandbox that nobody controls is never handed out.
+    #[test]
+    fn orphans_are_not_offered() {
+        let mut queue = WarmQueue::default();
+        let mut orphan = member("a", "n1", true, true);
+        orphan.metadata.owner_references = None;
+        assert_eq!(queue.observe(None, Some(&orphan)), None);
+        assert_eq!(take(&mut queue), "Empty");
+    }
+
+    #[test]
+    fn a_refused_sandbox_is_dropped_until_it_changes() {
+        let mut queue = WarmQueue::default();
+        let sandbox = member("a", "n1", true, true);
+        queue.observe(None, Some(&sandbox));
+        assert_eq!(queue.take(&key(), |_| false), Taken::Empty);
+        assert_eq!(take(&mut queue), "Empty");
+        queue.observe(Some(&sandbox), Some(&sandbox));
+        assert_eq!(take(&mut queue), "a");
+    }
+}
