@@ -8,6 +8,8 @@
 //! | `<list-rv>`, `<bookmark-rv>` | that there is one; writes elsewhere on the server move it |
 //! | `<time>`, `<microtime>` | that it is a time of now, and how precisely it is written |
 //! | `<generated1>`… | that the name is the prefix and five letters of the server's alphabet |
+//! | `<age>` | that the cell of a table holds an age in seconds |
+//! | `<the object>` | that an error message quotes the object there |
 //! | `<continue>`, `<jwt>`, `<ip>`, `<port>` | that there is one |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,8 +109,8 @@ impl Masks {
     }
 
     fn string(&mut self, key: &str, text: &str, versions: Versions) -> String {
-        match key {
-            "resourceVersion" | "selfLinkVersion" if text.parse::<u64>().is_ok_and(|version| version > 0) => {
+        match field_of(key) {
+            "resourceVersion" if text.parse::<u64>().is_ok_and(|version| version > 0) => {
                 match versions {
                     Versions::Object => self.version(text),
                     Versions::List => "<list-rv>".to_owned(),
@@ -117,6 +119,7 @@ impl Masks {
             }
             "continue" if !text.is_empty() => "<continue>".to_owned(),
             "token" if text.starts_with("ey") && text.matches('.').count() == 2 => "<jwt>".to_owned(),
+            "cells" if is_young_age(text) => "<age>".to_owned(),
             "clusterIP" | "clusterIPs" if text.parse::<std::net::IpAddr>().is_ok() => "<ip>".to_owned(),
             _ => self.time(text).unwrap_or_else(|| self.text(text)),
         }
@@ -151,12 +154,12 @@ impl Masks {
             text = text.replace(name, label);
         }
         text = self.uids_in(&text);
-        for before in ["ResourceVersion in precondition: ", "ResourceVersion in object meta: "] {
+        for before in ["ResourceVersion in the precondition (", "ResourceVersion in record ("] {
             text = self.number_after(&text, before, true);
         }
         text = self.number_after(&text, "too old resource version: 1 (", false);
         text = self.number_after(&text, "current: ", false);
-        letters_after(&text, "kube-api-access-")
+        letters_after(&without_quoted_object(&text), "kube-api-access-")
     }
 
     fn uids_in(&mut self, text: &str) -> String {
@@ -203,6 +206,27 @@ fn inside(value: &Value, key: &str, outer: Versions) -> Versions {
         "items" | "rows" => Versions::Object,
         _ => outer,
     }
+}
+
+/// The field that a key names. A step's `only` records parts under their pointers, perhaps into a list.
+fn field_of(key: &str) -> &str {
+    key.rsplit('/').find(|part| part.parse::<usize>().is_err()).unwrap_or(key)
+}
+
+/// An error about a patch quotes the object that came of it, whole, with its times and versions and in the order of a
+/// Go struct. What is wrong with it stands behind the quotation.
+fn without_quoted_object(text: &str) -> String {
+    const BEGIN: &str = "Invalid value: \"{\\\"";
+    let Some((head, tail)) = text.split_once(BEGIN) else { return text.to_owned() };
+    match tail.split_once("}\": ") {
+        Some((_, reason)) => format!("{head}Invalid value: <the object>: {}", without_quoted_object(reason)),
+        None => text.to_owned(),
+    }
+}
+
+/// The age that a table shows of an object that the scenario has just made.
+fn is_young_age(text: &str) -> bool {
+    text.strip_suffix('s').is_some_and(|digits| (1..=2).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 fn is_uid(text: &str) -> bool {
@@ -266,6 +290,13 @@ mod tests {
         let bodies = masked(&[good, bad]);
         assert_eq!(bodies[0]["name"], "a-<generated1>");
         assert_eq!(bodies[1]["name"], "a-aeiou");
+    }
+
+    #[test]
+    fn a_quoted_object_is_masked_and_the_reason_behind_it_is_not() {
+        let message = r#"patch: Invalid value: "{\"a\":{\"b\":\"c\"}}": unknown field "x""#;
+        let body = &masked(&[json!({"message": message})])[0];
+        assert_eq!(body["message"], r#"patch: Invalid value: <the object>: unknown field "x""#);
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod mask;
 pub mod report;
 pub mod runner;
 pub mod scenario;
+pub mod suite;
 pub mod target;
 pub mod transcript;
 mod variables;

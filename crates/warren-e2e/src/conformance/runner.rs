@@ -1,6 +1,7 @@
 //! Plays scenarios against a target and keeps what a client sees.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -60,8 +61,20 @@ enum Stop {
     Namespace(String),
 }
 
-/// Plays every scenario and returns the masked transcripts by topic.
-pub async fn play_all(target: &dyn Target, topics: &[Topic], pace: Pace) -> BTreeMap<String, Recorded> {
+/// Plays every scenario and returns the masked transcripts by topic. `root` is the checkout, for the definitions that
+/// topics have installed.
+pub async fn play_all(
+    target: &dyn Target,
+    topics: &[Topic],
+    root: &Path,
+    pace: Pace,
+) -> BTreeMap<String, Recorded> {
+    for topic in topics.iter().filter(|topic| !topic.scenarios.is_empty()) {
+        for path in &topic.install {
+            // A server that cannot have them shows it in every scenario that needs them.
+            let _ = install(target, &root.join(path), pace.patience).await;
+        }
+    }
     let all = topics.iter().flat_map(|topic| topic.scenarios.iter().map(move |one| (topic, one)));
     let played: Vec<_> = stream::iter(all)
         .map(|(topic, scenario)| async move {
@@ -77,16 +90,35 @@ pub async fn play_all(target: &dyn Target, topics: &[Topic], pace: Pace) -> BTre
     recorded
 }
 
+/// Creates the definitions in `path` and waits until they are served.
+async fn install(target: &dyn Target, path: &Path, patience: Duration) -> Result<(), TransportError> {
+    const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let files = match path.is_dir() {
+        true => std::fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?,
+        false => vec![path.to_owned()],
+    };
+    let mut run = Run::new(target, patience);
+    for file in files {
+        let definition: Value = serde_saphyr::from_str(&std::fs::read_to_string(file)?)?;
+        let text = |pointer: &str| definition.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let collection = format!(
+            "/apis/{}/{}/{}?limit=1",
+            text("/spec/group"),
+            text("/spec/versions/0/name"),
+            text("/spec/names/plural")
+        );
+        let post = Step { post: Some(DEFINITIONS.to_owned()), body: Some(definition), ..Step::default() };
+        run.answer(&post).await?;
+        let get = Step { get: Some(collection), ..Step::default() };
+        run.answer_until(&get, &Until { code: Some(200), ..Until::default() }).await?;
+    }
+    Ok(())
+}
+
 /// Plays one scenario in a namespace of its own and returns what was seen, masked. What it made is deleted again.
 pub async fn play(target: &dyn Target, topic: &Topic, scenario: &Scenario, patience: Duration) -> Transcript {
     let id: String = std::iter::repeat_with(|| fastrand::char('a'..='z')).take(8).collect();
-    let mut run = Run {
-        target,
-        patience,
-        variables: Variables::default(),
-        watches: HashMap::new(),
-        exchanges: Vec::new(),
-    };
+    let mut run = Run::new(target, patience);
     let namespace = format!("conf-{id}");
     run.variables.set("id", id.as_str());
     run.variables.set("core", format!("/api/v1/namespaces/{namespace}"));
@@ -119,7 +151,12 @@ struct Answer {
     body: Value,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(target: &'a dyn Target, patience: Duration) -> Self {
+        let (variables, watches) = (Variables::default(), HashMap::new());
+        Self { target, patience, variables, watches, exchanges: Vec::new() }
+    }
+
     async fn play(&mut self, topic: &Topic, scenario: &Scenario, namespace: &str) -> Result<(), Stop> {
         let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
         let post = Step { post: Some("/api/v1/namespaces".into()), body: Some(body), ..Step::default() };
@@ -130,7 +167,7 @@ impl Run<'_> {
         if topic.wait_for_service_account {
             let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/default");
             let get = Step { get: Some(path), ..Step::default() };
-            let there = Until { code: Some(200), present: None, absent: None, equal: BTreeMap::new() };
+            let there = Until { code: Some(200), ..Until::default() };
             // A server that makes none shows it in what its pods are answered, so this does not end the scenario.
             let _ = self.answer_until(&get, &there).await;
         }

@@ -33,6 +33,9 @@ pub struct Topic {
     /// The scenarios create pods, so each of them waits until its namespace has the `default` service account.
     #[serde(default)]
     pub wait_for_service_account: bool,
+    /// CustomResourceDefinitions (files or folders, from the root of the checkout) that are there before the topic begins.
+    #[serde(default)]
+    pub install: Vec<PathBuf>,
     /// Bodies that several steps share, kept here for YAML anchors; the runner does not read them.
     #[serde(default)]
     pub shared: Value,
@@ -135,7 +138,7 @@ pub struct Step {
 }
 
 /// What a repeated call waits for. All that is said must hold.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Until {
     /// The status code.
@@ -214,7 +217,9 @@ pub fn load(folder: &Path) -> Result<Vec<Topic>, LoadError> {
     for path in paths {
         let text = std::fs::read_to_string(&path)
             .map_err(|source| LoadError::Read { path: path.clone(), source })?;
-        let topic: Topic = serde_saphyr::from_str(&text)
+        // `y` and `no` are ordinary words in a scenario, as they are to Kubernetes' own YAML reader in JSON bodies.
+        let options = serde_saphyr::options! { strict_booleans: true };
+        let topic: Topic = serde_saphyr::from_str_with_options(&text, options)
             .map_err(|error| LoadError::Parse { path: path.clone(), message: error.to_string() })?;
         for scenario in &topic.scenarios {
             let name = format!("{}/{}", topic.topic, scenario.name);
