@@ -255,7 +255,7 @@ fn decide_deletion(world: &World<'_>, now: Timestamp) -> Plan {
     let held = world.pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
     if world.machine.runs_anything() {
         let (steps, look_again) = stop(world, grace, now);
-        return Plan { steps, status: Some(status::status(world, &BTreeMap::new(), now)), look_again };
+        return Plan { steps, status: Some(status_while_deleted(world, now)), look_again };
     }
     let remove = vec![Step::Remove, Step::DeleteObject];
     if !held {
@@ -263,11 +263,19 @@ fn decide_deletion(world: &World<'_>, now: Timestamp) -> Plan {
         return Plan { steps: remove, status: None, look_again: None };
     }
     // A finalizer keeps the object for somebody who will read it, so the truth is published before its record goes.
-    let status = status::status(world, &BTreeMap::new(), now);
+    let status = status_while_deleted(world, now);
     let told = world.pod.status.as_ref().is_some_and(|published| same_status(published, &status));
     let already_final = grace == 0 && matches!(world.machine, Machine::Absent);
     let steps = if told && !already_final { remove } else { Vec::new() };
     Plan { steps, status: Some(status), look_again: None }
+}
+
+/// Deletion makes a new generation, but nothing in it concerns the node: a write only to acknowledge it is saved.
+fn status_while_deleted(world: &World<'_>, now: Timestamp) -> PodStatus {
+    let mut pod = world.pod.clone();
+    pod.metadata.generation =
+        pod.status.as_ref().and_then(|status| status.observed_generation).or(pod.metadata.generation);
+    status::status(&World { pod: &pod, ..world.clone() }, &BTreeMap::new(), now)
 }
 
 /// Steps that end all containers within `grace` seconds.

@@ -27,7 +27,7 @@ use crate::node::Shared;
 use crate::registry::Seen;
 use crate::shim::Shim;
 use channel::Protocol;
-use exec::ExecOptions;
+use exec::{ExecOptions, ExecTarget};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -156,12 +156,15 @@ fn exec(
     };
 
     // Connected before the upgrade is through: the shim answers while the client reads our answer.
-    let shim = Shim::connect(&entry.directory.0);
-    let container = container.to_owned();
+    let target = ExecTarget {
+        shim: Shim::connect(&entry.directory.0),
+        pod_uid: object.metadata.uid.clone().unwrap_or_default(),
+        container: container.to_owned(),
+    };
     let upgrade = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         match upgrade.await {
-            Ok(upgraded) => exec::serve(TokioIo::new(upgraded), protocol, shim, container, options).await,
+            Ok(upgraded) => exec::serve(TokioIo::new(upgraded), protocol, target, options).await,
             Err(error) => debug!(%error, "client left before the upgrade"),
         }
     });

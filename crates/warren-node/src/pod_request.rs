@@ -93,6 +93,7 @@ impl Builder {
             ids,
             limits: spec::Limits::default(),
             containers: Vec::new(),
+            trace: false,
         })
     }
 

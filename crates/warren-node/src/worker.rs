@@ -42,6 +42,8 @@ pub(crate) struct Worker {
     /// How earlier runs ended, by container; the shim keeps only the last.
     previous: BTreeMap<String, Exit>,
     asked_to_stop: Option<Timestamp>,
+    /// Starts in a row that led to nothing.
+    failed_starts: u32,
     /// Set once the API has taken our binding, which the watch may not have shown yet.
     bound: bool,
     /// Set once we have had the object deleted, until the watch says that it is gone.
@@ -109,6 +111,7 @@ impl Worker {
             machine: Machine::Absent,
             previous: BTreeMap::new(),
             asked_to_stop: None,
+            failed_starts: 0,
             bound: false,
             deleted: false,
             published: None,
@@ -227,6 +230,10 @@ impl Worker {
                 self.remove().await?;
                 return Ok(Rest::Gone);
             };
+            if self.deleted && pod.metadata.finalizers.as_ref().is_none_or(Vec::is_empty) {
+                // Only an echo of the past.
+                return Ok(Rest::Until(None));
+            }
             let world = World {
                 pod: &pod,
                 node: &self.shared.facts,
@@ -312,13 +319,8 @@ impl Worker {
             Ok(()) => Ok(()),
             Err(problem) => {
                 let message = chain(&problem);
-                warn!(error = %message, "sandbox not started");
-                let attempts = match &self.machine {
-                    Machine::Broken { attempts, .. } => attempts + 1,
-                    _ => 1,
-                };
                 self.clean_up().await?;
-                self.machine = Machine::Broken { message, attempts, at: Timestamp::now() };
+                self.broken(message);
                 Ok(())
             }
         }
@@ -345,6 +347,7 @@ impl Worker {
             state = shim.next_state().await?;
         }
         self.shim = Some(shim);
+        self.failed_starts = 0;
         self.heard(Ok(state));
         Ok(())
     }
@@ -399,8 +402,9 @@ impl Worker {
 
     /// Nothing was started and nothing else tells so: the pod waits and tries again, later and later.
     fn broken(&mut self, message: String) {
-        warn!(error = %message, "container not started");
-        self.machine = Machine::Broken { message, attempts: 1, at: Timestamp::now() };
+        warn!(error = %message, "pod not started");
+        self.failed_starts += 1;
+        self.machine = Machine::Broken { message, attempts: self.failed_starts, at: Timestamp::now() };
     }
 
     async fn refresh(&mut self) -> Result<(), StepError> {

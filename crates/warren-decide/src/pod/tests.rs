@@ -558,6 +558,14 @@ fn deletion_asks_then_kills_then_removes() {
     let up = present(running(0, 1));
     let asked = plan(&pod, &up, None, 100);
     assert_eq!((asked.steps, asked.look_again), (vec![Step::AskToStop], Some(at(130))));
+    let acknowledged = published(pod.clone(), asked.status);
+    let mut next_generation = acknowledged.clone();
+    next_generation.metadata.generation = Some(2);
+    let same = plan(&next_generation, &up, Some(100), 110).status.unwrap();
+    assert!(
+        same_status(acknowledged.status.as_ref().unwrap(), &same),
+        "a new generation alone is not written"
+    );
     let waits = plan(&pod, &up, Some(100), 110);
     assert_eq!((waits.steps, waits.look_again), (vec![], Some(at(130))));
     assert_eq!(plan(&pod, &up, Some(100), 130).steps, [Step::Kill]);

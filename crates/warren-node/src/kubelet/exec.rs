@@ -72,16 +72,18 @@ impl ExecOptions {
     }
 }
 
+/// Where a process is to run.
+pub(super) struct ExecTarget {
+    pub(super) shim: io::Result<Shim>,
+    pub(super) pod_uid: String,
+    pub(super) container: String,
+}
+
 type Sink<S> = Arc<Mutex<SplitSink<WebSocketStream<S>, Message>>>;
 
 /// Runs the process and carries its streams until it ends or the client goes away.
-pub(super) async fn serve<S>(
-    stream: S,
-    protocol: Protocol,
-    shim: io::Result<Shim>,
-    container: String,
-    options: ExecOptions,
-) where
+pub(super) async fn serve<S>(stream: S, protocol: Protocol, target: ExecTarget, options: ExecOptions)
+where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let config = WebSocketConfig::default()
@@ -94,7 +96,7 @@ pub(super) async fn serve<S>(
     let (sink, mut messages) = socket.split();
     let sink = Arc::new(Mutex::new(sink));
 
-    let last = match start(shim, container, &options).await {
+    let last = match start(target, &options).await {
         Ok((mut process, input)) => {
             let outcome = tokio::select! {
                 ended = carry_output(&mut process, &sink, &options) => Some(ended),
@@ -145,6 +147,9 @@ where
 struct Process {
     shim: Shim,
     exec: u64,
+    /// On the host; also the number of its session and process group.
+    pid: i32,
+    pod_uid: String,
     outputs: Vec<(u8, Descriptor)>,
 }
 
@@ -155,21 +160,26 @@ struct InputEnd {
 }
 
 impl Process {
-    /// Ends it without waiting: the shim does it, also when this connection is closed right after.
+    /// Ends it, and what it started without taking it out of its process group, without waiting.
     fn kill(&self) {
         let target = Target::Exec(self.exec);
-        let signal = rustix::process::Signal::KILL.as_raw();
-        if let Err(error) = self.shim.tell(Call::Signal { target, signal }) {
+        let signal = rustix::process::Signal::KILL;
+        // The shim signals one process, so the group is ours to end: it is named after its leader, since an exec begins a
+        // session. A number that means a process of somebody else by now shows by its cgroup.
+        let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", self.pid));
+        let still_ours = cgroup.map_or(true, |cgroup| cgroup.contains(&self.pod_uid));
+        if let Some(group) = rustix::process::Pid::from_raw(self.pid).filter(|_| still_ours) {
+            // Gone already is as good.
+            let _ = rustix::process::kill_process_group(group, signal);
+        }
+        if let Err(error) = self.shim.tell(Call::Signal { target, signal: signal.as_raw() }) {
             debug!(%error, "exec not killed: the shim is gone, and with it the process");
         }
     }
 }
 
-async fn start(
-    shim: io::Result<Shim>,
-    container: String,
-    options: &ExecOptions,
-) -> Result<(Process, InputEnd), CallError> {
+async fn start(target: ExecTarget, options: &ExecOptions) -> Result<(Process, InputEnd), CallError> {
+    let ExecTarget { shim, pod_uid, container } = target;
     let mut shim = shim?;
     let call = Call::Exec(ExecRequest {
         container,
@@ -181,7 +191,7 @@ async fn start(
         stdin: options.stdin && !options.tty,
     });
     let (answer, descriptors) = shim.call(call).await?;
-    let Answer::Exec { exec, .. } = answer else {
+    let Answer::Exec { exec, pid } = answer else {
         return Err(io::Error::from(io::ErrorKind::InvalidData).into());
     };
     let mut descriptors = descriptors.into_iter();
@@ -200,7 +210,7 @@ async fn start(
         }
         InputEnd { descriptor: Mutex::new(stdin), terminal: None }
     };
-    Ok((Process { shim, exec, outputs }, input))
+    Ok((Process { shim, exec, pid, pod_uid, outputs }, input))
 }
 
 /// Output to the client until the process has ended and what it had written is sent.
@@ -215,7 +225,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let wanted = |channel: u8| if channel == channel::STDOUT { options.stdout } else { options.stderr };
-    let Process { shim, exec, outputs } = process;
+    let Process { shim, exec, outputs, .. } = process;
     let mut buffers = [vec![0; CHUNK], vec![0; CHUNK]];
     let mut open = [!outputs.is_empty(), outputs.len() > 1];
     let [first_buffer, second_buffer] = &mut buffers;

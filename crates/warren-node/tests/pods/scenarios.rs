@@ -153,7 +153,7 @@ pub async fn logs_can_be_cut_followed_and_of_the_run_before(machine: Machine) {
     let home = Home::new(&machine, "logs").await;
     let node = home.node();
     let script =
-        "echo one; echo two >&2; echo three; while ! test -e /tmp/go; do sleep 0.02; done; echo four; exit 5";
+        "echo one; echo two; echo three; while ! test -e /tmp/go; do sleep 0.02; done; echo four; exit 5";
     home.create("box", json!({"command": ["sh", "-c", script]}), json!({})).await;
     home.wait("box", "ready", is_ready).await;
     let log = async |query: &str| kubelet::get(node, &format!("/containerLogs/logs/box/main?{query}")).await;

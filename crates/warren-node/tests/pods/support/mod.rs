@@ -2,7 +2,6 @@
 
 pub mod kubelet;
 
-use std::fmt::Debug;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,7 +84,7 @@ impl Home {
         merge(&mut main, container);
         let mut whole = json!({
             "nodeName": self.name, "containers": [main], "restartPolicy": "Always",
-            "terminationGracePeriodSeconds": 30, "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 2, "automountServiceAccountToken": false,
         });
         merge(&mut whole, spec);
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": whole});
@@ -129,10 +128,10 @@ impl Home {
         });
         match waited.await {
             Ok(pod) => pod,
-            Err(_) => panic!(
-                "pod {name} is not {what}: {}",
-                shown(&last.borrow().as_ref().and_then(|pod| pod.status.clone()))
-            ),
+            Err(_) => {
+                let status = last.borrow().as_ref().and_then(|pod| pod.status.clone());
+                panic!("pod {name} is not {what}: {}", serde_json::to_string_pretty(&status).unwrap())
+            }
         }
     }
 
@@ -169,10 +168,6 @@ fn merge(into: &mut Value, from: Value) {
     for (key, value) in from.as_object().unwrap() {
         into[key] = value.clone();
     }
-}
-
-pub fn shown(value: &impl Debug) -> String {
-    format!("{value:#?}")
 }
 
 pub fn condition<'a>(pod: &'a Pod, kind: &str) -> Option<&'a k8s_openapi::api::core::v1::PodCondition> {
