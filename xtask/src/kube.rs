@@ -124,7 +124,6 @@ pub fn run(task: Task) -> Result<ExitCode> {
 fn up_until_stdin_closes(up: &Up) -> Result<()> {
     let cache = up.place.cache()?;
     let binaries = up.place.binaries(&cache)?;
-    cache.sweep()?;
     let directory = claim_directory(&cache, up.dir.as_deref())?;
     hold(Settings { binaries, directory, fsync: up.fsync, lifetime: Lifetime::UntilStdinCloses })
 }
@@ -135,7 +134,6 @@ fn up_until_down(up: &Up) -> Result<()> {
     let cache = up.place.cache()?;
     // Built here and not in the supervisor, so that the progress is seen.
     up.place.binaries(&cache)?;
-    cache.sweep()?;
     let directory = claim_directory(&cache, up.dir.as_deref())?;
     match start_supervisor(up, &directory) {
         Ok(kubeconfig) => {

@@ -89,7 +89,7 @@ impl Binaries {
             return Ok(binaries);
         }
 
-        let lock = cache.lock()?;
+        let lock = cache.lock_build()?;
         // Somebody else may have built them while we waited.
         let missing = binaries.missing();
         if !missing.is_empty() {

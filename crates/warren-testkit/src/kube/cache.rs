@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-use crate::files::{FileError, create_private_directory, failed, remove_directory};
-use crate::kube::{KUBERNETES_VERSION, Listed, list};
+use crate::files::{FileError, create_private_directory, failed};
+use crate::kube::{KUBERNETES_VERSION, Listed, down, list};
 
 /// No place for the cache was named and none could be derived.
 #[derive(Debug, thiserror::Error)]
@@ -47,15 +47,15 @@ impl Cache {
         self.root.join("run")
     }
 
-    /// Where a build works. Whoever holds [`Cache::lock`] owns it.
+    /// Where a build works. Whoever holds [`Cache::lock_build`] owns it.
     pub(crate) fn build(&self) -> PathBuf {
         self.root.join("build")
     }
 
     /// Waits until nobody else builds into this cache. The lock goes with the returned file, also after `kill -9`.
-    pub(crate) fn lock(&self) -> Result<File, FileError> {
+    pub(crate) fn lock_build(&self) -> Result<File, FileError> {
         create_private_directory(&self.root)?;
-        let path = self.root.join("lock");
+        let path = self.root.join("build.lock");
         let file = File::create(&path).map_err(failed("open", &path))?;
         match file.try_lock() {
             Ok(()) => {}
@@ -72,8 +72,12 @@ impl Cache {
     /// belonged to a process which is gone as well: nobody else will ever come back for them.
     pub fn sweep(&self) -> Result<(), FileError> {
         for Listed { directory, record, running } in list(&self.run())? {
-            if !running && record.until_stdin_closes {
-                remove_directory(&directory)?;
+            // What cannot be removed now (or is being removed by another who sweeps) is for the next time.
+            if !running
+                && record.until_stdin_closes
+                && let Err(error) = down(&directory)
+            {
+                eprintln!("could not sweep `{}`: {error}", directory.display());
             }
         }
         Ok(())

@@ -19,7 +19,10 @@ pub enum ClaimError {
 }
 
 /// Makes the directory for a control plane: the named one, which must be empty, or a new one in the cache.
+///
+/// Those that were left behind without an owner are removed on the way.
 pub fn claim_directory(cache: &Cache, named: Option<&Path>) -> Result<PathBuf, ClaimError> {
+    cache.sweep()?;
     if let Some(directory) = named {
         create_private_directory(directory)?;
         let directory = fs::canonicalize(directory).map_err(failed("resolve", directory))?;
@@ -28,10 +31,11 @@ pub fn claim_directory(cache: &Cache, named: Option<&Path>) -> Result<PathBuf, C
     }
     create_private_directory(&cache.run())?;
     let run = fs::canonicalize(cache.run()).map_err(failed("resolve", &cache.run()))?;
+    // Names are not used again soon: one who found a dead control plane and removes it must not meet a living one.
+    let process = std::process::id();
     let mut number = 1u32;
     loop {
-        let directory = run.join(number.to_string());
-        // `create_dir` is the arbiter between two who want the same number.
+        let directory = run.join(format!("{process}-{number}"));
         match fs::create_dir(&directory) {
             Ok(()) => return Ok(directory),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,

@@ -139,15 +139,13 @@ impl ControlPlane {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // kubectl reads all of its input before it prints, so neither side waits for the other. One that ends
-            // early breaks the pipe; how it ended says more than that.
-            match stdin.write_all(input.as_bytes()) {
-                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
-                _ => {}
-            }
-        }
-        let output = child.wait_with_output()?;
+        let stdin = child.stdin.take();
+        // From a thread, since kubectl may print before it has read everything.
+        let output = std::thread::scope(|scope| {
+            // One that ends early breaks the pipe; how it ended says more than that.
+            scope.spawn(|| stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
+            child.wait_with_output()
+        })?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }

@@ -87,7 +87,9 @@ impl Record {
     pub(crate) fn store(&self, directory: &Path) -> Result<(), FileError> {
         let path = directory.join(FILE);
         let next = directory.join(".record.json.next");
-        let text = serde_json::to_string_pretty(self).expect("strings and numbers always serialise");
+        // A path that is not text has no place in JSON.
+        let text =
+            serde_json::to_string_pretty(self).map_err(|error| failed("write", &path)(error.into()))?;
         write_private(&next, text)?;
         fs::rename(&next, &path).map_err(failed("move into place", &path))
     }
