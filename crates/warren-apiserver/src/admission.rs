@@ -1,0 +1,255 @@
+//! From the bytes of a request to an object that may be stored: decoding, pruning, defaulting, validation.
+
+use serde_json::{Map, Value};
+
+use crate::call::{Call, FieldValidation};
+use crate::definition::Target;
+use crate::metadata::{self, metadata_mut};
+use crate::schema::{apply_defaults, check_rules, check_types, drop_nulls, prune, validate};
+use crate::status::{ApiError, FieldError, Problem};
+
+/// An object as decoded, with the warnings to send along.
+pub(crate) struct Decoded {
+    pub object: Value,
+    pub warnings: Vec<String>,
+}
+
+/// Reads a body as JSON or YAML.
+pub(crate) fn parse(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
+    let value: Value = match content_type {
+        "application/json" | "" | "*/*" => serde_json::from_slice(body).map_err(|error| {
+            ApiError::bad_request(format!(
+                "the object provided is unrecognized (must be of type Object): {error}"
+            ))
+        })?,
+        "application/yaml" => {
+            let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+            serde_saphyr::from_str(text)
+                .map_err(|error| ApiError::bad_request(format!("error converting YAML to JSON: {error}")))?
+        }
+        _ => return Err(ApiError::unsupported_media_type("application/json, application/yaml")),
+    };
+    match value {
+        Value::Object(_) => Ok(value),
+        _ => Err(ApiError::bad_request("the object provided is unrecognized (must be of type Object)")),
+    }
+}
+
+/// Checks that an object is of the kind and version that the path says, and drops what its schema does not know.
+pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiError> {
+    let target = &call.target;
+    check_kind(target, &mut object)?;
+    let schema = target.schema()?;
+    let definition = &target.definition;
+    if definition.custom {
+        drop_nulls(object.get_mut("metadata").unwrap_or(&mut Value::Null));
+    } else {
+        drop_nulls(&mut object);
+        if let Some((path, actual, wanted)) = check_types(&object, schema, "") {
+            return Err(ApiError::bad_request(format!(
+                "{kind} in version {version:?} cannot be handled as a {kind}: json: cannot unmarshal {actual} into Go struct field {kind}.{path} of type {}",
+                wanted.name(),
+                kind = definition.kind,
+                version = target.version().name,
+            )));
+        }
+    }
+    let mut unknown = Vec::new();
+    prune(&mut object, schema, "", &mut unknown);
+    let warnings = match call.field_validation()? {
+        _ if unknown.is_empty() => Vec::new(),
+        FieldValidation::Ignore => Vec::new(),
+        FieldValidation::Warn => unknown.iter().map(|path| format!("unknown field {path:?}")).collect(),
+        FieldValidation::Strict => {
+            let list =
+                unknown.iter().map(|path| format!("unknown field {path:?}")).collect::<Vec<_>>().join(", ");
+            return Err(ApiError::bad_request(format!(
+                "{kind} in version {version:?} cannot be handled as a {kind}: strict decoding error: {list}",
+                kind = definition.kind,
+                version = target.version().name,
+            )));
+        }
+    };
+    target.convert_to_stored(&mut object);
+    Ok(Decoded { object, warnings })
+}
+
+fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
+    let (kind, api_version) = (&*target.definition.kind, &*target.version().api_version);
+    let Some(object) = object.as_object_mut() else {
+        return Err(ApiError::bad_request("the object provided is unrecognized (must be of type Object)"));
+    };
+    for (field, wanted) in [("apiVersion", api_version), ("kind", kind)] {
+        match object.get(field).and_then(Value::as_str).unwrap_or_default() {
+            "" if target.definition.custom => {
+                let shown = Value::Object(object.clone()).to_string();
+                let field = if field == "kind" { "Kind" } else { "apiVersion" };
+                return Err(ApiError::bad_request(format!("Object '{field}' is missing in '{shown}'")));
+            }
+            // A typed path says it already.
+            "" => {
+                object.insert(field.to_owned(), wanted.into());
+            }
+            actual if actual == wanted => {}
+            actual if field == "kind" => {
+                return Err(ApiError::bad_request(format!(
+                    "{actual} in version {:?} cannot be handled as a {kind}: converting ({actual}) to ({kind}): unknown conversion",
+                    target.version().name
+                )));
+            }
+            actual => {
+                return Err(ApiError::bad_request(format!(
+                    "the API version in the data ({actual}) does not match the expected API version ({api_version})"
+                )));
+            }
+        }
+    }
+    if !object.get("metadata").is_none_or(|metadata| metadata.is_object() || metadata.is_null()) {
+        return Err(ApiError::bad_request("metadata must be an object"));
+    }
+    Ok(())
+}
+
+/// Fills in defaults: the schema's for custom resources, the kind's own for built-in ones.
+pub(crate) fn default(target: &Target, object: &mut Value) -> Result<(), ApiError> {
+    if target.definition.custom {
+        apply_defaults(object, target.schema()?);
+    }
+    (target.definition.behaviour.default)(object);
+    Ok(())
+}
+
+/// Everything that can be wrong with an object, given what it was before.
+pub(crate) fn check(target: &Target, object: &Value, old: Option<&Value>) -> Result<(), ApiError> {
+    let definition = &target.definition;
+    let mut errors = Vec::new();
+    metadata::validate(object, definition, &mut errors);
+    if let Some(old) = old {
+        metadata::validate_update(object, old, &mut errors);
+    }
+    if definition.custom {
+        check_custom(target, object, old, &mut errors)?;
+    }
+    (definition.behaviour.validate)(object, &mut errors);
+    if let Some(old) = old {
+        (definition.behaviour.validate_update)(object, old, &mut errors);
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(ApiError::invalid(definition.kind_subject(metadata::text(object, "name")), errors)),
+    }
+}
+
+fn check_custom(
+    target: &Target,
+    object: &Value,
+    old: Option<&Value>,
+    errors: &mut Vec<FieldError>,
+) -> Result<(), ApiError> {
+    let schema = target.schema()?;
+    let before = errors.len();
+    validate(object, schema, "", errors);
+    if !schema.has_rules {
+        return Ok(());
+    }
+    // Rules assume a value of the right shape. Where the shape is broken they are not run, and the answer says so.
+    if errors.len() > before {
+        let detail = "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation";
+        errors.push(FieldError {
+            field: "<nil>".to_owned(),
+            problem: Problem::Invalid(Value::Null, detail.to_owned()),
+        });
+        return Ok(());
+    }
+    check_rules(object, old, schema, "", errors);
+    Ok(())
+}
+
+/// The metadata that only the server sets.
+pub(crate) fn fill_new_metadata(call: &Call<'_>, object: &mut Value) {
+    let behaviour = call.target.definition.behaviour;
+    let metadata = metadata_mut(object);
+    for unset in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+        metadata.shift_remove(unset);
+    }
+    metadata.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
+    metadata.insert("creationTimestamp".to_owned(), warren_store::deletion::timestamp(call.now).into());
+    if behaviour.has_generation {
+        metadata.insert("generation".to_owned(), 1.into());
+    }
+}
+
+/// Combines what a client sent with what it may not change. Both are in stored form.
+pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
+    let version = call.target.version();
+    let custom = call.target.definition.custom;
+    match call.subresource {
+        Some("status") => {
+            let status = new.get("status").cloned();
+            let sent = metadata_mut(new).clone();
+            *new = old.clone();
+            set_or_remove(new, "status", status);
+            if !custom {
+                let metadata = metadata_mut(new);
+                for field in ["labels", "annotations", "finalizers"] {
+                    match sent.get(field) {
+                        Some(value) => metadata.insert(field.to_owned(), value.clone()),
+                        None => metadata.shift_remove(field),
+                    };
+                }
+            }
+        }
+        _ if version.status => set_or_remove(new, "status", old.get("status").cloned()),
+        _ => {}
+    }
+    let kept = old["metadata"].as_object();
+    let metadata = metadata_mut(new);
+    for field in [
+        "uid",
+        "name",
+        "namespace",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "selfLink",
+        "resourceVersion",
+    ] {
+        match kept.and_then(|kept| kept.get(field)) {
+            Some(value) => metadata.insert(field.to_owned(), value.clone()),
+            None => metadata.shift_remove(field),
+        };
+    }
+}
+
+/// Counts a change of anything but metadata and status.
+pub(crate) fn bump_generation(call: &Call<'_>, new: &mut Value, old: &Value) {
+    if !call.target.definition.behaviour.has_generation {
+        return;
+    }
+    let rest = |object: &Value| -> Map<String, Value> {
+        let fields = object.as_object().into_iter().flatten();
+        let counted = fields.filter(|(name, _)| {
+            let kept_apart =
+                *name == "status" && (call.target.version().status || !call.target.definition.custom);
+            *name != "metadata" && *name != "apiVersion" && !kept_apart
+        });
+        counted.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    if rest(new) != rest(old) {
+        let generation = old["metadata"]["generation"].as_i64().unwrap_or(0);
+        metadata_mut(new).insert("generation".to_owned(), (generation + 1).into());
+    }
+}
+
+fn set_or_remove(object: &mut Value, field: &str, value: Option<Value>) {
+    let Some(object) = object.as_object_mut() else { return };
+    match value {
+        Some(value) => {
+            object.insert(field.to_owned(), value);
+        }
+        None => {
+            object.shift_remove(field);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! CustomResourceDefinitions: from the object a client created to a resource that is served.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+use crate::definition::{Columns, CustomColumn, Definition, LazySchema, Scale, SchemaSource, Version};
+use crate::json_path::JsonPath;
+use crate::kinds::{self, set_default};
+use crate::schema::{Compiler, Schema, Type};
+use crate::status::FieldError;
+
+/// The resource under which definitions are stored.
+pub(crate) const RESOURCE: &str = "customresourcedefinitions.apiextensions.k8s.io";
+/// Holds a deleted definition until its objects are gone.
+pub(crate) const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
+
+/// Why a stored definition cannot be served.
+#[derive(Debug, Error)]
+pub(crate) enum DefinitionError {
+    #[error("read the definition")]
+    Read(#[from] serde_json::Error),
+}
+
+/// The parts of a definition that serving needs at once. Schemas are skipped here: they are by far the largest part,
+/// and are compiled when the kind is first used.
+#[derive(Deserialize)]
+struct Head {
+    spec: HeadSpec,
+}
+
+#[derive(Deserialize)]
+struct HeadSpec {
+    group: Box<str>,
+    scope: Box<str>,
+    names: Names,
+    versions: Vec<HeadVersion>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Names {
+    plural: Box<str>,
+    kind: Box<str>,
+    #[serde(default)]
+    singular: Option<Box<str>>,
+    #[serde(default)]
+    list_kind: Option<Box<str>>,
+    #[serde(default)]
+    short_names: Vec<Box<str>>,
+    #[serde(default)]
+    categories: Vec<Box<str>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct HeadVersion {
+    name: Box<str>,
+    #[serde(default)]
+    served: bool,
+    #[serde(default)]
+    deprecated: bool,
+    #[serde(default)]
+    deprecation_warning: Option<Box<str>>,
+    #[serde(default)]
+    subresources: Option<Map<String, Value>>,
+    #[serde(default)]
+    additional_printer_columns: Vec<PrinterColumn>,
+    #[serde(default)]
+    selectable_fields: Vec<SelectableField>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PrinterColumn {
+    name: Box<str>,
+    #[serde(rename = "type")]
+    type_: Box<str>,
+    #[serde(default)]
+    format: Box<str>,
+    #[serde(default)]
+    description: Box<str>,
+    #[serde(default)]
+    priority: i64,
+    json_path: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SelectableField {
+    json_path: String,
+}
+
+/// The served resource that a stored definition describes.
+pub(crate) fn definition(body: &Bytes) -> Result<Definition, DefinitionError> {
+    let HeadSpec { group, scope, names, versions } = serde_json::from_slice::<Head>(body)?.spec;
+    let served = versions.into_iter().filter(|version| version.served);
+    Ok(Definition {
+        resource: format!("{}.{group}", names.plural).into(),
+        list_kind: names.list_kind.unwrap_or_else(|| format!("{}List", names.kind).into()),
+        singular: names.singular.unwrap_or_else(|| names.kind.to_lowercase().into()),
+        versions: served.map(|version| version.into_version(&group, body)).collect(),
+        group,
+        kind: names.kind,
+        plural: names.plural,
+        short_names: names.short_names,
+        categories: names.categories,
+        namespaced: &*scope == "Namespaced",
+        behaviour: &kinds::CUSTOM,
+        custom: true,
+    })
+}
+
+impl HeadVersion {
+    fn into_version(self, group: &str, body: &Bytes) -> Version {
+        let subresource = |name: &str| self.subresources.as_ref().and_then(|all| all.get(name));
+        let scale = subresource("scale").and_then(|scale| {
+            let path = |name: &str| JsonPath::parse(scale.get(name)?.as_str()?).ok();
+            Some(Scale {
+                spec_replicas: path("specReplicasPath")?,
+                status_replicas: path("statusReplicasPath")?,
+                label_selector: path("labelSelectorPath"),
+            })
+        });
+        // Definitions with paths that do not parse were refused; one from elsewhere loses only the column.
+        let columns = self.additional_printer_columns.into_iter().filter_map(|column| {
+            Some(CustomColumn {
+                path: JsonPath::parse(&column.json_path).ok()?,
+                name: column.name,
+                type_: column.type_,
+                format: column.format,
+                description: column.description,
+                priority: column.priority,
+            })
+        });
+        let fields =
+            self.selectable_fields.iter().map(|field| field.json_path.trim_start_matches('.').into());
+        Version {
+            api_version: format!("{group}/{}", self.name).into(),
+            status: subresource("status").is_some(),
+            scale,
+            subresources: &[],
+            columns: Columns::Custom(columns.collect()),
+            selectable_fields: fields.collect(),
+            schema: LazySchema::new(SchemaSource::Custom {
+                definition: body.clone(),
+                version: self.name.clone(),
+            }),
+            conversion: None,
+            deprecated: self.deprecated,
+            deprecation_warning: self.deprecation_warning,
+            name: self.name,
+        }
+    }
+}
+
+/// The schema of one version, as the tree that the definition holds.
+pub(crate) fn schema_source(definition: &Bytes, version: &str) -> Option<Value> {
+    let mut definition: Value = serde_json::from_slice(definition).ok()?;
+    let versions = definition["spec"]["versions"].as_array_mut()?;
+    let version = versions.iter_mut().find(|candidate| candidate["name"] == version)?;
+    Some(version["schema"]["openAPIV3Schema"].take())
+}
+
+/// Compiles the schema of one version of a definition.
+pub(crate) fn compile_schema(definition: &Bytes, version: &str) -> Result<Arc<Schema>, String> {
+    let source =
+        schema_source(definition, version).ok_or_else(|| format!("no schema for version {version}"))?;
+    compile_root(&source).map(Arc::new).map_err(|error| error.to_string())
+}
+
+/// A custom resource has `apiVersion`, `kind` and `metadata` whatever its schema says about them.
+fn compile_root(source: &Value) -> Result<Schema, crate::schema::SchemaError> {
+    let mut schema = Compiler::default().compile_root(source)?;
+    let string = Arc::new(Schema { type_: Some(Type::String), ..Schema::default() });
+    schema.properties.insert("apiVersion".into(), Arc::clone(&string));
+    schema.properties.insert("kind".into(), string);
+    schema.properties.insert("metadata".into(), Arc::clone(kinds::metadata_schema()));
+    Ok(schema)
+}
+
+pub(crate) fn default_definition(definition: &mut Value) {
+    let Some(spec) = definition.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    set_default(spec, "conversion", json!({"strategy": "None"}));
+    if let Some(names) = spec.get_mut("names").and_then(Value::as_object_mut) {
+        let kind = names.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+        set_default(names, "singular", kind.to_lowercase());
+        set_default(names, "listKind", format!("{kind}List"));
+    }
+    let versions = spec.get_mut("versions").and_then(Value::as_array_mut);
+    for version in versions.into_iter().flatten() {
+        let columns = version.get_mut("additionalPrinterColumns").and_then(Value::as_array_mut);
+        for column in columns.into_iter().flatten().filter_map(Value::as_object_mut) {
+            set_default(column, "priority", 0);
+        }
+    }
+}
+
+/// Accepts the names at once: there is one server, so nobody else could have taken them in the meantime.
+pub(crate) fn prepare_definition(definition: &mut Value) {
+    let since = definition["metadata"]["creationTimestamp"].clone();
+    let condition = |type_: &str, reason: &str, message: &str| {
+        json!({
+            "type": type_, "status": "True", "lastTransitionTime": since, "reason": reason, "message": message,
+        })
+    };
+    let versions = definition["spec"]["versions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let stored: Vec<_> = versions.iter().filter(|version| version["storage"] == true).collect();
+    let mut stored_versions: Vec<Value> =
+        definition["status"]["storedVersions"].as_array().cloned().unwrap_or_default();
+    for version in stored {
+        if !stored_versions.contains(&version["name"]) {
+            stored_versions.push(version["name"].clone());
+        }
+    }
+    let status = json!({
+        "conditions": [
+            condition("NamesAccepted", "NoConflicts", "no conflicts found"),
+            condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
+        ],
+        "acceptedNames": definition["spec"]["names"],
+        "storedVersions": stored_versions,
+    });
+    definition["status"] = status;
+    let metadata = crate::metadata::metadata_mut(definition);
+    let finalizers = metadata.entry("finalizers").or_insert_with(|| Value::Array(Vec::new()));
+    let deleting = finalizers.is_null();
+    if let Some(finalizers) = finalizers.as_array_mut()
+        && !deleting
+        && !finalizers.iter().any(|name| name == CLEANUP_FINALIZER)
+    {
+        finalizers.push(CLEANUP_FINALIZER.into());
+    }
+}
+
+pub(crate) fn validate_definition(definition: &Value, errors: &mut Vec<FieldError>) {
+    let spec = &definition["spec"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (group, plural, kind) =
+        (text(&spec["group"]), text(&spec["names"]["plural"]), text(&spec["names"]["kind"]));
+    for (field, value) in [("spec.group", &group), ("spec.names.plural", &plural), ("spec.names.kind", &kind)]
+    {
+        if value.is_empty() {
+            errors.push(FieldError::required(field, ""));
+        }
+    }
+    let wanted = format!("{plural}.{group}");
+    let name = text(&definition["metadata"]["name"]);
+    if name != wanted {
+        let detail = "must be spec.names.plural+\".\"+spec.group";
+        errors.push(FieldError::invalid("metadata.name", name, detail));
+    }
+    let scope = text(&spec["scope"]);
+    if !matches!(scope.as_str(), "Namespaced" | "Cluster") {
+        errors.push(FieldError::unsupported("spec.scope", scope, &["Cluster", "Namespaced"]));
+    }
+    let versions = spec["versions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
+        let detail = "must have exactly one version marked as storage version";
+        errors.push(FieldError::invalid("spec.versions", spec["versions"].clone(), detail));
+    }
+    for (index, version) in versions.iter().enumerate() {
+        let path = format!("spec.versions[{index}]");
+        validate_version(version, &path, errors);
+    }
+}
+
+fn validate_version(version: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let schema = &version["schema"]["openAPIV3Schema"];
+    let schema_path = format!("{path}.schema.openAPIV3Schema");
+    if !schema.is_object() {
+        errors.push(FieldError::required(schema_path, "schemas are required"));
+        return;
+    }
+    if schema["type"] != "object" {
+        errors.push(FieldError::invalid(
+            format!("{schema_path}.type"),
+            schema["type"].clone(),
+            "must be object at the root",
+        ));
+    }
+    if let Err(error) = compile_root(schema) {
+        errors.push(FieldError::invalid(schema_path, "object", error.to_string()));
+    }
+    let columns = version["additionalPrinterColumns"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for (index, column) in columns.iter().enumerate() {
+        let json_path = column["jsonPath"].as_str().unwrap_or_default();
+        if let Err(error) = JsonPath::parse(json_path) {
+            let field = format!("{path}.additionalPrinterColumns[{index}].jsonPath");
+            errors.push(FieldError::invalid(field, json_path, error.to_string()));
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! What it takes to serve a resource: names, versions, schema, columns and behaviour. Built-in kinds come from the
+//! table in `kinds`, custom ones from their CustomResourceDefinition; past this point nobody asks which.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::json_path::JsonPath;
+use crate::kinds::Behaviour;
+use crate::schema::Schema;
+use crate::status::{ApiError, Subject};
+
+/// A resource as it is served.
+#[derive(Debug)]
+pub(crate) struct Definition {
+    pub group: Box<str>,
+    pub kind: Box<str>,
+    pub list_kind: Box<str>,
+    pub plural: Box<str>,
+    pub singular: Box<str>,
+    pub short_names: Vec<Box<str>>,
+    pub categories: Vec<Box<str>>,
+    pub namespaced: bool,
+    /// The store's name for it: `pods`, `sandboxes.agents.x-k8s.io`.
+    pub resource: Arc<str>,
+    pub versions: Vec<Version>,
+    pub behaviour: &'static Behaviour,
+    /// Whether it comes from a CustomResourceDefinition.
+    pub custom: bool,
+}
+
+/// One served version of a resource.
+#[derive(Debug)]
+pub(crate) struct Version {
+    pub name: Box<str>,
+    /// `v1`, `agents.x-k8s.io/v1beta1`.
+    pub api_version: Box<str>,
+    pub status: bool,
+    pub scale: Option<Scale>,
+    /// Further subresources, for discovery: name, kind, verbs.
+    pub subresources: &'static [(&'static str, &'static str, &'static [&'static str])],
+    pub columns: Columns,
+    /// Field selectors beyond `metadata.name` and `metadata.namespace`.
+    pub selectable_fields: Vec<Box<str>>,
+    pub schema: LazySchema,
+    /// How stored objects are turned into this version and back, where they differ by more than `apiVersion`.
+    pub conversion: Option<&'static Conversion>,
+    pub deprecated: bool,
+    pub deprecation_warning: Option<Box<str>>,
+}
+
+/// A schema that is compiled when it is first needed: start-up and idle kinds pay nothing.
+#[derive(Debug)]
+pub(crate) struct LazySchema {
+    pub source: SchemaSource,
+    compiled: OnceLock<Result<Arc<Schema>, String>>,
+}
+
+#[derive(Debug)]
+pub(crate) enum SchemaSource {
+    /// A type of the built-in table.
+    Builtin(&'static str),
+    /// A version of a CustomResourceDefinition: the body shares its bytes with the store.
+    Custom {
+        /// The whole definition, serialised.
+        definition: Bytes,
+        /// Which of its versions.
+        version: Box<str>,
+    },
+}
+
+/// The paths of a scale subresource.
+#[derive(Debug, Clone)]
+pub(crate) struct Scale {
+    pub spec_replicas: JsonPath,
+    pub status_replicas: JsonPath,
+    pub label_selector: Option<JsonPath>,
+}
+
+/// Between the stored form and another one.
+#[derive(Debug)]
+pub(crate) struct Conversion {
+    pub from_stored: fn(&mut Value),
+    pub to_stored: fn(&mut Value),
+}
+
+/// The columns of `kubectl get`.
+#[derive(Debug)]
+pub(crate) enum Columns {
+    Builtin(&'static [Column]),
+    Custom(Vec<CustomColumn>),
+}
+
+/// A column of a built-in kind.
+#[derive(Debug)]
+pub(crate) struct Column {
+    pub name: &'static str,
+    pub type_: &'static str,
+    pub format: &'static str,
+    pub priority: i32,
+    pub cell: fn(&Value, Timestamp) -> Value,
+}
+
+/// An additional printer column.
+#[derive(Debug)]
+pub(crate) struct CustomColumn {
+    pub name: Box<str>,
+    pub type_: Box<str>,
+    pub format: Box<str>,
+    pub description: Box<str>,
+    pub priority: i64,
+    pub path: JsonPath,
+}
+
+impl LazySchema {
+    pub fn new(source: SchemaSource) -> LazySchema {
+        LazySchema { source, compiled: OnceLock::new() }
+    }
+
+    /// The compiled schema. A schema that does not compile was refused with its definition, so an error here means
+    /// that the store holds one from a program with other rules.
+    pub fn get(&self) -> Result<&Arc<Schema>, ApiError> {
+        let compiled = self.compiled.get_or_init(|| match &self.source {
+            SchemaSource::Builtin(name) => crate::kinds::builtin_schema(name),
+            SchemaSource::Custom { definition, version } => crate::crd::compile_schema(definition, version),
+        });
+        compiled.as_ref().map_err(ApiError::internal)
+    }
+}
+
+impl Definition {
+    /// For errors about the resource (`pods "a" not found`).
+    pub fn subject<'a>(&'a self, name: &'a str) -> Subject<'a> {
+        Subject { group: &self.group, kind: &self.plural, name }
+    }
+
+    /// For errors about the kind (`Pod "a" is invalid`).
+    pub fn kind_subject<'a>(&'a self, name: &'a str) -> Subject<'a> {
+        Subject { group: &self.group, kind: &self.kind, name }
+    }
+
+    pub fn version(&self, name: &str) -> Option<&Version> {
+        self.versions.iter().find(|version| *version.name == *name)
+    }
+}
+
+/// A resource in one of its versions: what a request path names.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub definition: Arc<Definition>,
+    index: usize,
+}
+
+impl Target {
+    pub fn new(definition: &Arc<Definition>, version: &str) -> Option<Target> {
+        let index = definition.versions.iter().position(|candidate| *candidate.name == *version)?;
+        Some(Target { definition: Arc::clone(definition), index })
+    }
+
+    pub fn version(&self) -> &Version {
+        &self.definition.versions[self.index]
+    }
+
+    pub fn schema(&self) -> Result<&Arc<Schema>, ApiError> {
+        self.version().schema.get()
+    }
+
+    /// Whether a body with this `apiVersion` can be handed out as it is stored.
+    pub fn serves_as_stored(&self) -> bool {
+        self.version().conversion.is_none() && self.definition.versions.len() == 1
+    }
+
+    /// Turns a stored body into the version that was asked for.
+    pub fn convert_from_stored(&self, value: &mut Value) {
+        let version = self.version();
+        if let Some(conversion) = version.conversion {
+            (conversion.from_stored)(value);
+        }
+        if let Some(object) = value.as_object_mut() {
+            object.insert("apiVersion".to_owned(), (*version.api_version).into());
+        }
+    }
+
+    /// The opposite.
+    pub fn convert_to_stored(&self, value: &mut Value) {
+        if let Some(conversion) = self.version().conversion {
+            (conversion.to_stored)(value);
+        }
+    }
+}

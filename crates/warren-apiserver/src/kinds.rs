@@ -1,0 +1,417 @@
+//! The built-in kinds, as data. Adding one is a row in [`TABLE`]; a kind with defaults, checks or conversions of its
+//! own also has a module here with a [`Behaviour`].
+
+use std::sync::{Arc, LazyLock};
+
+use serde_json::{Map, Value};
+
+use crate::definition::{Column, Columns, Conversion, Definition, LazySchema, SchemaSource, Version};
+use crate::schema::{Compiler, Schema};
+use crate::status::FieldError;
+
+pub(crate) mod columns;
+mod events;
+mod namespaces;
+pub(crate) mod pods;
+mod pods_defaults;
+mod pods_validation;
+mod services;
+mod volumes;
+
+/// The types of the built-in kinds, from Kubernetes' own OpenAPI document, without descriptions.
+const SCHEMAS: &str = include_str!("../schemas/builtin.json");
+
+/// Parsed only where somebody asks for the OpenAPI document; the compiled form below is what stays.
+pub(crate) fn builtin_schemas() -> Map<String, Value> {
+    serde_json::from_str(SCHEMAS).expect("the embedded schemas are valid JSON: a test reads them")
+}
+
+static COMPILED: LazyLock<std::collections::HashMap<&'static str, Arc<Schema>>> = LazyLock::new(|| {
+    let components = builtin_schemas();
+    let mut compiler = Compiler::with_components(&components);
+    let rows = TABLE.iter().map(|row| row.schema);
+    rows.map(|name| (name, compiler.component(name).expect("the embedded schemas compile: a test does it")))
+        .collect()
+});
+
+/// The compiled schema of a built-in type.
+pub(crate) fn builtin_schema(name: &str) -> Result<Arc<Schema>, String> {
+    COMPILED.get(name).cloned().ok_or_else(|| format!("no built-in type {name}"))
+}
+
+/// The schema of `metadata`, the same for every kind.
+pub(crate) fn metadata_schema() -> &'static Arc<Schema> {
+    COMPILED
+        .get("io.k8s.api.core.v1.ConfigMap")
+        .and_then(|schema| schema.properties.get("metadata"))
+        .expect("a config map has metadata")
+}
+
+/// What a kind does beyond storing what its schema allows.
+#[derive(Debug)]
+pub(crate) struct Behaviour {
+    /// Fills in defaults; on every write.
+    pub default: fn(&mut Value),
+    /// Readies a new object: its first status, allocated values.
+    pub prepare_create: fn(&mut Value),
+    /// Readies a changed object.
+    pub prepare_update: fn(&mut Value, &Value),
+    /// Checks an object.
+    pub validate: fn(&Value, &mut Vec<FieldError>),
+    /// Checks a change.
+    pub validate_update: fn(&Value, &Value, &mut Vec<FieldError>),
+    /// The grace period of a deletion, given what the request asks for.
+    pub grace_period: fn(&Value, Option<i64>) -> i64,
+    /// Whether `metadata.generation` counts changes of the spec.
+    pub has_generation: bool,
+    /// Whether a completed deletion answers with the object instead of a `Status`.
+    pub returns_deleted: bool,
+    /// Whether an update may leave out the resourceVersion.
+    pub unconditional_update: bool,
+    /// Whether an update of an absent object creates it.
+    pub create_on_update: bool,
+    pub name: NameRule,
+}
+
+/// What names are allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NameRule {
+    /// RFC 1123 subdomain: most kinds.
+    Subdomain,
+    /// RFC 1123 label: namespaces.
+    Label,
+    /// RFC 1035 label: services.
+    ServiceName,
+}
+
+/// A kind that simply keeps what it is given.
+pub(crate) const PLAIN: Behaviour = Behaviour {
+    default: |_| {},
+    prepare_create: |_| {},
+    prepare_update: |_, _| {},
+    validate: |_, _| {},
+    validate_update: |_, _, _| {},
+    grace_period: |_, _| 0,
+    has_generation: false,
+    returns_deleted: false,
+    unconditional_update: true,
+    create_on_update: false,
+    name: NameRule::Subdomain,
+};
+
+static PLAIN_KIND: Behaviour = PLAIN;
+static SERVICE_ACCOUNT: Behaviour = Behaviour { returns_deleted: true, ..PLAIN };
+static LEASE: Behaviour = Behaviour { unconditional_update: false, create_on_update: true, ..PLAIN };
+static RUNTIME_CLASS: Behaviour = Behaviour { unconditional_update: false, create_on_update: true, ..PLAIN };
+static NETWORK_POLICY: Behaviour =
+    Behaviour { has_generation: true, default: network_policy_defaults, ..PLAIN };
+static CUSTOM_RESOURCE_DEFINITION: Behaviour = Behaviour {
+    has_generation: true,
+    default: crate::crd::default_definition,
+    prepare_create: crate::crd::prepare_definition,
+    prepare_update: |new, _| crate::crd::prepare_definition(new),
+    validate: crate::crd::validate_definition,
+    ..PLAIN
+};
+/// Custom resources: everything comes from the schema.
+pub(crate) static CUSTOM: Behaviour =
+    Behaviour { has_generation: true, unconditional_update: false, ..PLAIN };
+
+fn network_policy_defaults(object: &mut Value) {
+    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    if !spec.contains_key("policyTypes") {
+        let mut types = vec![Value::from("Ingress")];
+        if spec.get("egress").and_then(Value::as_array).is_some_and(|rules| !rules.is_empty()) {
+            types.push("Egress".into());
+        }
+        spec.insert("policyTypes".to_owned(), types.into());
+    }
+}
+
+/// One built-in kind.
+struct Row {
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+    plural: &'static str,
+    short_names: &'static [&'static str],
+    categories: &'static [&'static str],
+    namespaced: bool,
+    status: bool,
+    subresources: &'static [(&'static str, &'static str, &'static [&'static str])],
+    schema: &'static str,
+    fields: &'static [&'static str],
+    columns: &'static [Column],
+    behaviour: &'static Behaviour,
+    /// Under which resource it is stored, where that is another row's.
+    stored_as: Option<(&'static str, &'static Conversion)>,
+}
+
+const ROW: Row = Row {
+    group: "",
+    version: "v1",
+    kind: "",
+    plural: "",
+    short_names: &[],
+    categories: &[],
+    namespaced: true,
+    status: false,
+    subresources: &[],
+    schema: "",
+    fields: &[],
+    columns: columns::NAME_AND_AGE,
+    behaviour: &PLAIN_KIND,
+    stored_as: None,
+};
+
+const EVENT_FIELDS: &[&str] = &[
+    "involvedObject.kind",
+    "involvedObject.namespace",
+    "involvedObject.name",
+    "involvedObject.uid",
+    "involvedObject.apiVersion",
+    "involvedObject.resourceVersion",
+    "involvedObject.fieldPath",
+    "reason",
+    "reportingComponent",
+    "source",
+    "type",
+];
+
+static TABLE: &[Row] = &[
+    Row {
+        kind: "Namespace",
+        plural: "namespaces",
+        short_names: &["ns"],
+        namespaced: false,
+        status: true,
+        subresources: &[("finalize", "Namespace", &["update"])],
+        schema: "io.k8s.api.core.v1.Namespace",
+        fields: &["status.phase"],
+        columns: columns::NAMESPACE,
+        behaviour: &namespaces::BEHAVIOUR,
+        ..ROW
+    },
+    Row {
+        kind: "Pod",
+        plural: "pods",
+        short_names: &["po"],
+        categories: &["all"],
+        status: true,
+        subresources: &[
+            ("binding", "Binding", &["create"]),
+            ("exec", "PodExecOptions", &["create", "get"]),
+            ("log", "Pod", &["get"]),
+        ],
+        schema: "io.k8s.api.core.v1.Pod",
+        fields: &[
+            "spec.nodeName",
+            "spec.restartPolicy",
+            "spec.schedulerName",
+            "spec.serviceAccountName",
+            "spec.hostNetwork",
+            "status.phase",
+            "status.podIP",
+            "status.nominatedNodeName",
+        ],
+        columns: columns::POD,
+        behaviour: &pods::BEHAVIOUR,
+        ..ROW
+    },
+    Row {
+        kind: "Event",
+        plural: "events",
+        short_names: &["ev"],
+        schema: "io.k8s.api.core.v1.Event",
+        fields: EVENT_FIELDS,
+        columns: columns::EVENT,
+        behaviour: &events::BEHAVIOUR,
+        ..ROW
+    },
+    Row {
+        kind: "Service",
+        plural: "services",
+        short_names: &["svc"],
+        categories: &["all"],
+        status: true,
+        schema: "io.k8s.api.core.v1.Service",
+        fields: &["spec.clusterIP", "spec.type"],
+        columns: columns::SERVICE,
+        behaviour: &services::BEHAVIOUR,
+        ..ROW
+    },
+    Row {
+        kind: "PersistentVolumeClaim",
+        plural: "persistentvolumeclaims",
+        short_names: &["pvc"],
+        status: true,
+        schema: "io.k8s.api.core.v1.PersistentVolumeClaim",
+        columns: columns::PERSISTENT_VOLUME_CLAIM,
+        behaviour: &volumes::CLAIM,
+        ..ROW
+    },
+    Row {
+        kind: "ConfigMap",
+        plural: "configmaps",
+        short_names: &["cm"],
+        schema: "io.k8s.api.core.v1.ConfigMap",
+        columns: columns::CONFIG_MAP,
+        ..ROW
+    },
+    Row {
+        kind: "Secret",
+        plural: "secrets",
+        schema: "io.k8s.api.core.v1.Secret",
+        fields: &["type"],
+        columns: columns::SECRET,
+        behaviour: &volumes::SECRET,
+        ..ROW
+    },
+    Row {
+        kind: "ServiceAccount",
+        plural: "serviceaccounts",
+        short_names: &["sa"],
+        schema: "io.k8s.api.core.v1.ServiceAccount",
+        behaviour: &SERVICE_ACCOUNT,
+        ..ROW
+    },
+    Row {
+        kind: "Node",
+        plural: "nodes",
+        short_names: &["no"],
+        namespaced: false,
+        status: true,
+        schema: "io.k8s.api.core.v1.Node",
+        fields: &["spec.unschedulable"],
+        columns: columns::NODE,
+        ..ROW
+    },
+    Row {
+        group: "events.k8s.io",
+        kind: "Event",
+        plural: "events",
+        short_names: &["ev"],
+        schema: "io.k8s.api.events.v1.Event",
+        // The stored form is what selectors look at, so these are the core names here as well.
+        fields: EVENT_FIELDS,
+        columns: columns::EVENT,
+        behaviour: &events::BEHAVIOUR,
+        stored_as: Some(("events", &events::CONVERSION)),
+        ..ROW
+    },
+    Row {
+        group: "coordination.k8s.io",
+        kind: "Lease",
+        plural: "leases",
+        schema: "io.k8s.api.coordination.v1.Lease",
+        columns: columns::LEASE,
+        behaviour: &LEASE,
+        ..ROW
+    },
+    Row {
+        group: "networking.k8s.io",
+        kind: "NetworkPolicy",
+        plural: "networkpolicies",
+        short_names: &["netpol"],
+        schema: "io.k8s.api.networking.v1.NetworkPolicy",
+        columns: columns::NETWORK_POLICY,
+        behaviour: &NETWORK_POLICY,
+        ..ROW
+    },
+    Row {
+        group: "node.k8s.io",
+        kind: "RuntimeClass",
+        plural: "runtimeclasses",
+        namespaced: false,
+        schema: "io.k8s.api.node.v1.RuntimeClass",
+        columns: columns::RUNTIME_CLASS,
+        behaviour: &RUNTIME_CLASS,
+        ..ROW
+    },
+    Row {
+        group: "apiextensions.k8s.io",
+        kind: "CustomResourceDefinition",
+        plural: "customresourcedefinitions",
+        short_names: &["crd", "crds"],
+        categories: &["api-extensions"],
+        namespaced: false,
+        status: true,
+        schema: "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition",
+        columns: columns::CUSTOM_RESOURCE_DEFINITION,
+        behaviour: &CUSTOM_RESOURCE_DEFINITION,
+        ..ROW
+    },
+];
+
+/// The built-in kinds as definitions.
+pub(crate) fn definitions() -> Vec<Arc<Definition>> {
+    TABLE.iter().map(|row| Arc::new(row.definition())).collect()
+}
+
+impl Row {
+    fn definition(&self) -> Definition {
+        let boxed = |names: &[&str]| names.iter().map(|name| (*name).into()).collect();
+        let own_resource = match self.group {
+            "" => self.plural.to_owned(),
+            group => format!("{}.{group}", self.plural),
+        };
+        let api_version = match self.group {
+            "" => self.version.to_owned(),
+            group => format!("{group}/{}", self.version),
+        };
+        Definition {
+            group: self.group.into(),
+            kind: self.kind.into(),
+            list_kind: format!("{}List", self.kind).into(),
+            plural: self.plural.into(),
+            singular: self.kind.to_lowercase().into(),
+            short_names: boxed(self.short_names),
+            categories: boxed(self.categories),
+            namespaced: self.namespaced,
+            resource: self.stored_as.map_or(own_resource.as_str(), |(resource, _)| resource).into(),
+            versions: vec![Version {
+                name: self.version.into(),
+                api_version: api_version.into(),
+                status: self.status,
+                scale: None,
+                subresources: self.subresources,
+                columns: Columns::Builtin(self.columns),
+                selectable_fields: boxed(self.fields),
+                schema: LazySchema::new(SchemaSource::Builtin(self.schema)),
+                conversion: self.stored_as.map(|(_, conversion)| conversion),
+                deprecated: false,
+                deprecation_warning: None,
+            }],
+            behaviour: self.behaviour,
+            custom: false,
+        }
+    }
+}
+
+/// Sets a field of an object if it is absent.
+pub(crate) fn set_default(object: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
+    if !object.contains_key(name) {
+        object.insert(name.to_owned(), value.into());
+    }
+}
+
+/// The object under a name, made if it is absent.
+pub(crate) fn child<'a>(
+    object: &'a mut Map<String, Value>,
+    name: &str,
+) -> Option<&'a mut Map<String, Value>> {
+    object.entry(name).or_insert_with(|| Value::Object(Map::new())).as_object_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_row_has_a_schema_that_compiles() {
+        for definition in super::definitions() {
+            for version in &definition.versions {
+                version.schema.get().unwrap();
+            }
+        }
+        assert!(super::metadata_schema().properties.contains_key("labels"));
+    }
+}

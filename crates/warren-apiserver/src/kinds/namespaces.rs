@@ -1,0 +1,26 @@
+use serde_json::{Value, json};
+
+use super::{Behaviour, NameRule, PLAIN, child};
+
+pub(super) static BEHAVIOUR: Behaviour = Behaviour {
+    default: |namespace| {
+        // The label that network policies select namespaces by.
+        let name = namespace["metadata"]["name"].clone();
+        if let Some(metadata) = namespace.get_mut("metadata").and_then(Value::as_object_mut)
+            && let Some(labels) = child(metadata, "labels")
+        {
+            labels.insert("kubernetes.io/metadata.name".to_owned(), name);
+        }
+    },
+    prepare_create: |namespace| {
+        namespace["spec"] = json!({"finalizers": ["kubernetes"]});
+        namespace["status"] = json!({"phase": "Active"});
+    },
+    // Only the finalize subresource changes these.
+    prepare_update: |new, old| {
+        new["spec"] = old["spec"].clone();
+    },
+    returns_deleted: true,
+    name: NameRule::Label,
+    ..PLAIN
+};

@@ -1,0 +1,95 @@
+use serde_json::{Value, json};
+
+use super::{Behaviour, NameRule, PLAIN, set_default};
+use crate::status::FieldError;
+
+pub(super) static BEHAVIOUR: Behaviour = Behaviour {
+    default,
+    prepare_create: |service| service["status"] = json!({"loadBalancer": {}}),
+    prepare_update: keep_cluster_ip,
+    validate,
+    validate_update,
+    returns_deleted: true,
+    create_on_update: true,
+    name: NameRule::ServiceName,
+    ..PLAIN
+};
+
+fn default(service: &mut Value) {
+    let Some(spec) = service.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    set_default(spec, "type", "ClusterIP");
+    set_default(spec, "sessionAffinity", "None");
+    if spec.get("type").is_some_and(|type_| type_ != "ExternalName") {
+        set_default(spec, "internalTrafficPolicy", "Cluster");
+        set_default(spec, "ipFamilyPolicy", "SingleStack");
+        set_default(spec, "ipFamilies", json!(["IPv4"]));
+    }
+    let ports = spec.get_mut("ports").and_then(Value::as_array_mut);
+    for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
+        set_default(port, "protocol", "TCP");
+        let number = port.get("port").cloned().unwrap_or_default();
+        if port.get("targetPort").is_none_or(|target| *target == json!(0) || *target == json!("")) {
+            port.insert("targetPort".to_owned(), number);
+        }
+    }
+}
+
+/// An update that leaves the address out means the one it has.
+fn keep_cluster_ip(new: &mut Value, old: &Value) {
+    let (Some(spec), Some(old)) = (new.get_mut("spec").and_then(Value::as_object_mut), old.get("spec"))
+    else {
+        return;
+    };
+    for field in ["clusterIP", "clusterIPs"] {
+        if let Some(value) = old.get(field) {
+            set_default(spec, field, value.clone());
+        }
+    }
+}
+
+fn validate(service: &Value, errors: &mut Vec<FieldError>) {
+    let spec = &service["spec"];
+    let headless = spec["clusterIP"] == "None";
+    let external = spec["type"] == "ExternalName";
+    let ports = spec["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if ports.is_empty() && !headless && !external {
+        errors.push(FieldError::required("spec.ports", ""));
+    }
+    const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
+    if let Some(type_) = spec["type"].as_str()
+        && !TYPES.contains(&type_)
+    {
+        errors.push(FieldError::unsupported("spec.type", type_, TYPES));
+    }
+    let mut names: Vec<&str> = Vec::new();
+    for (index, port) in ports.iter().enumerate() {
+        let path = format!("spec.ports[{index}]");
+        let name = port["name"].as_str().unwrap_or_default();
+        if name.is_empty() && ports.len() > 1 {
+            errors.push(FieldError::required(format!("{path}.name"), ""));
+        } else if names.contains(&name) {
+            errors.push(FieldError::duplicate(format!("{path}.name"), name));
+        }
+        names.push(name);
+        let number = port["port"].as_i64().unwrap_or(0);
+        if !(1..=65535).contains(&number) {
+            let detail = "must be between 1 and 65535, inclusive";
+            errors.push(FieldError::invalid(format!("{path}.port"), number, detail));
+        }
+        const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+        if let Some(protocol) = port["protocol"].as_str()
+            && !PROTOCOLS.contains(&protocol)
+        {
+            errors.push(FieldError::unsupported(format!("{path}.protocol"), protocol, PROTOCOLS));
+        }
+    }
+}
+
+fn validate_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
+    let (new_ip, old_ip) = (&new["spec"]["clusterIP"], &old["spec"]["clusterIP"]);
+    let changed = old_ip.as_str().is_some_and(|ip| !ip.is_empty()) && new_ip != old_ip;
+    if changed && new["spec"]["type"] != "ExternalName" && old["spec"]["type"] != "ExternalName" {
+        let value = new["spec"]["clusterIPs"].clone();
+        errors.push(FieldError::invalid("spec.clusterIPs[0]", value, "may not change once set"));
+    }
+}

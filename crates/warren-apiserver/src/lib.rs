@@ -1,0 +1,45 @@
+//! A Kubernetes API server over `warren-store`: the HTTP surface as a tower service, used in process by
+//! `kube::Client` and behind a unix socket or a TLS listener by everyone else.
+//!
+//! It serves the built-in kinds of the table in `kinds` and any CustomResourceDefinition, and answers in the words
+//! of the real server. It runs no controllers, knows no CRD of ours (they come in as data) and never starts a
+//! process: logs and exec are passed to a node's kubelet API through a [`NodeDialer`].
+//!
+//! Managed fields are not tracked yet, so objects have none and server-side apply is refused with 415; every
+//! authenticated user may do everything.
+//!
+//! Start reading at [`ApiServer`], then `service.rs` for the way of a request and `verbs` for what it does.
+
+mod admission;
+mod call;
+mod collect;
+mod crd;
+mod definition;
+mod discovery;
+mod identity;
+mod json_path;
+mod kinds;
+mod listen;
+mod metadata;
+mod node;
+mod openapi;
+mod patch;
+pub mod pki;
+mod query;
+mod registry;
+mod respond;
+mod route;
+mod schema;
+mod server;
+mod service;
+mod status;
+mod table;
+mod verbs;
+
+pub use identity::Identity;
+pub use listen::{TlsAccess, serve_tls, serve_unix};
+pub use node::{ByteStream, NoNodes, NodeDialer};
+pub use respond::ResponseBody;
+pub use server::{ApiServer, Config, OpenError};
+pub use service::InProcess;
+pub use warren_store::Storage;

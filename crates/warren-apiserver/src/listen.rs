@@ -1,0 +1,163 @@
+//! Listeners: the same server behind a unix socket, where the kernel says who is calling, and behind TLS, where a
+//! certificate or a token does.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, header};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::identity::Identity;
+use crate::server::ApiServer;
+use crate::service;
+
+mod subject;
+
+/// How long open connections may take to finish once the server stops.
+const DRAIN: Duration = Duration::from_secs(3);
+/// How long a client may take for its TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What a TLS listener accepts.
+#[derive(Clone)]
+pub struct TlsAccess {
+    /// The certificates, as [`crate::pki::Pki::server_config`] gives them.
+    pub config: Arc<rustls::ServerConfig>,
+    /// The token that makes its bearer the administrator.
+    pub admin_token: Option<String>,
+}
+
+/// Serves a unix socket until told to stop. Root and the user that runs the server are the administrator; nobody
+/// else gets in.
+pub async fn serve_unix(server: ApiServer, listener: UnixListener, shutdown: CancellationToken) {
+    let own_user = std::fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid());
+    let connections = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shutdown.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let identity = peer_identity(&stream, own_user);
+                let connection = serve(server.clone(), stream, identity, None, shutdown.clone());
+                connections.spawn(connection);
+            }
+            Err(error) => pause_after(&error).await,
+        }
+    }
+    drain(connections).await;
+}
+
+fn peer_identity(stream: &UnixStream, own_user: u32) -> Option<Identity> {
+    let peer = stream.peer_cred().ok()?;
+    (peer.uid() == 0 || peer.uid() == own_user).then(Identity::admin)
+}
+
+/// Serves a TCP listener with TLS until told to stop.
+pub async fn serve_tls(
+    server: ApiServer,
+    listener: TcpListener,
+    tls: TlsAccess,
+    shutdown: CancellationToken,
+) {
+    let acceptor = TlsAcceptor::from(Arc::clone(&tls.config));
+    let token: Option<Arc<str>> = tls.admin_token.map(Into::into);
+    let connections = TaskTracker::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shutdown.cancelled() => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                pause_after(&error).await;
+                continue;
+            }
+        };
+        let (server, acceptor, token, shutdown) =
+            (server.clone(), acceptor.clone(), token.clone(), shutdown.clone());
+        connections.spawn(async move {
+            // Small answers should not wait for more to come.
+            let _ = stream.set_nodelay(true);
+            match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+                Ok(Ok(stream)) => {
+                    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+                    let identity =
+                        certificates.first().and_then(|certificate| subject::identity(certificate));
+                    serve(server, stream, identity, token, shutdown).await;
+                }
+                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                Err(_) => tracing::debug!("TLS handshake took too long"),
+            }
+        });
+    }
+    drain(connections).await;
+}
+
+/// Accepting fails when descriptors run out; trying again at once would only burn the processor.
+async fn pause_after(error: &io::Error) {
+    tracing::warn!(%error, "accepting a connection failed");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+async fn drain(connections: TaskTracker) {
+    connections.close();
+    if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
+        tracing::info!(open = connections.len(), "connections cut off at shutdown");
+    }
+}
+
+async fn serve(
+    server: ApiServer,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    identity: Option<Identity>,
+    token: Option<Arc<str>>,
+    shutdown: CancellationToken,
+) {
+    let answer = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        let identity = identity.clone().or_else(|| token_identity(&request, token.as_deref()));
+        if let Some(identity) = identity {
+            request.extensions_mut().insert(identity);
+        }
+        let server = Arc::clone(&server.inner);
+        async move { Ok::<_, Infallible>(service::handle(&server, request).await) }
+    });
+    let builder = auto::Builder::new(TokioExecutor::new());
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), answer);
+    tokio::pin!(connection);
+    let outcome = tokio::select! {
+        outcome = connection.as_mut() => outcome,
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = outcome {
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+fn token_identity(request: &Request<Incoming>, token: Option<&str>) -> Option<Identity> {
+    let header = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?;
+    let sent = header.strip_prefix("Bearer ")?.trim();
+    same_secret(sent.as_bytes(), token?.as_bytes()).then(Identity::admin)
+}
+
+/// Compares without telling, by the time it takes, how much was right.
+fn same_secret(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len()
+        && !a.is_empty()
+        && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}

@@ -1,0 +1,203 @@
+//! Turning objects into responses: plain, as a table, or as metadata only.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use warren_store::{List, Object};
+
+use crate::definition::Target;
+use crate::query::Query;
+use crate::status::ApiError;
+use crate::table;
+
+/// The body of every response.
+pub type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
+
+/// The form in which a client wants objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Representation {
+    Object,
+    /// `as=Table`, with what each row carries.
+    Table(RowObject),
+    /// `as=PartialObjectMetadata` and its list.
+    Metadata,
+}
+
+/// `includeObject` of a table request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RowObject {
+    None,
+    Metadata,
+    Object,
+}
+
+impl Representation {
+    /// Reads the `Accept` header: the first form that is offered here.
+    pub fn negotiate(headers: &HeaderMap, query: &Query) -> Result<Representation, ApiError> {
+        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
+        for candidate in accept.split(',') {
+            let mut parts = candidate.split(';').map(str::trim);
+            if !matches!(parts.next().unwrap_or_default(), "application/json" | "*/*" | "application/*" | "")
+            {
+                continue;
+            }
+            let parameter = |name: &str| {
+                let mut parts = candidate.split(';').map(str::trim);
+                parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
+            };
+            return Ok(match parameter("as") {
+                None => Representation::Object,
+                Some("Table") => Representation::Table(match query.get("includeObject") {
+                    Some("None") => RowObject::None,
+                    Some("Object") => RowObject::Object,
+                    _ => RowObject::Metadata,
+                }),
+                Some("PartialObjectMetadata" | "PartialObjectMetadataList") => Representation::Metadata,
+                Some(_) => continue,
+            });
+        }
+        let mut error = ApiError::bad_request(
+            "only the following media types are accepted: application/json, application/json;as=Table;v=v1;g=meta.k8s.io, application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+        );
+        error.code = StatusCode::NOT_ACCEPTABLE;
+        error.reason = "NotAcceptable";
+        Err(error)
+    }
+}
+
+/// A response with a JSON tree.
+pub(crate) fn json(code: StatusCode, body: &Value) -> Response<ResponseBody> {
+    bytes(code, "application/json", Bytes::from(body.to_string()))
+}
+
+pub(crate) fn bytes(code: StatusCode, content_type: &'static str, body: Bytes) -> Response<ResponseBody> {
+    let mut response = Response::new(Full::new(body).boxed_unsync());
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+pub(crate) fn error(error: &ApiError) -> Response<ResponseBody> {
+    let mut response = json(error.code, &error.body());
+    if error.code == StatusCode::SERVICE_UNAVAILABLE {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    response
+}
+
+/// The body of one object in the version that was asked for.
+pub(crate) fn object_bytes(target: &Target, object: &Object) -> Bytes {
+    if target.serves_as_stored() {
+        return object.body.clone();
+    }
+    let mut value = object.value();
+    target.convert_from_stored(&mut value);
+    Bytes::from(value.to_string())
+}
+
+/// One object, as one part of whatever the client asked for (also inside watch events).
+pub(crate) fn represent(
+    target: &Target,
+    object: &Object,
+    representation: Representation,
+    with_columns: bool,
+    now: Timestamp,
+) -> Bytes {
+    match representation {
+        Representation::Object => object_bytes(target, object),
+        Representation::Metadata => Bytes::from(table::partial_metadata(&object.value()).to_string()),
+        Representation::Table(row) => {
+            let table =
+                table::table(target, [&object.value()], &object.version.to_string(), row, with_columns, now);
+            Bytes::from(table.to_string())
+        }
+    }
+}
+
+pub(crate) fn object(
+    code: StatusCode,
+    target: &Target,
+    object: &Object,
+    representation: Representation,
+    now: Timestamp,
+) -> Response<ResponseBody> {
+    bytes(code, "application/json", represent(target, object, representation, true, now))
+}
+
+/// An object that is not stored, such as the outcome of a dry run.
+pub(crate) fn value(
+    code: StatusCode,
+    target: &Target,
+    value: &Value,
+    representation: Representation,
+    now: Timestamp,
+) -> Response<ResponseBody> {
+    let mut converted = value.clone();
+    target.convert_from_stored(&mut converted);
+    let body = match representation {
+        Representation::Object => converted,
+        Representation::Metadata => table::partial_metadata(&converted),
+        Representation::Table(row) => table::table(target, [value], "", row, true, now),
+    };
+    json(code, &body)
+}
+
+/// A list. Bodies are copied once, from the store's bytes into the response.
+pub(crate) fn list(
+    target: &Target,
+    list: &List,
+    continue_token: Option<String>,
+    representation: Representation,
+    now: Timestamp,
+) -> Response<ResponseBody> {
+    let mut metadata = json!({"resourceVersion": list.version.to_string()});
+    if let Some(token) = continue_token {
+        metadata["continue"] = token.into();
+        if let Some(remaining) = list.remaining {
+            metadata["remainingItemCount"] = remaining.into();
+        }
+    }
+    let (kind, api_version): (&str, &str) = match representation {
+        Representation::Object => (&target.definition.list_kind, &target.version().api_version),
+        Representation::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1"),
+        Representation::Table(row) => {
+            let values: Vec<Value> = list.items.iter().map(|object| object.value()).collect();
+            let mut table = table::table(target, &values, "", row, true, now);
+            table["metadata"] = metadata;
+            return json(StatusCode::OK, &table);
+        }
+    };
+    let size: usize = list.items.iter().map(|object| object.body.len() + 1).sum();
+    let mut body = BytesMut::with_capacity(size + 256);
+    let head = json!({"kind": kind, "apiVersion": api_version, "metadata": metadata}).to_string();
+    body.put_slice(&head.as_bytes()[..head.len() - 1]);
+    body.put_slice(b",\"items\":[");
+    for (index, object) in list.items.iter().enumerate() {
+        if index > 0 {
+            body.put_u8(b',');
+        }
+        body.put_slice(&represent(target, object, representation, false, now));
+    }
+    body.put_slice(b"]}\n");
+    bytes(StatusCode::OK, "application/json", body.freeze())
+}
+
+/// The `Status` that answers a completed deletion of most kinds.
+pub(crate) fn deleted(target: &Target, object: &Arc<Object>) -> Response<ResponseBody> {
+    let mut details = json!({"name": &*object.key.name});
+    if !target.definition.group.is_empty() {
+        details["group"] = (*target.definition.group).into();
+    }
+    details["kind"] = (*target.definition.plural).into();
+    details["uid"] = (*object.meta.uid).into();
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details,
+    });
+    json(StatusCode::OK, &status)
+}

@@ -1,0 +1,125 @@
+//! Structural schemas, compiled small: what prunes, defaults and validates custom resources, and what prunes and
+//! type-checks the built-in kinds. Descriptions are not kept, and named types are shared, because a schema with a
+//! whole pod in it would otherwise dominate the daemon's memory.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+
+mod compile;
+mod defaults;
+mod prune;
+mod rules;
+mod validate;
+
+pub(crate) use compile::{Compiler, SchemaError};
+pub(crate) use defaults::apply_defaults;
+pub(crate) use prune::{drop_nulls, prune};
+pub(crate) use rules::check_rules;
+pub(crate) use validate::{check_types, validate};
+
+/// One node of a schema.
+#[derive(Debug, Default)]
+pub(crate) struct Schema {
+    pub type_: Option<Type>,
+    pub properties: HashMap<Box<str>, Arc<Schema>>,
+    pub additional: Option<Arc<Schema>>,
+    pub items: Option<Arc<Schema>>,
+    pub required: Box<[Box<str>]>,
+    pub nullable: bool,
+    pub int_or_string: bool,
+    pub embedded_resource: bool,
+    /// Unknown fields stay: said so by the schema, or a schema that says nothing at all.
+    pub preserve_unknown: bool,
+    pub list: ListShape,
+    /// `x-kubernetes-patch-merge-key`: how a strategic merge patch finds list entries.
+    pub merge_key: Option<Box<str>>,
+    /// `x-kubernetes-patch-strategy` contains `merge`.
+    pub merges: bool,
+    pub default: Option<Box<Value>>,
+    pub limits: Option<Box<Limits>>,
+    pub rules: Option<Box<rules::Rules>>,
+    /// Whether this node or one below has a default, so that defaulting skips whole subtrees.
+    pub has_defaults: bool,
+    /// Whether this node or one below has rules.
+    pub has_rules: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Type {
+    Object,
+    Array,
+    String,
+    Integer,
+    Number,
+    Boolean,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) enum ListShape {
+    #[default]
+    Atomic,
+    Set,
+    Map(Box<[Box<str>]>),
+}
+
+/// Everything that restricts a value beyond its type.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    pub one_of_values: Option<Vec<Value>>,
+    pub minimum: Option<(f64, bool)>,
+    pub maximum: Option<(f64, bool)>,
+    pub multiple_of: Option<f64>,
+    pub min_length: Option<usize>,
+    pub max_length: Option<usize>,
+    pub min_items: Option<usize>,
+    pub max_items: Option<usize>,
+    pub min_properties: Option<usize>,
+    pub max_properties: Option<usize>,
+    pub unique_items: bool,
+    pub pattern: Option<Box<str>>,
+    pub compiled_pattern: OnceLock<Option<regex::Regex>>,
+    pub all_of: Vec<Schema>,
+    pub any_of: Vec<Schema>,
+    pub one_of: Vec<Schema>,
+    pub not: Option<Box<Schema>>,
+}
+
+impl Type {
+    pub fn name(self) -> &'static str {
+        match self {
+            Type::Object => "object",
+            Type::Array => "array",
+            Type::String => "string",
+            Type::Integer => "integer",
+            Type::Number => "number",
+            Type::Boolean => "boolean",
+        }
+    }
+}
+
+impl Schema {
+    /// The schema of a field of an object.
+    pub fn field(&self, name: &str) -> Option<&Arc<Schema>> {
+        self.properties.get(name).or(self.additional.as_ref())
+    }
+}
+
+/// `parent.child`, or just the child at the root.
+pub(crate) fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// How Kubernetes names the type of a JSON value.
+pub(crate) fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}

@@ -1,0 +1,51 @@
+use serde_json::Value;
+
+use super::Schema;
+
+/// Fills in the schema's defaults, everywhere that a default applies.
+pub(crate) fn apply_defaults(value: &mut Value, schema: &Schema) {
+    if !schema.has_defaults {
+        return;
+    }
+    match value {
+        Value::Object(object) => {
+            for (name, property) in &schema.properties {
+                if let Some(default) = &property.default {
+                    let missing = match object.get(&**name) {
+                        None => true,
+                        // An explicit null means the default, unless null is a value of its own there.
+                        Some(Value::Null) => !property.nullable,
+                        Some(_) => false,
+                    };
+                    if missing {
+                        object.insert(name.to_string(), (**default).clone());
+                    }
+                }
+                if let Some(child) = object.get_mut(&**name) {
+                    apply_defaults(child, property);
+                }
+            }
+            if let Some(additional) = &schema.additional {
+                for (name, child) in object.iter_mut() {
+                    if !schema.properties.contains_key(name.as_str()) {
+                        if child.is_null()
+                            && !additional.nullable
+                            && let Some(default) = &additional.default
+                        {
+                            *child = (**default).clone();
+                        }
+                        apply_defaults(child, additional);
+                    }
+                }
+            }
+        }
+        Value::Array(items) => {
+            if let Some(schema) = &schema.items {
+                for item in items {
+                    apply_defaults(item, schema);
+                }
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,49 @@
+use serde_json::{Map, Value};
+
+use super::{Schema, join};
+
+/// Removes every field that the schema does not know, and adds their paths to `unknown`.
+pub(crate) fn prune(value: &mut Value, schema: &Schema, path: &str, unknown: &mut Vec<String>) {
+    match value {
+        Value::Object(object) => prune_object(object, schema, path, unknown),
+        Value::Array(items) => {
+            if let Some(schema) = &schema.items {
+                for (index, item) in items.iter_mut().enumerate() {
+                    prune(item, schema, &format!("{path}[{index}]"), unknown);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn prune_object(object: &mut Map<String, Value>, schema: &Schema, path: &str, unknown: &mut Vec<String>) {
+    object.retain(|name, child| {
+        // The root and embedded resources have these by nature, whether or not the schema mentions them.
+        let is_resource =
+            schema.embedded_resource && matches!(name.as_str(), "apiVersion" | "kind" | "metadata");
+        match schema.field(name) {
+            Some(schema) => {
+                prune(child, schema, &join(path, name), unknown);
+                true
+            }
+            None if schema.preserve_unknown || is_resource => true,
+            None => {
+                unknown.push(join(path, name));
+                false
+            }
+        }
+    });
+}
+
+/// Removes nulls the way decoding into the real server's types does: an absent field and a null one are the same.
+pub(crate) fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(object) => {
+            object.retain(|_, child| !child.is_null());
+            object.values_mut().for_each(drop_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
+}

@@ -1,0 +1,166 @@
+//! CEL rules (`x-kubernetes-validations`). Each node that has rules is handed to `kube-cel` on its own, so that a
+//! rule-free subtree, such as a whole pod template, costs nothing; and so that transition rules compare list-map
+//! entries by their keys and not by their position.
+
+use std::cell::RefCell;
+
+use kube_cel::{CompiledSchema, ErrorKind, Validator, compile_schema};
+use serde_json::{Map, Value};
+
+use super::validate::map_key;
+use super::{ListShape, Schema, SchemaError, join};
+use crate::status::{FieldError, Problem};
+
+pub(crate) struct Rules {
+    compiled: CompiledSchema,
+    field_paths: Vec<(Box<str>, Box<str>)>,
+}
+
+impl std::fmt::Debug for Rules {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} rules", self.compiled.validations.len())
+    }
+}
+
+thread_local! {
+    // Building a validator registers every extension function; it is not shareable between threads.
+    static VALIDATOR: RefCell<Option<Validator>> = const { RefCell::new(None) };
+}
+
+impl Rules {
+    pub fn compile(source: &Value, path: &str) -> Result<Option<Rules>, SchemaError> {
+        let Some(rules) = source.get("x-kubernetes-validations").and_then(Value::as_array) else {
+            return Ok(None);
+        };
+        if rules.is_empty() {
+            return Ok(None);
+        }
+        let compiled = compile_schema(&shallow(source, true));
+        for validation in &compiled.validations {
+            if let Err(error) = validation {
+                return Err(SchemaError::Rule {
+                    path: path.to_owned(),
+                    rule: rules
+                        .iter()
+                        .filter_map(|rule| rule.get("rule")?.as_str())
+                        .collect::<Vec<_>>()
+                        .join("; "),
+                    cause: error.to_string(),
+                });
+            }
+        }
+        let field_paths = rules
+            .iter()
+            .filter_map(|rule| {
+                Some((rule.get("rule")?.as_str()?.into(), rule.get("fieldPath")?.as_str()?.into()))
+            })
+            .collect();
+        Ok(Some(Rules { compiled, field_paths }))
+    }
+
+    fn check(&self, value: &Value, old: Option<&Value>, path: &str, errors: &mut Vec<FieldError>) {
+        let failures = VALIDATOR.with_borrow_mut(|validator| {
+            let validator = validator.get_or_insert_with(Validator::new);
+            match validator.validate_compiled(&self.compiled, value, old) {
+                Ok(()) => Vec::new(),
+                Err(failures) => failures.into_vec(),
+            }
+        });
+        for failure in failures {
+            let field = self.field_paths.iter().find(|(rule, _)| **rule == *failure.rule);
+            let field = field.map_or_else(|| path.to_owned(), |(_, below)| format!("{path}{below}"));
+            let message = match failure.kind {
+                ErrorKind::ValidationFailure => failure.message.clone(),
+                _ => format!("rule evaluation error: {}", failure.message),
+            };
+            let problem = match failure.reason.as_deref() {
+                Some("FieldValueForbidden") => Problem::Forbidden(message),
+                Some("FieldValueRequired") => Problem::Required(message),
+                Some("FieldValueDuplicate") => Problem::Duplicate(shown(value)),
+                _ => Problem::Invalid(shown(value), message),
+            };
+            errors.push(FieldError { field, problem });
+        }
+    }
+}
+
+/// How a value appears in a rule's error: containers by their type only.
+fn shown(value: &Value) -> Value {
+    match value {
+        Value::Object(_) | Value::Array(_) => super::type_name(value).into(),
+        scalar => scalar.clone(),
+    }
+}
+
+/// The schema that `kube-cel` needs to turn values into CEL values: names, maps and formats, without any rule or
+/// default below the node itself.
+fn shallow(source: &Value, root: bool) -> Value {
+    let Some(source) = source.as_object() else { return source.clone() };
+    let mut out = Map::new();
+    for (name, value) in source {
+        match name.as_str() {
+            "properties" => {
+                let Some(properties) = value.as_object() else { continue };
+                let kept = properties.iter().map(|(name, property)| (name.clone(), shallow(property, false)));
+                out.insert(name.clone(), kept.collect::<Map<_, _>>().into());
+            }
+            "items" | "additionalProperties" => {
+                out.insert(name.clone(), shallow(value, false));
+            }
+            "x-kubernetes-validations" if root => {
+                out.insert(name.clone(), value.clone());
+            }
+            "type"
+            | "format"
+            | "x-kubernetes-preserve-unknown-fields"
+            | "x-kubernetes-embedded-resource"
+            | "x-kubernetes-int-or-string" => {
+                out.insert(name.clone(), value.clone());
+            }
+            _ => {}
+        }
+    }
+    out.into()
+}
+
+/// Evaluates every rule that applies to `value`; `old` is what was there before, for transition rules.
+pub(crate) fn check_rules(
+    value: &Value,
+    old: Option<&Value>,
+    schema: &Schema,
+    path: &str,
+    errors: &mut Vec<FieldError>,
+) {
+    if !schema.has_rules || value.is_null() {
+        return;
+    }
+    if let Some(rules) = &schema.rules {
+        rules.check(value, old, path, errors);
+    }
+    match value {
+        Value::Object(object) => {
+            for (name, child) in object {
+                if let Some(schema) = schema.field(name) {
+                    let old = old.and_then(|old| old.get(name));
+                    check_rules(child, old, schema, &join(path, name), errors);
+                }
+            }
+        }
+        Value::Array(items) => {
+            let Some(item_schema) = &schema.items else { return };
+            for (index, item) in items.iter().enumerate() {
+                // Only entries of list maps can be told apart across versions.
+                let old = match &schema.list {
+                    ListShape::Map(keys) => {
+                        let key = map_key(item, keys, schema);
+                        let olds = old.and_then(Value::as_array);
+                        olds.and_then(|olds| olds.iter().find(|old| map_key(old, keys, schema) == key))
+                    }
+                    ListShape::Atomic | ListShape::Set => None,
+                };
+                check_rules(item, old, item_schema, &format!("{path}[{index}]"), errors);
+            }
+        }
+        _ => {}
+    }
+}

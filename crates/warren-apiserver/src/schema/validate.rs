@@ -1,0 +1,214 @@
+use serde_json::Value;
+
+use super::{Limits, ListShape, Schema, Type, join, type_name};
+use crate::status::{FieldError, Problem};
+
+/// Checks a value against its schema, adding one error per violation in the words of the real server.
+pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
+    if value.is_null() && schema.nullable {
+        return;
+    }
+    if !has_type(value, schema) {
+        if let Some(wanted) = schema.type_ {
+            let actual = type_name(value);
+            let detail = format!("{path} in body must be of type {}: {actual:?}", wanted.name());
+            let problem = Problem::TypeInvalid(actual.into(), detail);
+            errors.push(FieldError { field: path.to_owned(), problem });
+        }
+        return;
+    }
+    if let Some(limits) = &schema.limits {
+        check_limits(value, schema, limits, path, errors);
+    }
+    match value {
+        Value::Object(object) => {
+            for required in schema.required.iter().filter(|required| !object.contains_key(&***required)) {
+                errors.push(FieldError::required(join(path, required), ""));
+            }
+            for (name, child) in object {
+                if let Some(schema) = schema.field(name) {
+                    validate(child, schema, &join(path, name), errors);
+                }
+            }
+        }
+        Value::Array(items) => {
+            check_list(items, schema, path, errors);
+            if let Some(schema) = &schema.items {
+                for (index, item) in items.iter().enumerate() {
+                    validate(item, schema, &format!("{path}[{index}]"), errors);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The first value whose type is not the schema's: its path, what it is and what it should be.
+pub(crate) fn check_types(
+    value: &Value,
+    schema: &Schema,
+    path: &str,
+) -> Option<(String, &'static str, Type)> {
+    if !value.is_null() && !has_type(value, schema) {
+        return schema.type_.map(|wanted| (path.to_owned(), type_name(value), wanted));
+    }
+    match value {
+        Value::Object(object) => {
+            object.iter().find_map(|(name, child)| check_types(child, schema.field(name)?, &join(path, name)))
+        }
+        Value::Array(items) => {
+            let schema = schema.items.as_ref()?;
+            items.iter().find_map(|item| check_types(item, schema, path))
+        }
+        _ => None,
+    }
+}
+
+fn has_type(value: &Value, schema: &Schema) -> bool {
+    if schema.int_or_string {
+        return value.is_string() || value.is_i64() || value.is_u64();
+    }
+    let Some(wanted) = schema.type_ else { return true };
+    match (wanted, value) {
+        (Type::Object, Value::Object(_))
+        | (Type::Array, Value::Array(_))
+        | (Type::String, Value::String(_))
+        | (Type::Number, Value::Number(_))
+        | (Type::Boolean, Value::Bool(_)) => true,
+        // 1.0 is an integer to the real server as well.
+        (Type::Integer, Value::Number(number)) => number.as_f64().is_some_and(|number| number.fract() == 0.0),
+        _ => false,
+    }
+}
+
+fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, errors: &mut Vec<FieldError>) {
+    let mut invalid = |shown: Value, detail: String| {
+        errors.push(FieldError::invalid(path, shown, format!("{path} in body {detail}")));
+    };
+    if let Some(number) = value.as_f64() {
+        if let Some((bound, exclusive)) = limits.minimum
+            && (number < bound || (exclusive && number == bound))
+        {
+            let or_equal = if exclusive { "" } else { " or equal to" };
+            invalid(value.clone(), format!("should be greater than{or_equal} {bound}"));
+        }
+        if let Some((bound, exclusive)) = limits.maximum
+            && (number > bound || (exclusive && number == bound))
+        {
+            let or_equal = if exclusive { "" } else { " or equal to" };
+            invalid(value.clone(), format!("should be less than{or_equal} {bound}"));
+        }
+        if let Some(factor) = limits.multiple_of
+            && factor != 0.0
+            && (number / factor).fract() != 0.0
+        {
+            invalid(value.clone(), format!("should be a multiple of {factor}"));
+        }
+    }
+    if let Some(text) = value.as_str() {
+        if let Some(least) = limits.min_length
+            && text.chars().count() < least
+        {
+            invalid(value.clone(), format!("should be at least {least} chars long"));
+        }
+        if let Some(pattern) = &limits.pattern {
+            let regex = limits.compiled_pattern.get_or_init(|| regex::Regex::new(pattern).ok());
+            if !regex.as_ref().is_some_and(|regex| regex.is_match(text)) {
+                invalid(value.clone(), format!("should match '{pattern}'"));
+            }
+        }
+    }
+    if let (Some(items), Some(least)) = (value.as_array(), limits.min_items)
+        && items.len() < least
+    {
+        invalid(items.len().into(), format!("should have at least {least} items"));
+    }
+    if let Some(object) = value.as_object() {
+        if let Some(least) = limits.min_properties
+            && object.len() < least
+        {
+            invalid(object.len().into(), format!("should have at least {least} properties"));
+        }
+        if let Some(most) = limits.max_properties
+            && object.len() > most
+        {
+            let problem = Problem::TooMany(object.len(), most);
+            errors.push(FieldError { field: path.to_owned(), problem });
+        }
+    }
+    if let (Some(text), Some(most)) = (value.as_str(), limits.max_length)
+        && text.chars().count() > most
+    {
+        errors.push(FieldError { field: path.to_owned(), problem: Problem::TooLong(most) });
+    }
+    if let (Some(items), Some(most)) = (value.as_array(), limits.max_items)
+        && items.len() > most
+    {
+        errors.push(FieldError { field: path.to_owned(), problem: Problem::TooMany(items.len(), most) });
+    }
+    if let Some(known) = &limits.one_of_values
+        && !known.contains(value)
+    {
+        let known = known.iter().map(Value::to_string).collect();
+        let problem = Problem::Unsupported(value.clone(), known);
+        errors.push(FieldError { field: path.to_owned(), problem });
+    }
+    check_logic(value, schema, limits, path, errors);
+}
+
+fn check_logic(value: &Value, schema: &Schema, limits: &Limits, path: &str, errors: &mut Vec<FieldError>) {
+    let passes = |branch: &Schema| {
+        let mut found = Vec::new();
+        validate(value, branch, path, &mut found);
+        found.is_empty()
+    };
+    for branch in &limits.all_of {
+        validate(value, branch, path, errors);
+    }
+    // `anyOf integer, string` is how an int-or-string is spelled; its type has been checked already.
+    if schema.int_or_string {
+        return;
+    }
+    let mut invalid = |detail: &str| {
+        let shown = type_name(value);
+        errors.push(FieldError::invalid(path, shown, format!("{path} in body {detail}")));
+    };
+    if !limits.any_of.is_empty() && !limits.any_of.iter().any(passes) {
+        invalid("must validate at least one schema (anyOf)");
+    }
+    if !limits.one_of.is_empty() && limits.one_of.iter().filter(|branch| passes(branch)).count() != 1 {
+        invalid("must validate one and only one schema (oneOf)");
+    }
+    if limits.not.as_ref().is_some_and(|branch| passes(branch)) {
+        invalid("must not validate the schema (not)");
+    }
+}
+
+/// List types: entries of a set are distinct, entries of a map have distinct keys.
+fn check_list(items: &[Value], schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
+    let identity = |item: &Value| match &schema.list {
+        ListShape::Atomic => None,
+        ListShape::Set => Some(item.clone()),
+        ListShape::Map(keys) => Some(map_key(item, keys, schema)),
+    };
+    let mut seen: Vec<Value> = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        let Some(identity) = identity(item) else { return };
+        if seen.contains(&identity) {
+            errors.push(FieldError::duplicate(format!("{path}[{index}]"), identity));
+        } else {
+            seen.push(identity);
+        }
+    }
+}
+
+/// The key fields of a list-map entry, with the defaults that the schema gives them.
+pub(super) fn map_key(item: &Value, keys: &[Box<str>], list: &Schema) -> Value {
+    let field = |key: &str| {
+        item.get(key).cloned().or_else(|| {
+            let property = list.items.as_ref()?.properties.get(key)?;
+            property.default.as_deref().cloned()
+        })
+    };
+    Value::Object(keys.iter().filter_map(|key| Some((key.to_string(), field(key)?))).collect())
+}

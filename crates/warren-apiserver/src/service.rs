@@ -1,0 +1,241 @@
+//! The front door: a request comes in, its path is taken apart, a response goes out.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode, header, request};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper_util::rt::TokioIo;
+use tower::BoxError;
+
+use crate::call::Call;
+use crate::identity::Identity;
+use crate::query::{Query, decode};
+use crate::respond::{self, Representation, ResponseBody};
+use crate::route::{self, ResourcePath, Route};
+use crate::server::{ApiServer, Inner};
+use crate::status::ApiError;
+use crate::{discovery, node, openapi, verbs};
+
+/// The largest body that is read, as on the real server.
+const LARGEST_BODY: usize = 3 << 20;
+/// The buffer of the in-process stream that carries an upgraded connection.
+const UPGRADE_BUFFER: usize = 64 << 10;
+
+/// The server for one user, in process: what `kube::Client::new` takes.
+#[derive(Clone)]
+pub struct InProcess {
+    server: ApiServer,
+    identity: Option<Identity>,
+}
+
+impl InProcess {
+    pub(crate) fn new(server: ApiServer, identity: Option<Identity>) -> InProcess {
+        InProcess { server, identity }
+    }
+}
+
+impl<B> tower::Service<Request<B>> for InProcess
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<ResponseBody>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<ResponseBody>, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if let Some(identity) = &self.identity {
+            request.extensions_mut().insert(identity.clone());
+        }
+        let server = Arc::clone(&self.server.inner);
+        Box::pin(async move {
+            // Only hyper can make a response that upgrades, so such a request takes the way through hyper.
+            if request.headers().contains_key(header::UPGRADE) {
+                return upgrade_in_process(server, request).await;
+            }
+            Ok(handle(&server, request).await)
+        })
+    }
+}
+
+/// Sends a request through a real HTTP/1.1 connection over an in-process stream.
+async fn upgrade_in_process<B>(
+    server: Arc<Inner>,
+    request: Request<B>,
+) -> Result<Response<ResponseBody>, BoxError>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let identity = request.extensions().get::<Identity>().cloned();
+    let (client, service) = tokio::io::duplex(UPGRADE_BUFFER);
+    let answer = hyper::service::service_fn(move |mut request: Request<hyper::body::Incoming>| {
+        let server = Arc::clone(&server);
+        if let Some(identity) = identity.clone() {
+            request.extensions_mut().insert(identity);
+        }
+        async move { Ok::<_, Infallible>(handle(&server, request).await) }
+    });
+    let connection =
+        hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(service), answer);
+    tokio::spawn(connection.with_upgrades());
+    let (parts, body) = request.into_parts();
+    let body = body.collect().await.map_err(Into::into)?.to_bytes();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(client)).await?;
+    tokio::spawn(connection.with_upgrades());
+    let mut request = Request::from_parts(parts, http_body_util::Full::new(body));
+    *request.uri_mut() = request
+        .uri()
+        .path_and_query()
+        .map_or_else(|| http::Uri::from_static("/"), |path| http::Uri::from(path.clone()));
+    request.headers_mut().entry(header::HOST).or_insert(http::HeaderValue::from_static("kubernetes"));
+    let response = sender.send_request(request).await?;
+    let refused = response.status() != StatusCode::SWITCHING_PROTOCOLS;
+    let (parts, body) = response.into_parts();
+    // An upgraded response has no body; a refusal is a short `Status`.
+    let body = if refused { body.collect().await?.to_bytes() } else { Bytes::new() };
+    Ok(Response::from_parts(parts, http_body_util::Full::new(body).boxed_unsync()))
+}
+
+/// Answers one request. The identity, if any, is an extension of the request.
+pub(crate) async fn handle<B>(server: &Arc<Inner>, request: Request<B>) -> Response<ResponseBody>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let (mut parts, body) = request.into_parts();
+    let identity = parts.extensions.get::<Identity>().cloned();
+    match route(server, &mut parts, body, identity).await {
+        Ok(response) => response,
+        Err(error) => respond::error(&error),
+    }
+}
+
+async fn route<B>(
+    server: &Arc<Inner>,
+    parts: &mut request::Parts,
+    body: B,
+    identity: Option<Identity>,
+) -> Result<Response<ResponseBody>, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let path = decode(parts.uri.path(), false);
+    let parsed = route::parse(&path);
+    match parsed {
+        Route::Health => {
+            return Ok(respond::bytes(StatusCode::OK, "text/plain; charset=utf-8", Bytes::from_static(b"ok")));
+        }
+        Route::Version => return Ok(respond::json(StatusCode::OK, &discovery::version())),
+        _ => {}
+    }
+    if identity.is_none() {
+        return Err(ApiError::unauthorized());
+    }
+    if server.shutdown.is_cancelled() {
+        return Err(ApiError::unavailable("the server is shutting down"));
+    }
+    let registry = server.registry();
+    if let Route::Resource(path) = parsed {
+        return resource(server, parts, body, path).await;
+    }
+    if parts.method != Method::GET {
+        return Err(ApiError::method_not_allowed());
+    }
+    match parsed {
+        Route::Index => Ok(respond::json(StatusCode::OK, &discovery::index(&registry))),
+        Route::CoreVersions => Ok(discovery::core(&registry, &parts.headers)),
+        Route::Groups => Ok(discovery::groups(&registry, &parts.headers)),
+        Route::Group(group) => Ok(discovery::group(&registry, group).unwrap_or_else(page_not_found)),
+        Route::Resources { group, version } => {
+            Ok(discovery::resources(&registry, group, version).unwrap_or_else(page_not_found))
+        }
+        Route::OpenApiV2 => Ok(openapi::version_2(&parts.headers)),
+        Route::OpenApiIndex => Ok(openapi::index(&registry)),
+        Route::OpenApiGroup { group, version } => {
+            Ok(openapi::group(&registry, group, version).unwrap_or_else(page_not_found))
+        }
+        Route::Health | Route::Version | Route::Resource(_) | Route::Unknown => Ok(page_not_found()),
+    }
+}
+
+fn page_not_found() -> Response<ResponseBody> {
+    let text = Bytes::from_static(b"404 page not found\n");
+    respond::bytes(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", text)
+}
+
+async fn resource<B>(
+    server: &Arc<Inner>,
+    parts: &mut request::Parts,
+    body: B,
+    path: ResourcePath<'_>,
+) -> Result<Response<ResponseBody>, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let registry = server.registry();
+    let Some(target) = registry.target(path.group, path.version, path.plural) else {
+        return match registry.versions(path.group).contains(&path.version) {
+            true => Err(ApiError::no_such_resource()),
+            false => Ok(page_not_found()),
+        };
+    };
+    drop(registry);
+    // A namespaced object has its namespace in the path; a cluster-scoped one never has.
+    let misplaced = match target.definition.namespaced {
+        true => path.namespace.is_none() && path.name.is_some(),
+        false => path.namespace.is_some(),
+    };
+    if misplaced {
+        return Err(ApiError::no_such_resource());
+    }
+    let query = Query::parse(parts.uri.query().unwrap_or_default());
+    if &*target.definition.resource == "pods" && parts.method != Method::OPTIONS {
+        match path.subresource {
+            Some("exec") => return node::exec(server, parts, path).await,
+            Some("log") => return node::log(server, path, &query).await,
+            _ => {}
+        }
+    }
+    let headers = std::mem::take(&mut parts.headers);
+    let call = Call {
+        representation: Representation::negotiate(&headers, &query)?,
+        target,
+        namespace: path.namespace,
+        name: path.name,
+        subresource: path.subresource,
+        query,
+        headers: &headers,
+        now: server.now(),
+    };
+    if parts.method == Method::POST && call.target.definition.namespaced && call.namespace.is_none() {
+        return Err(ApiError::method_not_allowed());
+    }
+    let body = match parts.method {
+        Method::GET => Bytes::new(),
+        _ => read_body(body).await?,
+    };
+    verbs::dispatch(server, &call, &parts.method, &body).await
+}
+
+async fn read_body<B>(body: B) -> Result<Bytes, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    match Limited::new(body, LARGEST_BODY).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(LARGEST_BODY)),
+        Err(error) => Err(ApiError::bad_request(format!("error reading the request body: {error}"))),
+    }
+}

@@ -1,0 +1,96 @@
+//! The verbs: what each kind of request does to the store.
+
+mod create;
+mod delete;
+mod read;
+mod scale;
+mod update;
+mod watch;
+
+use http::{HeaderValue, Method, Response};
+use warren_store::WriteError;
+
+use crate::call::Call;
+use crate::respond::ResponseBody;
+use crate::server::Inner;
+use crate::status::ApiError;
+
+pub(crate) use delete::{DeleteOptions, remove};
+
+/// Carries out a request whose body has been read.
+pub(crate) async fn dispatch(
+    server: &Inner,
+    call: &Call<'_>,
+    method: &Method,
+    body: &[u8],
+) -> Result<Response<ResponseBody>, ApiError> {
+    check_subresource(call)?;
+    match (method, call.name, call.subresource) {
+        (&Method::GET, _, _) if is_watch(call) => watch::watch(server, call),
+        (&Method::GET, None, None) => read::list(server, call),
+        (&Method::GET, Some(_), Some("scale")) => scale::get(server, call),
+        (&Method::GET, Some(_), None | Some("status")) => read::get(server, call),
+        (&Method::POST, None, None) => create::create(server, call, body).await,
+        (&Method::POST, Some(_), Some("binding")) => update::bind(server, call, body).await,
+        (&Method::PUT, Some(_), Some("scale")) => scale::update(server, call, body).await,
+        (&Method::PUT, Some(_), None | Some("status" | "finalize")) => {
+            update::update(server, call, body).await
+        }
+        (&Method::PATCH, Some(_), Some("scale")) => scale::patch(server, call, body).await,
+        (&Method::PATCH, Some(_), None | Some("status")) => update::patch(server, call, body).await,
+        (&Method::DELETE, Some(_), None) => delete::delete(server, call, body).await,
+        (&Method::DELETE, None, None) => delete::delete_collection(server, call, body).await,
+        _ => Err(ApiError::method_not_allowed()),
+    }
+}
+
+fn is_watch(call: &Call<'_>) -> bool {
+    call.subresource.is_none() && call.query.is_on("watch")
+}
+
+/// A subresource that the kind does not have is a path that does not exist.
+fn check_subresource(call: &Call<'_>) -> Result<(), ApiError> {
+    let version = call.target.version();
+    let known = match call.subresource {
+        None => true,
+        Some("status") => version.status,
+        Some("scale") => version.scale.is_some(),
+        Some(other) => version.subresources.iter().any(|(name, ..)| *name == other),
+    };
+    if known { Ok(()) } else { Err(ApiError::no_such_resource()) }
+}
+
+/// What a refused write means to the client.
+fn refused(call: &Call<'_>, name: &str, error: WriteError) -> ApiError {
+    let subject = call.target.definition.subject(name);
+    match error {
+        WriteError::Exists(_) => ApiError::already_exists(subject),
+        WriteError::Missing(_) => ApiError::not_found(subject),
+        WriteError::Conflict { .. } => ApiError::modified(subject),
+        WriteError::Commit(error) => {
+            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            ApiError::internal(format!("{error}: {cause}"))
+        }
+        WriteError::Closed => ApiError::unavailable("the server is shutting down"),
+    }
+}
+
+/// Adds `Warning` headers.
+fn warn(
+    mut response: Response<ResponseBody>,
+    call: &Call<'_>,
+    warnings: &[String],
+) -> Response<ResponseBody> {
+    let version = call.target.version();
+    let deprecation = version.deprecated.then(|| match &version.deprecation_warning {
+        Some(warning) => warning.to_string(),
+        None => format!("{} {} is deprecated", version.api_version, call.target.definition.kind),
+    });
+    for warning in warnings.iter().chain(&deprecation) {
+        let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            response.headers_mut().append(http::header::WARNING, value);
+        }
+    }
+    response
+}

@@ -1,0 +1,127 @@
+use http::{Response, StatusCode};
+use serde_json::Value;
+use warren_store::{Action, Expect, Key, Write, WriteError};
+
+use super::{refused, warn};
+use crate::admission;
+use crate::call::Call;
+use crate::metadata::{self, metadata_mut};
+use crate::respond::{self, ResponseBody};
+use crate::server::Inner;
+use crate::status::ApiError;
+
+/// How often a generated name that turns out to be taken is drawn again.
+const GENERATE_ATTEMPTS: usize = 8;
+
+pub(super) async fn create(
+    server: &Inner,
+    call: &Call<'_>,
+    body: &[u8],
+) -> Result<Response<ResponseBody>, ApiError> {
+    let admission::Decoded { object, warnings } =
+        admission::decode(call, admission::parse(call.content_type(), body)?)?;
+    let response = create_object(server, call, object).await?;
+    Ok(warn(response, call, &warnings))
+}
+
+/// Creates a decoded object: also what an update does for kinds that allow it to.
+pub(super) async fn create_object(
+    server: &Inner,
+    call: &Call<'_>,
+    mut object: Value,
+) -> Result<Response<ResponseBody>, ApiError> {
+    let definition = &call.target.definition;
+    place(call, &mut object)?;
+    if !metadata::text(&object, "resourceVersion").is_empty() {
+        return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+    }
+    admission::fill_new_metadata(call, &mut object);
+    if call.target.version().status
+        && let Some(object) = object.as_object_mut()
+    {
+        object.shift_remove("status");
+    }
+    let base = metadata::text(&object, "generateName").to_owned();
+    let generated = metadata::text(&object, "name").is_empty() && !base.is_empty();
+    if generated {
+        metadata_mut(&mut object).insert("name".to_owned(), metadata::generate_name(&base).into());
+    }
+    admission::default(&call.target, &mut object)?;
+    (definition.behaviour.prepare_create)(&mut object);
+    admission::check(&call.target, &object, None)?;
+    check_namespace(server, call, metadata::text(&object, "name"))?;
+    if call.dry_run()? {
+        let name = metadata::text(&object, "name");
+        if server.store.newest(&call.key_of(name)).is_some() {
+            return Err(ApiError::already_exists(definition.subject(name)));
+        }
+        return Ok(respond::value(StatusCode::CREATED, &call.target, &object, call.representation, call.now));
+    }
+    let address = server.allocate_cluster_ip(&definition.resource, &mut object)?;
+    for attempt in 1.. {
+        let name = metadata::text(&object, "name").to_owned();
+        let write =
+            Write { key: call.key_of(&name), expect: Expect::Absent, action: Action::Put(object.clone()) };
+        match server.store.write_one(write).await {
+            Ok(stored) => {
+                server.written(&stored, None);
+                return Ok(respond::object(
+                    StatusCode::CREATED,
+                    &call.target,
+                    &stored,
+                    call.representation,
+                    call.now,
+                ));
+            }
+            Err(WriteError::Exists(_)) if generated && attempt < GENERATE_ATTEMPTS => {
+                metadata_mut(&mut object).insert("name".to_owned(), metadata::generate_name(&base).into());
+            }
+            Err(error) => {
+                server.release_cluster_ip(address);
+                return Err(refused(call, &name, error));
+            }
+        }
+    }
+    unreachable!("the loop ends by returning")
+}
+
+/// The namespace of the path is the namespace of the object.
+fn place(call: &Call<'_>, object: &mut Value) -> Result<(), ApiError> {
+    let sent = metadata::text(object, "namespace").to_owned();
+    if let (Some(name), sent_name) = (call.name, metadata::text(object, "name"))
+        && name != sent_name
+    {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({sent_name}) does not match the name on the URL ({name})"
+        )));
+    }
+    match call.namespace {
+        Some(namespace) if sent.is_empty() || sent == namespace => {
+            metadata_mut(object).insert("namespace".to_owned(), namespace.into());
+            Ok(())
+        }
+        Some(_) => Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        )),
+        None => {
+            metadata_mut(object).shift_remove("namespace");
+            Ok(())
+        }
+    }
+}
+
+/// New objects need a namespace that exists and stays.
+fn check_namespace(server: &Inner, call: &Call<'_>, name: &str) -> Result<(), ApiError> {
+    let Some(namespace) = call.namespace else { return Ok(()) };
+    let found = server.store.newest(&Key::new("namespaces", "", namespace));
+    match found {
+        None => {
+            let subject = crate::status::Subject { group: "", kind: "namespaces", name: namespace };
+            Err(ApiError::not_found(subject))
+        }
+        Some(found) if found.meta.deleting => {
+            Err(ApiError::namespace_terminating(call.target.definition.subject(name), namespace))
+        }
+        Some(_) => Ok(()),
+    }
+}

@@ -1,0 +1,223 @@
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt};
+use http::{Response, StatusCode};
+use serde_json::Value;
+use warren_store::deletion::{self, Outcome, Propagation};
+use warren_store::{Action, Expect, Key, List, ListRequest, Object, Write, WriteError};
+
+use super::refused;
+use crate::admission;
+use crate::call::Call;
+use crate::definition::Definition;
+use crate::respond::{self, ResponseBody};
+use crate::server::Inner;
+use crate::status::ApiError;
+
+const ATTEMPTS: usize = 64;
+/// Deletions of a collection that wait for the disk at the same time.
+const CONCURRENT_DELETIONS: usize = 64;
+
+/// `DeleteOptions`, from the body or the query.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DeleteOptions {
+    pub grace_period: Option<i64>,
+    pub propagation: Option<Propagation>,
+    pub uid: Option<String>,
+    pub version: Option<String>,
+    pub dry_run: bool,
+}
+
+impl DeleteOptions {
+    fn read(call: &Call<'_>, body: &[u8]) -> Result<DeleteOptions, ApiError> {
+        let sent = if body.is_empty() { Value::Null } else { admission::parse(call.content_type(), body)? };
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let policy =
+            text(&sent["propagationPolicy"]).or(call.query.text("propagationPolicy").map(str::to_owned));
+        let orphan =
+            sent["orphanDependents"].as_bool().or(call.query.get("orphanDependents").map(|v| v == "true"));
+        let propagation = match (policy.as_deref(), orphan) {
+            (Some("Background"), _) | (None, Some(false)) => Some(Propagation::Background),
+            (Some("Foreground"), _) => Some(Propagation::Foreground),
+            (Some("Orphan"), _) | (None, Some(true)) => Some(Propagation::Orphan),
+            (None, None) => None,
+            (Some(other), _) => {
+                let known = ["Background", "Foreground", "Orphan"];
+                let error = crate::status::FieldError::unsupported("propagationPolicy", other, &known);
+                let subject =
+                    crate::status::Subject { group: "meta.k8s.io", kind: "DeleteOptions", name: "" };
+                return Err(ApiError::invalid(subject, vec![error]));
+            }
+        };
+        Ok(DeleteOptions {
+            grace_period: match sent["gracePeriodSeconds"].as_i64() {
+                Some(seconds) => Some(seconds),
+                None => call.query.number("gracePeriodSeconds")?,
+            },
+            propagation,
+            uid: text(&sent["preconditions"]["uid"]),
+            version: text(&sent["preconditions"]["resourceVersion"]),
+            dry_run: call.dry_run()? || sent["dryRun"].as_array().is_some_and(|list| !list.is_empty()),
+        })
+    }
+}
+
+/// What a deletion came to.
+pub(crate) enum Removal {
+    Gone(Arc<Object>),
+    Waiting(Arc<Object>),
+    DryRun(Value),
+}
+
+pub(super) async fn delete(
+    server: &Inner,
+    call: &Call<'_>,
+    body: &[u8],
+) -> Result<Response<ResponseBody>, ApiError> {
+    let options = DeleteOptions::read(call, body)?;
+    let removal = remove(server, &call.target.definition, &call.key()?, &options, call.now)
+        .await
+        .map_err(|error| error.into_api_error(call, call.name.unwrap_or_default()))?;
+    let returns_object = call.target.definition.behaviour.returns_deleted;
+    Ok(match removal {
+        Removal::Gone(object) if !returns_object => respond::deleted(&call.target, &object),
+        Removal::Gone(object) | Removal::Waiting(object) => {
+            respond::object(StatusCode::OK, &call.target, &object, call.representation, call.now)
+        }
+        Removal::DryRun(value) => {
+            respond::value(StatusCode::OK, &call.target, &value, call.representation, call.now)
+        }
+    })
+}
+
+pub(super) async fn delete_collection(
+    server: &Inner,
+    call: &Call<'_>,
+    body: &[u8],
+) -> Result<Response<ResponseBody>, ApiError> {
+    let options = DeleteOptions::read(call, body)?;
+    let filter = call.filter()?;
+    let resource = &call.target.definition.resource;
+    let request = ListRequest { resource, filter: &filter, limit: None, after: None, at: None };
+    let list = server.store.list(&request).map_err(|error| ApiError::internal(error.to_string()))?;
+    let version = list.version;
+    let deletions = list.items.into_iter().map(|object| remove_listed(server, call, object, &options));
+    let deleted: Vec<Option<Arc<Object>>> =
+        futures::stream::iter(deletions).buffered(CONCURRENT_DELETIONS).try_collect().await?;
+    let items = deleted.into_iter().flatten().collect();
+    let answer = List { items, version, more: false, remaining: None };
+    Ok(respond::list(&call.target, &answer, None, call.representation, call.now))
+}
+
+async fn remove_listed(
+    server: &Inner,
+    call: &Call<'_>,
+    object: Arc<Object>,
+    options: &DeleteOptions,
+) -> Result<Option<Arc<Object>>, ApiError> {
+    match remove(server, &call.target.definition, &object.key, options, call.now).await {
+        // Somebody else was quicker, which is what was wanted.
+        Err(RemoveError::Write(WriteError::Missing(_))) => Ok(None),
+        Err(error) => Err(error.into_api_error(call, &object.key.name)),
+        Ok(Removal::Gone(object) | Removal::Waiting(object)) => Ok(Some(object)),
+        Ok(Removal::DryRun(_)) => Ok(Some(object)),
+    }
+}
+
+/// Why a deletion did not happen.
+pub(crate) enum RemoveError {
+    Precondition(String),
+    Write(WriteError),
+    Forbidden(&'static str),
+}
+
+impl RemoveError {
+    fn into_api_error(self, call: &Call<'_>, name: &str) -> ApiError {
+        let subject = call.target.definition.subject(name);
+        match self {
+            RemoveError::Precondition(why) => ApiError::conflict(subject, &why),
+            RemoveError::Forbidden(why) => ApiError::forbidden(subject, why),
+            RemoveError::Write(error) => refused(call, name, error),
+        }
+    }
+}
+
+/// Deletes an object the way a client's request does: finalizers and grace periods are respected. Also what the
+/// garbage collector calls.
+pub(crate) async fn remove(
+    server: &Inner,
+    definition: &Definition,
+    key: &Key,
+    options: &DeleteOptions,
+    now: jiff::Timestamp,
+) -> Result<Removal, RemoveError> {
+    for _ in 0..ATTEMPTS {
+        let current =
+            server.store.newest(key).ok_or_else(|| RemoveError::Write(WriteError::Missing(key.clone())))?;
+        if let Some(uid) = options.uid.as_deref().filter(|uid| **uid != *current.meta.uid) {
+            let why = format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                current.meta.uid
+            );
+            return Err(RemoveError::Precondition(why));
+        }
+        let version = current.version.to_string();
+        if let Some(wanted) = options.version.as_deref().filter(|wanted| *wanted != version) {
+            let why = format!(
+                "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
+            );
+            return Err(RemoveError::Precondition(why));
+        }
+        let object = current.value();
+        let is_namespace = &*definition.resource == "namespaces";
+        if is_namespace && matches!(&*key.name, "default" | "kube-system" | "kube-public") {
+            return Err(RemoveError::Forbidden("this namespace may not be deleted"));
+        }
+        let grace = (definition.behaviour.grace_period)(&object, options.grace_period);
+        let propagation = options.propagation.unwrap_or(Propagation::Background);
+        let mut outcome = deletion::delete(&object, propagation, grace, now);
+        if is_namespace && outcome == Outcome::Remove {
+            outcome = terminate_namespace(object.clone(), now);
+        }
+        if options.dry_run {
+            return Ok(Removal::DryRun(match outcome {
+                Outcome::Mark(marked) => marked,
+                Outcome::Remove | Outcome::Unchanged => object,
+            }));
+        }
+        let action = match outcome {
+            Outcome::Unchanged => return Ok(Removal::Waiting(current)),
+            Outcome::Remove => Action::Delete,
+            Outcome::Mark(marked) => Action::Put(marked),
+        };
+        let gone = matches!(action, Action::Delete);
+        let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
+        match server.store.write_one(write).await {
+            Ok(stored) if gone => {
+                server.written(&stored, Some(&current));
+                return Ok(Removal::Gone(stored));
+            }
+            Ok(stored) => {
+                server.written(&stored, Some(&current));
+                return Ok(Removal::Waiting(stored));
+            }
+            Err(WriteError::Conflict { .. }) => {}
+            Err(error) => return Err(RemoveError::Write(error)),
+        }
+    }
+    Err(RemoveError::Write(WriteError::Conflict { key: key.clone(), actual: 0 }))
+}
+
+/// A namespace stays, terminating, until the garbage collector has emptied it.
+fn terminate_namespace(mut namespace: Value, now: jiff::Timestamp) -> Outcome {
+    let held = namespace["spec"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
+    if !held {
+        return Outcome::Remove;
+    }
+    if namespace["metadata"]["deletionTimestamp"].is_string() {
+        return Outcome::Unchanged;
+    }
+    namespace["metadata"]["deletionTimestamp"] = deletion::timestamp(now).into();
+    namespace["status"]["phase"] = "Terminating".into();
+    Outcome::Mark(namespace)
+}

@@ -1,0 +1,226 @@
+use std::sync::Arc;
+
+use http::{Response, StatusCode};
+use serde_json::{Value, json};
+use warren_store::{Action, Expect, Object, Write, WriteError, deletion};
+
+use super::{create, refused, warn};
+use crate::admission::{self, Decoded};
+use crate::call::Call;
+use crate::metadata::{self, metadata_mut};
+use crate::patch::{Format, Patch};
+use crate::respond::{self, ResponseBody};
+use crate::server::Inner;
+use crate::status::ApiError;
+
+/// Rounds of reading and writing before a change that keeps losing gives up. The real server has no limit but its
+/// request timeout; losing this often means that somebody writes in a loop.
+const ATTEMPTS: usize = 64;
+
+/// What an update starts from and comes to.
+enum Intent {
+    /// The whole object, as the client wants it.
+    Replace(Value),
+    /// A change to whatever is there.
+    Patch(Patch),
+}
+
+/// The outcome of a change.
+enum Changed {
+    Stored(Arc<Object>),
+    DryRun(Value),
+}
+
+pub(super) async fn update(
+    server: &Inner,
+    call: &Call<'_>,
+    body: &[u8],
+) -> Result<Response<ResponseBody>, ApiError> {
+    let Decoded { object, warnings } = admission::decode(call, admission::parse(call.content_type(), body)?)?;
+    let name = call.name.unwrap_or_default();
+    let sent_name = metadata::text(&object, "name");
+    if sent_name != name {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({sent_name}) does not match the name on the URL ({name})"
+        )));
+    }
+    let sent_namespace = metadata::text(&object, "namespace");
+    if call.namespace.is_some_and(|namespace| !sent_namespace.is_empty() && namespace != sent_namespace) {
+        return Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    let behaviour = call.target.definition.behaviour;
+    if behaviour.create_on_update && call.subresource.is_none() && server.store.newest(&call.key()?).is_none()
+    {
+        let mut object = object;
+        metadata_mut(&mut object).shift_remove("resourceVersion");
+        return create::create_object(server, call, object).await;
+    }
+    let changed = change(server, call, Intent::Replace(object)).await?;
+    Ok(warn(answer(call, &changed), call, &warnings))
+}
+
+pub(super) async fn patch(
+    server: &Inner,
+    call: &Call<'_>,
+    body: &[u8],
+) -> Result<Response<ResponseBody>, ApiError> {
+    let format = Format::from_content_type(call.content_type(), call.target.definition.custom)?;
+    let patch = Patch::parse(format, body)?;
+    let changed = change(server, call, Intent::Patch(patch)).await?;
+    Ok(answer(call, &changed))
+}
+
+fn answer(call: &Call<'_>, changed: &Changed) -> Response<ResponseBody> {
+    match changed {
+        Changed::Stored(object) => {
+            respond::object(StatusCode::OK, &call.target, object, call.representation, call.now)
+        }
+        Changed::DryRun(value) => {
+            respond::value(StatusCode::OK, &call.target, value, call.representation, call.now)
+        }
+    }
+}
+
+/// Reads, changes, writes; again from the start if somebody else wrote in between and the client did not insist on a
+/// version.
+async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Changed, ApiError> {
+    let key = call.key()?;
+    let name = call.name.unwrap_or_default();
+    let subject = call.target.definition.subject(name);
+    for _ in 0..ATTEMPTS {
+        let current = server.store.newest(&key).ok_or_else(|| call.not_found())?;
+        let old = current.value();
+        let (mut new, insists) = proposed(call, &intent, &old)?;
+        if insists && metadata::text(&new, "resourceVersion") != current.version.to_string() {
+            return Err(ApiError::modified(subject));
+        }
+        let sent_uid = metadata::text(&new, "uid");
+        if !sent_uid.is_empty() && sent_uid != &*current.meta.uid {
+            let why = format!(
+                "Precondition failed: UID in precondition: {sent_uid}, UID in object meta: {}",
+                current.meta.uid
+            );
+            return Err(ApiError::conflict(subject, &why));
+        }
+        if call.subresource == Some("finalize") {
+            let finalizers = new["spec"]["finalizers"].take();
+            new = old.clone();
+            new["spec"]["finalizers"] = finalizers;
+        } else {
+            admission::combine_update(call, &mut new, &old);
+            admission::default(&call.target, &mut new)?;
+            if call.subresource != Some("status") {
+                (call.target.definition.behaviour.prepare_update)(&mut new, &old);
+            }
+        }
+        admission::bump_generation(call, &mut new, &old);
+        admission::check(&call.target, &new, Some(&old))?;
+        if call.dry_run()? {
+            return Ok(Changed::DryRun(new));
+        }
+        if new == old {
+            return Ok(Changed::Stored(current));
+        }
+        let holds_namespace = new["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
+            && &*call.target.definition.resource == "namespaces";
+        let finished = deletion::is_finished(&new) && !holds_namespace;
+        let action = if finished { Action::Delete } else { Action::Put(new) };
+        let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
+        match server.store.write_one(write).await {
+            Ok(stored) => {
+                server.written(&stored, Some(&current));
+                return Ok(Changed::Stored(stored));
+            }
+            Err(WriteError::Conflict { .. }) if !insists => {}
+            Err(error) => return Err(refused(call, name, error)),
+        }
+    }
+    Err(ApiError::modified(subject))
+}
+
+/// The object that the client asks for, in stored form, and whether it insists on the version it names.
+fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<(Value, bool), ApiError> {
+    match intent {
+        Intent::Replace(object) => {
+            let insists = !metadata::text(object, "resourceVersion").is_empty();
+            if !insists && !call.target.definition.behaviour.unconditional_update {
+                let error = crate::status::FieldError::invalid(
+                    "metadata.resourceVersion",
+                    0,
+                    "must be specified for an update",
+                );
+                let subject = call.target.definition.kind_subject(call.name.unwrap_or_default());
+                return Err(ApiError::invalid(subject, vec![error]));
+            }
+            Ok((object.clone(), insists))
+        }
+        Intent::Patch(patch) => {
+            let mut object = old.clone();
+            call.target.convert_from_stored(&mut object);
+            patch.apply(&mut object, call.target.schema()?)?;
+            let Decoded { object, .. } = admission::decode(call, object)?;
+            let version = metadata::text(&object, "resourceVersion");
+            let insists = !version.is_empty() && version != metadata::text(old, "resourceVersion");
+            if metadata::text(&object, "name") != call.name.unwrap_or_default() {
+                let sent = metadata::text(&object, "name");
+                return Err(ApiError::bad_request(format!(
+                    "the name of the object ({sent}) does not match the name on the URL ({})",
+                    call.name.unwrap_or_default()
+                )));
+            }
+            Ok((object, insists))
+        }
+    }
+}
+
+/// `pods/binding`: a scheduler gives a pod its node.
+pub(super) async fn bind(
+    server: &Inner,
+    call: &Call<'_>,
+    body: &[u8],
+) -> Result<Response<ResponseBody>, ApiError> {
+    let binding = admission::parse(call.content_type(), body)?;
+    let node = binding["target"]["name"].as_str().unwrap_or_default().to_owned();
+    let name = call.name.unwrap_or_default();
+    let subject = call.target.definition.subject(name);
+    if node.is_empty() {
+        let error = crate::status::FieldError::required("target.name", "");
+        let kind = crate::status::Subject { group: "", kind: "Binding", name };
+        return Err(ApiError::invalid(kind, vec![error]));
+    }
+    let key = call.key()?;
+    for _ in 0..ATTEMPTS {
+        let current = server.store.newest(&key).ok_or_else(|| call.not_found())?;
+        let mut pod = current.value();
+        let assigned = pod["spec"]["nodeName"].as_str().unwrap_or_default();
+        if !assigned.is_empty() {
+            let why = format!("pod {name} is already assigned to node {assigned:?}");
+            return Err(ApiError::conflict(subject, &why));
+        }
+        if current.meta.deleting {
+            let why = format!("pod {name} is being deleted, cannot be assigned to a host");
+            return Err(ApiError::conflict(subject, &why));
+        }
+        pod["spec"]["nodeName"] = node.as_str().into();
+        let scheduled = json!({
+            "type": "PodScheduled", "status": "True", "lastProbeTime": null,
+            "lastTransitionTime": deletion::timestamp(call.now),
+        });
+        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let others = conditions.into_iter().filter(|condition| condition["type"] != "PodScheduled");
+        pod["status"]["conditions"] = others.chain([scheduled]).collect();
+        let write =
+            Write { key: key.clone(), expect: Expect::Version(current.version), action: Action::Put(pod) };
+        match server.store.write_one(write).await {
+            Ok(_) => {
+                let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+                return Ok(respond::json(StatusCode::CREATED, &status));
+            }
+            Err(WriteError::Conflict { .. }) => {}
+            Err(error) => return Err(refused(call, name, error)),
+        }
+    }
+    Err(ApiError::modified(subject))
+}

@@ -1,0 +1,216 @@
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::{HeaderValue, Response, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use warren_store::{Change, ChangeKind, Store, Watch, WatchFrom};
+
+use crate::call::Call;
+use crate::definition::Target;
+use crate::respond::{self, Representation, ResponseBody};
+use crate::server::Inner;
+use crate::status::ApiError;
+
+/// How often an idle watch that asked for bookmarks gets one, as on the real server.
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
+/// The shortest life of a watch without `timeoutSeconds`; up to twice that, at random, so that a burst of watches
+/// does not come back as a burst.
+const SHORTEST_WATCH: u64 = 1800;
+/// Events joined into one frame, so that a busy watch does not pay for a frame per event.
+const LARGEST_FRAME: usize = 64 << 10;
+
+pub(super) fn watch(server: &Inner, call: &Call<'_>) -> Result<Response<ResponseBody>, ApiError> {
+    let filter = call.filter()?;
+    let version = match call.query.text("resourceVersion") {
+        None => 0,
+        Some(text) => text.parse::<u64>().map_err(|_| {
+            ApiError::bad_request(format!(
+                "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+            ))
+        })?,
+    };
+    let initial_events = call.query.get("sendInitialEvents").map(|value| value == "true");
+    let bookmarks = call.query.is_on("allowWatchBookmarks");
+    if initial_events.is_some() && call.query.get("resourceVersionMatch") != Some("NotOlderThan") {
+        let error = crate::status::FieldError::forbidden(
+            "resourceVersionMatch",
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        );
+        let subject = crate::status::Subject { group: "meta.k8s.io", kind: "ListOptions", name: "" };
+        return Err(ApiError::invalid(subject, vec![error]));
+    }
+    let from = match (version, initial_events) {
+        (0, Some(false)) => WatchFrom::Version(server.store.version()),
+        (0, _) | (_, Some(true)) => WatchFrom::Start,
+        (version, _) => WatchFrom::Version(version),
+    };
+    let timeout = call.query.number("timeoutSeconds")?.and_then(|seconds| u64::try_from(seconds).ok());
+    let timeout = timeout
+        .filter(|seconds| *seconds > 0)
+        .unwrap_or_else(|| fastrand::u64(SHORTEST_WATCH..2 * SHORTEST_WATCH));
+    let resource = &call.target.definition.resource;
+    let feed = server.store.watch(resource, filter, from).map_or_else(
+        |expired| Feed::Expired(ApiError::expired(expired.to_string()).body()),
+        |watch| Feed::Open(Box::new(watch)),
+    );
+    let stream = Stream {
+        feed,
+        store: server.store.clone(),
+        target: call.target.clone(),
+        representation: call.representation,
+        clock: server.clock,
+        bookmarks,
+        marks_initial_end: initial_events == Some(true),
+        began: false,
+        sent_columns: false,
+        version: 0,
+        deadline: Instant::now() + Duration::from_secs(timeout),
+        next_bookmark: Instant::now() + BOOKMARK_INTERVAL.mul_f64(0.9 + 0.2 * fastrand::f64()),
+        shutdown: server.shutdown.clone(),
+    };
+    let frames = futures::stream::unfold(stream, |mut stream| async move {
+        let frame = stream.next_frame().await?;
+        Some((Ok::<_, Infallible>(Frame::data(frame)), stream))
+    });
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+enum Feed {
+    Open(Box<Watch>),
+    /// Sent as an ERROR event: the request itself succeeds, as with the real server's watch cache.
+    Expired(Value),
+    Ended,
+}
+
+struct Stream {
+    feed: Feed,
+    store: Store,
+    target: Target,
+    representation: Representation,
+    clock: fn() -> Timestamp,
+    bookmarks: bool,
+    marks_initial_end: bool,
+    began: bool,
+    sent_columns: bool,
+    version: u64,
+    deadline: Instant,
+    next_bookmark: Instant,
+    shutdown: CancellationToken,
+}
+
+impl Stream {
+    /// The next bytes for the client: one or more whole events.
+    async fn next_frame(&mut self) -> Option<Bytes> {
+        if let Feed::Expired(status) = &self.feed {
+            let event = format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n");
+            self.feed = Feed::Ended;
+            return Some(Bytes::from(event));
+        }
+        if !self.began {
+            self.began = true;
+            let initial = self.initial_events()?;
+            if !initial.is_empty() {
+                return Some(initial);
+            }
+        }
+        loop {
+            let bookmark_at = self.next_bookmark;
+            let Feed::Open(watch) = &mut self.feed else { return None };
+            let change = tokio::select! {
+                biased;
+                change = watch.next() => change?,
+                () = self.shutdown.cancelled() => return None,
+                () = tokio::time::sleep_until(self.deadline) => return None,
+                () = tokio::time::sleep_until(bookmark_at), if self.bookmarks => {
+                    self.next_bookmark = Instant::now() + BOOKMARK_INTERVAL;
+                    // Everything up to this version has been handed to the feed; if the feed is empty, it has all
+                    // been sent as well.
+                    let version = self.store.version();
+                    match watch.next_ready() {
+                        Some(change) => change,
+                        None => return Some(self.bookmark(version, false)),
+                    }
+                }
+            };
+            let mut frame = BytesMut::new();
+            self.write_event(&mut frame, &change);
+            while frame.len() < LARGEST_FRAME {
+                let Feed::Open(watch) = &mut self.feed else { break };
+                let Some(change) = watch.next_ready() else { break };
+                self.write_event(&mut frame, &change);
+            }
+            return Some(frame.freeze());
+        }
+    }
+
+    /// The present objects, and the mark that ends them where the client asked for it.
+    fn initial_events(&mut self) -> Option<Bytes> {
+        let Feed::Open(watch) = &mut self.feed else { return None };
+        let initial = std::mem::take(&mut watch.initial);
+        self.version = watch.version;
+        let mut frame = BytesMut::new();
+        for object in initial {
+            self.write_event(&mut frame, &Change { kind: ChangeKind::Added, object, previous: None });
+        }
+        if self.marks_initial_end {
+            frame.put_slice(&self.bookmark(self.version, true));
+        }
+        Some(frame.freeze())
+    }
+
+    fn write_event(&mut self, frame: &mut BytesMut, change: &Change) {
+        let kind = match change.kind {
+            ChangeKind::Added => "ADDED",
+            ChangeKind::Modified => "MODIFIED",
+            ChangeKind::Deleted => "DELETED",
+        };
+        let with_columns = !std::mem::replace(&mut self.sent_columns, true);
+        let object = respond::represent(
+            &self.target,
+            &change.object,
+            self.representation,
+            with_columns,
+            (self.clock)(),
+        );
+        frame.reserve(object.len() + 40);
+        frame.put_slice(b"{\"type\":\"");
+        frame.put_slice(kind.as_bytes());
+        frame.put_slice(b"\",\"object\":");
+        frame.put_slice(&object);
+        frame.put_slice(b"}\n");
+        self.version = self.version.max(change.object.version);
+    }
+
+    fn bookmark(&self, version: u64, ends_initial: bool) -> Bytes {
+        let mut metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
+        if ends_initial {
+            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        }
+        let object = match self.representation {
+            Representation::Object => json!({
+                "kind": &*self.target.definition.kind,
+                "apiVersion": &*self.target.version().api_version,
+                "metadata": metadata,
+            }),
+            Representation::Metadata => {
+                json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
+            }
+            Representation::Table(_) => json!({
+                "kind": "Table",
+                "apiVersion": "meta.k8s.io/v1",
+                "metadata": {"resourceVersion": version.to_string()},
+                "columnDefinitions": null,
+                "rows": [],
+            }),
+        };
+        Bytes::from(format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n"))
+    }
+}
