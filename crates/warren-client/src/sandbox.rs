@@ -67,16 +67,12 @@ pub struct SandboxError {
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
     /// It cannot become Ready any more, or not without somebody changing it.
-    #[error("sandbox `{sandbox}` will not become Ready: {reason}: {message}{}", Because(pod))]
+    #[error("sandbox `{sandbox}` will not become Ready: {standing}")]
     Ended {
         /// Which one.
         sandbox: SandboxKey,
-        /// The reason in its Ready condition.
-        reason: String,
-        /// The message beside it.
-        message: String,
-        /// What its pod says, if there is one.
-        pod: Option<String>,
+        /// Why.
+        standing: Box<Standing>,
     },
     /// Somebody deleted it.
     #[error("sandbox `{sandbox}` was deleted while it was starting")]
@@ -85,30 +81,35 @@ pub enum WaitError {
         sandbox: SandboxKey,
     },
     /// It took too long.
-    #[error("sandbox `{sandbox}` was not Ready within {}s: {reason}: {message}{}", within.as_secs(), Because(pod))]
+    #[error("sandbox `{sandbox}` was not Ready within {} s: {standing}", within.as_secs())]
     TimedOut {
         /// Which one.
         sandbox: SandboxKey,
         /// How long was waited.
         within: Duration,
-        /// The reason last seen in its Ready condition.
-        reason: String,
-        /// The message beside it.
-        message: String,
-        /// What its pod says, if there is one.
-        pod: Option<String>,
+        /// What was last seen of it.
+        standing: Box<Standing>,
     },
     /// The server could not be asked.
     #[error(transparent)]
     Server(#[from] SandboxError),
 }
 
-/// Renders what is known of the pod, if anything.
-struct Because<'a>(&'a Option<String>);
+/// Why a sandbox is not Ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// The reason in its Ready condition.
+    pub reason: String,
+    /// The message beside it.
+    pub message: String,
+    /// What its pod says, if there is one and it was asked.
+    pub pod: Option<String>,
+}
 
-impl std::fmt::Display for Because<'_> {
+impl std::fmt::Display for Standing {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
+        write!(formatter, "{}: {}", self.reason, self.message)?;
+        match &self.pod {
             Some(pod) => write!(formatter, " ({pod})"),
             None => Ok(()),
         }
@@ -121,37 +122,28 @@ pub enum Progress {
     /// Commands can be run in it.
     Ready,
     /// It is on its way.
-    Waiting {
-        /// The reason in its Ready condition.
-        reason: String,
-        /// The message beside it.
-        message: String,
-    },
+    Waiting(Standing),
     /// It will not become Ready by itself.
-    Ended {
-        /// The reason in its Ready condition.
-        reason: String,
-        /// The message beside it.
-        message: String,
-    },
+    Ended(Standing),
 }
 
 /// Reads how far a sandbox is from its conditions.
 pub fn progress(sandbox: &Sandbox) -> Progress {
     let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let Some(ready) = conditions::find(conditions, ConditionType::Ready) else {
-        return Progress::Waiting {
+    let standing = match conditions::find(conditions, ConditionType::Ready) {
+        Some(ready) => Standing { reason: ready.reason.clone(), message: ready.message.clone(), pod: None },
+        None => Standing {
             reason: "Pending".to_owned(),
             message: "no controller has looked at it yet".to_owned(),
-        };
+            pod: None,
+        },
     };
-    let (reason, message) = (ready.reason.clone(), ready.message.clone());
     if conditions::is_true(conditions, ConditionType::Ready) {
         Progress::Ready
-    } else if conditions::is_true(conditions, ConditionType::Finished) || stays(&reason) {
-        Progress::Ended { reason, message }
+    } else if conditions::is_true(conditions, ConditionType::Finished) || stays(&standing.reason) {
+        Progress::Ended(standing)
     } else {
-        Progress::Waiting { reason, message }
+        Progress::Waiting(standing)
     }
 }
 
@@ -193,23 +185,21 @@ pub async fn create(client: &Client, namespace: &str, sandbox: &Sandbox) -> Resu
 pub async fn wait_ready(client: &Client, sandbox: Sandbox, within: Duration) -> Result<Sandbox, WaitError> {
     let key = SandboxKey::of(&sandbox);
     let mut seen = sandbox;
-    match tokio::time::timeout(within, follow(client, &key, &mut seen)).await {
+    let followed = tokio::time::timeout(within, follow(client, &key, &mut seen)).await;
+    match followed {
         Ok(Ok(())) => Ok(seen),
-        Ok(Err(WaitError::Ended { sandbox, reason, message, .. })) => {
-            let pod = pod_says(client, &seen).await;
-            Err(WaitError::Ended { sandbox, reason, message, pod })
+        Ok(Err(WaitError::Ended { sandbox, mut standing })) => {
+            standing.pod = pod_says(client, &seen).await;
+            Err(WaitError::Ended { sandbox, standing })
         }
         Ok(Err(error)) => Err(error),
-        Err(_) => {
-            let (reason, message) = match progress(&seen) {
-                Progress::Waiting { reason, message } | Progress::Ended { reason, message } => {
-                    (reason, message)
-                }
-                Progress::Ready => return Ok(seen),
-            };
-            let pod = pod_says(client, &seen).await;
-            Err(WaitError::TimedOut { sandbox: key, within, reason, message, pod })
-        }
+        Err(_) => match progress(&seen) {
+            Progress::Ready => Ok(seen),
+            Progress::Waiting(mut standing) | Progress::Ended(mut standing) => {
+                standing.pod = pod_says(client, &seen).await;
+                Err(WaitError::TimedOut { sandbox: key, within, standing: Box::new(standing) })
+            }
+        },
     }
 }
 
@@ -256,9 +246,9 @@ async fn follow(client: &Client, key: &SandboxKey, seen: &mut Sandbox) -> Result
 fn judge(key: &SandboxKey, sandbox: &Sandbox) -> Result<bool, WaitError> {
     match progress(sandbox) {
         Progress::Ready => Ok(true),
-        Progress::Waiting { .. } => Ok(false),
-        Progress::Ended { reason, message } => {
-            Err(WaitError::Ended { sandbox: key.clone(), reason, message, pod: None })
+        Progress::Waiting(_) => Ok(false),
+        Progress::Ended(standing) => {
+            Err(WaitError::Ended { sandbox: key.clone(), standing: Box::new(standing) })
         }
     }
 }
@@ -366,8 +356,8 @@ mod tests {
     fn word(sandbox: &Sandbox) -> &'static str {
         match progress(sandbox) {
             Progress::Ready => "ready",
-            Progress::Waiting { .. } => "waiting",
-            Progress::Ended { .. } => "ended",
+            Progress::Waiting(_) => "waiting",
+            Progress::Ended(_) => "ended",
         }
     }
 

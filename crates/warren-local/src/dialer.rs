@@ -1,0 +1,46 @@
+//! How the API server reaches the only node there is: by a stream within the process.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use futures::future::BoxFuture;
+use warren_apiserver::{ByteStream, NodeDialer};
+use warren_node::Node;
+
+/// One read of a process's output fits in.
+const BUFFER: usize = 64 * 1024;
+
+/// Opens streams to a node that is started after the server that needs it.
+#[derive(Clone, Default)]
+pub struct LocalDialer {
+    node: Arc<OnceLock<Node>>,
+}
+
+impl LocalDialer {
+    /// From now on the node can be reached.
+    pub fn connect(&self, node: Node) {
+        // There is one node in a home and one call.
+        let _ = self.node.set(node);
+    }
+}
+
+impl NodeDialer for LocalDialer {
+    fn dial(&self, node_name: &str) -> BoxFuture<'_, io::Result<Box<dyn ByteStream>>> {
+        let stream = match self.node.get().filter(|_| node_name == crate::home::NODE_NAME) {
+            None => {
+                Err(io::Error::new(io::ErrorKind::NotConnected, format!("no node `{node_name}` is running")))
+            }
+            Some(node) => {
+                let (near, far) = tokio::io::duplex(BUFFER);
+                let connection = node.kubelet(far);
+                tokio::spawn(async move {
+                    if let Err(error) = connection.await {
+                        tracing::debug!(%error, "kubelet connection ended");
+                    }
+                });
+                Ok(Box::new(near) as Box<dyn ByteStream>)
+            }
+        };
+        Box::pin(std::future::ready(stream))
+    }
+}

@@ -1,0 +1,137 @@
+//! Puts the parts together, keeps them running, and takes them apart.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+use warren_apiserver::pki::Pki;
+use warren_apiserver::{ApiServer, Identity, Storage, TlsAccess, serve_tls, serve_unix};
+use warren_controllers::Controllers;
+use warren_node::{Node, NodeConfig};
+use warren_oci::zygote::Zygote;
+
+use crate::dialer::LocalDialer;
+use crate::{Config, StartError, kubeconfig};
+
+/// The name of the only node. Not the machine's: that may change, and with it the pods of last time would be left with
+/// a node that does not exist.
+pub const NODE_NAME: &str = "local";
+
+/// How long the controllers may take to finish what they are at. Dying in the middle is an ordinary day for them.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Runs until a signal asks to stop.
+pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> Result<(), StartError> {
+    // Listened for from the start: a signal that comes now is obeyed as soon as there is something to stop.
+    let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Runtime)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Runtime)?;
+
+    let dialer = LocalDialer::default();
+    let server = open_server(&config, dialer.clone()).await?;
+    let client = |name: &str| {
+        let identity = Identity::new(name, ["system:masters".to_owned()]);
+        kube::Client::new(server.as_user(identity), "default")
+    };
+    let controllers = Controllers::start(client("warren-controllers"), warren_controllers::Config::default());
+    dialer.connect(Node::start(NodeConfig::local(
+        NODE_NAME.to_owned(),
+        config.directory.clone(),
+        client("system:node:local"),
+        Arc::new(zygote),
+        config.executable.clone(),
+    ))?);
+
+    let shutdown = CancellationToken::new();
+    let tcp = listen_tcp(&config).await?;
+    let address = tcp.local_addr().map_err(|source| failed("listen on", config.listen, source))?;
+    let tls = publish(&config, address)?;
+    let unix = listen_unix(&config)?;
+    let listeners = [
+        tokio::spawn(serve_tls(server.clone(), tcp, tls, shutdown.clone())),
+        tokio::spawn(serve_unix(server.clone(), unix, shutdown.clone())),
+    ];
+    controllers.wait_until_listed().await;
+    info!(%address, directory = %config.directory.display(), "ready");
+    on_ready();
+
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    info!("stopping; sandboxes run on");
+    // Nobody new gets in; then those who write stop, and last the one they write to.
+    shutdown.cancel();
+    let _ = std::fs::remove_file(&config.api_socket);
+    if tokio::time::timeout(PATIENCE, controllers.shutdown()).await.is_err() {
+        info!("controllers cut off");
+    }
+    server.shutdown().await;
+    for listener in listeners {
+        // A listener that panicked has said so already.
+        let _ = listener.await;
+    }
+    info!("stopped");
+    Ok(())
+}
+
+async fn open_server(config: &Config, dialer: LocalDialer) -> Result<ApiServer, StartError> {
+    let definitions = warren_api::crds()
+        .into_iter()
+        .map(serde_json::to_value)
+        .collect::<Result<_, _>>()
+        .map_err(StartError::Definitions)?;
+    let server = ApiServer::open(warren_apiserver::Config {
+        storage: Storage::File(config.directory.join("store.db")),
+        definitions,
+        nodes: Arc::new(dialer),
+        now: Timestamp::now,
+    })
+    .await?;
+    Ok(server)
+}
+
+async fn listen_tcp(config: &Config) -> Result<TcpListener, StartError> {
+    if config.listen.port() == 0
+        && let Some(port) = kubeconfig::port_of_last_time(&config.kubeconfig)
+        && let Ok(listener) = TcpListener::bind((config.listen.ip(), port)).await
+    {
+        return Ok(listener);
+    }
+    TcpListener::bind(config.listen).await.map_err(|source| failed("listen on", config.listen, source))
+}
+
+/// Makes certificates for the address and writes the kubeconfig that goes with them.
+fn publish(config: &Config, address: SocketAddr) -> Result<TlsAccess, StartError> {
+    let hosts =
+        ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), config.listen.ip().to_string()];
+    let mut hosts = hosts.to_vec();
+    hosts.sort();
+    hosts.dedup();
+    let pki = Pki::open(&config.directory.join("pki"), &hosts, Timestamp::now())?;
+    let text = pki.kubeconfig(&format!("https://{address}"))?;
+    kubeconfig::write(&config.kubeconfig, &text)
+        .map_err(|source| failed("write", config.kubeconfig.display(), source))?;
+    Ok(TlsAccess { config: pki.server_config()?, admin_token: Some(pki.admin_token()?) })
+}
+
+fn listen_unix(config: &Config) -> Result<UnixListener, StartError> {
+    let path = &config.api_socket;
+    // Left by a daemon that was killed: we hold the lock, so nobody listens there.
+    match std::fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("remove", path.display(), source));
+        }
+        _ => {}
+    }
+    UnixListener::bind(path).map_err(|source| failed("listen on", path.display(), source))
+}
+
+fn failed(action: &'static str, on: impl std::fmt::Display, source: io::Error) -> StartError {
+    StartError::Make { action, on: on.to_string(), source }
+}

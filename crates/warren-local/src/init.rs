@@ -1,0 +1,20 @@
+//! The part of the binary that runs inside containers.
+
+use std::process::ExitCode;
+
+use warren_oci::host_image::{INIT_ARGUMENT, INIT_PATH};
+use warren_oci::init;
+
+/// Runs a container's first process if that is what this process was started as, and returns its exit code at the
+/// container's end. Recognised by the path that only containers have, so that `warren init` means nothing outside.
+pub fn container_init() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os();
+    let started_as_init = arguments.next()? == INIT_PATH && arguments.next()? == INIT_ARGUMENT;
+    started_as_init.then(|| match init::run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("init: {error}");
+            ExitCode::FAILURE
+        }
+    })
+}

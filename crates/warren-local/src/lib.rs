@@ -1,0 +1,106 @@
+//! The local home: API server, controllers and node in one process, over one data directory.
+//!
+//! It puts the drivers together and decides nothing of its own: they talk to each other through the API only, here
+//! by a client that is wired to the server in process. It parses no arguments and prints nothing. Sandboxes run
+//! outside of this process and do not notice its end. Start reading at [`run`].
+
+mod dialer;
+mod home;
+mod init;
+mod kubeconfig;
+mod lock;
+mod pods;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use init::container_init;
+pub use lock::{Holder, LockError, holder, wait_for_start};
+pub use pods::{EndPodsError, end_pods};
+
+use lock::{Lock, Starting};
+use warren_oci::zygote::{StartZygoteError, Zygote};
+
+/// Everything a home needs to know.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The data directory: it exists, and the path is canonical.
+    pub directory: PathBuf,
+    /// Where the API listens for this machine's own users.
+    pub api_socket: PathBuf,
+    /// Where the API listens for everybody else, with TLS. With port 0, the port of last time if it is free.
+    pub listen: SocketAddr,
+    /// Where the kubeconfig for that goes.
+    pub kubeconfig: PathBuf,
+    /// The binary that containers run as their init: this one.
+    pub executable: PathBuf,
+    /// What to call ourselves in the lock file.
+    pub version: String,
+}
+
+/// A home could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Somebody else has it, or the lock file cannot be used.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The process that forks shims could not be made.
+    #[error(transparent)]
+    Zygote(#[from] StartZygoteError),
+    /// No threads.
+    #[error("start the runtime")]
+    Runtime(#[source] std::io::Error),
+    /// The API server did not come up.
+    #[error("start the API server")]
+    ApiServer(#[from] warren_apiserver::OpenError),
+    /// No certificates.
+    #[error("prepare the certificates")]
+    Certificates(#[from] warren_apiserver::pki::PkiError),
+    /// A file or a socket could not be made.
+    #[error("{action} `{on}`")]
+    Make {
+        /// What was tried.
+        action: &'static str,
+        /// A path or an address.
+        on: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The definitions of our resources could not be written down.
+    #[error("describe the resources")]
+    Definitions(#[source] serde_json::Error),
+    /// The node did not come up.
+    #[error("start the node")]
+    Node(#[from] warren_node::StartError),
+}
+
+/// Two workers keep requests moving while one of them waits for a disk; the machine's processors are for sandboxes.
+const WORKERS: usize = 2;
+
+/// How long tasks that are in the middle of something may take at the end.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Runs a home until SIGTERM or SIGINT. `on_ready` is called with our process id when the API answers.
+///
+/// To be called by a process with one thread: the zygote is forked first. After a `kill -9` at any point, the next
+/// call finds the objects, the running sandboxes and whatever has to be cleaned up.
+pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError> {
+    let starting = Starting::begin(&config.directory)?;
+    let pid = std::process::id();
+    let _lock = Lock::take(&config.directory, &Holder { pid, version: config.version.clone() })?;
+    let zygote = Zygote::start()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("warren")
+        .enable_all()
+        .build()
+        .map_err(StartError::Runtime)?;
+    let outcome = runtime.block_on(home::serve(config, zygote, || {
+        drop(starting);
+        on_ready(pid);
+    }));
+    runtime.shutdown_timeout(FAREWELL);
+    outcome
+}

@@ -1,0 +1,192 @@
+//! One daemon for one data directory.
+//!
+//! Two locks, both released by the kernel however their holder ends. `lock` is held for a daemon's whole life
+//! and its text says who holds it. `start.lock` is held from before that until the API is ready, so whoever
+//! waits for it, waits for the end of a start: nobody has to ask again and again whether the API answers yet.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+/// Who holds a home. Written to the lock file, for other daemons and for `warren down`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Holder {
+    /// The daemon's process.
+    pub pid: u32,
+    /// Which version it is.
+    pub version: String,
+}
+
+/// The lock could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another daemon has it.
+    #[error("process {} (warren {}) already runs the home in `{}`", holder.pid, holder.version, directory.display())]
+    Held {
+        /// The data directory.
+        directory: PathBuf,
+        /// Who it is.
+        holder: Holder,
+    },
+    /// The file could not be opened, locked or written.
+    #[error("lock `{}`", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A start that is going on. Dropping it, or dying, ends the start.
+#[derive(Debug)]
+pub struct Starting {
+    _file: File,
+}
+
+/// A home that is ours for as long as this lives.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+}
+
+fn open(path: &Path) -> Result<File, LockError> {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .map_err(|source| LockError::File { path: path.to_owned(), source })
+}
+
+fn start_lock(directory: &Path) -> PathBuf {
+    directory.join("start.lock")
+}
+
+fn home_lock(directory: &Path) -> PathBuf {
+    directory.join("lock")
+}
+
+impl Starting {
+    /// Begins a start, after any other has ended.
+    pub fn begin(directory: &Path) -> Result<Self, LockError> {
+        Self::wait(directory, FlockOperation::LockExclusive)
+    }
+
+    fn wait(directory: &Path, operation: FlockOperation) -> Result<Self, LockError> {
+        let path = start_lock(directory);
+        let file = open(&path)?;
+        flock(&file, operation).map_err(|error| LockError::File { path, source: error.into() })?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// Returns when no start is going on: the home is then either ready or not running.
+pub fn wait_for_start(directory: &Path) -> Result<(), LockError> {
+    Starting::wait(directory, FlockOperation::LockShared).map(drop)
+}
+
+impl Lock {
+    /// Takes a home, or says who has it.
+    pub fn take(directory: &Path, holder: &Holder) -> Result<Self, LockError> {
+        let path = home_lock(directory);
+        let mut file = open(&path)?;
+        let failed = |source| LockError::File { path: path.clone(), source };
+        if !try_lock(&file).map_err(failed)? {
+            let holder = read_holder(&mut file).map_err(failed)?;
+            return Err(LockError::Held { directory: directory.to_owned(), holder });
+        }
+        let text = serde_json::to_vec(holder).map_err(|error| failed(error.into()))?;
+        file.set_len(0).and_then(|()| file.write_all(&text)).and_then(|()| file.flush()).map_err(failed)?;
+        Ok(Self { file })
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The text is only believed while the lock is held, so failing here does no harm.
+        let _ = self.file.set_len(0);
+    }
+}
+
+/// Who runs the home, if anybody does.
+pub fn holder(directory: &Path) -> Result<Option<Holder>, LockError> {
+    let path = home_lock(directory);
+    let failed = |source| LockError::File { path: path.clone(), source };
+    let mut file = match File::options().read(true).write(true).open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    if try_lock(&file).map_err(failed)? {
+        return Ok(None);
+    }
+    read_holder(&mut file).map(Some).map_err(failed)
+}
+
+fn try_lock(file: &File) -> std::io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn read_holder(file: &mut File) -> std::io::Result<Holder> {
+    let mut text = String::new();
+    file.rewind()?;
+    // A holder writes a line; whatever else may be in the file need not be read whole.
+    file.take(4096).read_to_string(&mut text)?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn somebody(pid: u32) -> Holder {
+        Holder { pid, version: "1.2.3".to_owned() }
+    }
+
+    #[test]
+    fn the_second_is_told_who_holds_it() {
+        let directory = tempfile::tempdir().expect("make a directory");
+        assert_eq!(holder(directory.path()).expect("look"), None);
+        let lock = Lock::take(directory.path(), &somebody(12)).expect("take");
+        let error = Lock::take(directory.path(), &somebody(34)).expect_err("held");
+        assert!(
+            error.to_string().starts_with("process 12 (warren 1.2.3) already runs the home in"),
+            "{error}"
+        );
+        assert_eq!(holder(directory.path()).expect("look"), Some(somebody(12)));
+
+        drop(lock);
+        assert_eq!(holder(directory.path()).expect("look"), None);
+        Lock::take(directory.path(), &somebody(34)).expect("take again");
+    }
+
+    #[test]
+    fn a_start_is_waited_for() {
+        let directory = tempfile::tempdir().expect("make a directory");
+        wait_for_start(directory.path()).expect("none is going on");
+        let starting = Starting::begin(directory.path()).expect("begin");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                wait_for_start(directory.path()).expect("wait");
+                sender.send("waited").expect("send");
+            });
+            // Sent before the start ends; had the other not waited, its word would be the first.
+            sender.send("ended").expect("send");
+            drop(starting);
+        });
+        assert_eq!(receiver.recv().expect("first"), "ended");
+        assert_eq!(receiver.recv().expect("second"), "waited");
+    }
+}

@@ -1,0 +1,150 @@
+//! The command line: every subcommand and flag, with the text that `--help` shows.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
+#[derive(Debug, Parser)]
+#[command(name = "warren", version, max_term_width = 100, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command in a sandbox of its own, and delete the sandbox afterwards.
+    Run(Run),
+    /// Start the local home: the API, the controllers and the node, in one process.
+    Up(Up),
+    /// Stop the local home.
+    Down(Down),
+    /// Print where the kubeconfig of the local home is.
+    Kubeconfig(Kubeconfig),
+    /// Print the version.
+    Version(Version),
+    /// What `up --detach` starts: the local home without a terminal.
+    #[command(hide = true)]
+    Daemon(Daemon),
+}
+
+/// Where the local home is.
+#[derive(Args, Clone, Debug)]
+pub struct Home {
+    /// The data directory [default: `/var/lib/warren` for root, else `$XDG_DATA_HOME/warren`]
+    #[arg(long, env = "WARREN_HOME", value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs; stable.
+    Json,
+}
+
+/// The option that chooses a [`Format`].
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Output {
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t, value_name = "FORMAT")]
+    pub output: Format,
+}
+
+#[derive(Args, Debug)]
+pub struct Run {
+    #[command(flatten)]
+    pub home: Home,
+    /// Use the API that this kubeconfig names instead of the local home
+    #[arg(long, value_name = "FILE", conflicts_with = "data_dir")]
+    pub kubeconfig: Option<PathBuf>,
+    /// A name for the sandbox [default: `run-` and ten random characters]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The namespace to create it in
+    #[arg(long, short, default_value = warren_client::connect::DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    /// The image; the default is this machine's own `/usr`, read-only, under a writable layer
+    #[arg(long, default_value = "warren.dev/host")]
+    pub image: String,
+    /// Most memory it may use, as a Kubernetes quantity such as `512Mi`
+    #[arg(long, value_name = "QUANTITY")]
+    pub memory: Option<String>,
+    /// Most processor time it may use, as a Kubernetes quantity such as `2` or `500m`
+    #[arg(long, value_name = "QUANTITY")]
+    pub cpus: Option<String>,
+    /// Set an environment variable; without a value, pass on the one from here
+    #[arg(long, short, value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// The directory to run the command in
+    #[arg(long, short, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// How long to wait for the sandbox to become Ready
+    #[arg(long, default_value = "60", value_name = "SECONDS")]
+    pub ready_timeout: u64,
+    /// Print how long each step took, to standard error
+    #[arg(long)]
+    pub timings: bool,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct Up {
+    #[command(flatten)]
+    pub home: Home,
+    #[command(flatten)]
+    pub listen: Listen,
+    /// Return when the API is ready, and leave the home running in the background
+    #[arg(long, short)]
+    pub detach: bool,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Where the API listens, besides the socket in the data directory.
+#[derive(Args, Clone, Debug)]
+pub struct Listen {
+    /// The address for kubectl and SDKs (TLS); port 0 takes a free one, the same as last time if possible
+    #[arg(long, env = "WARREN_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+}
+
+#[derive(Args, Debug)]
+pub struct Down {
+    #[command(flatten)]
+    pub home: Home,
+    /// Leave the processes of the sandboxes running; the next `warren up` finds them
+    #[arg(long)]
+    pub keep: bool,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Kubeconfig {
+    #[command(flatten)]
+    pub home: Home,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Version {
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Daemon {
+    #[command(flatten)]
+    pub home: Home,
+    #[command(flatten)]
+    pub listen: Listen,
+}

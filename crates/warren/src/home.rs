@@ -1,0 +1,114 @@
+//! The local home from the outside: where it is, whether it runs, starting it in the background.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+use warren_client::connect::{self, ConnectError};
+use warren_client::home::{DataDir, Surroundings};
+use warren_client::kube::Client;
+
+use crate::cli;
+use crate::progress;
+
+/// The one line that a detached daemon writes to its standard output, for the process that started it.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", tag = "outcome")]
+pub enum Report {
+    /// The API answers.
+    Ready {
+        /// The daemon's process.
+        pid: u32,
+    },
+    /// There is one already, and its API answers.
+    Running {
+        /// That one's process.
+        pid: u32,
+    },
+    /// It did not start.
+    Failed {
+        /// Why, the whole chain.
+        error: String,
+    },
+}
+
+/// Something was asked about a home that nobody has started yet.
+#[derive(Debug, thiserror::Error)]
+#[error("no local home has been started in `{}`", directory.display())]
+pub struct NeverStarted {
+    /// The data directory.
+    pub directory: PathBuf,
+}
+
+/// The data directory that the arguments and the surroundings name, made if it is missing.
+pub fn data_dir(home: &cli::Home) -> anyhow::Result<DataDir> {
+    let path = DataDir::locate(home.data_dir.as_deref(), &Surroundings::of_this_process())?;
+    Ok(DataDir::create(&path)?)
+}
+
+/// Connects to the local home, and starts it first if it is not running.
+pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
+    let data_dir = data_dir(home)?;
+    match connect::local(&data_dir).await {
+        Err(ConnectError::NotRunning { .. }) => {}
+        result => return Ok(result?),
+    }
+    let directory = data_dir.clone();
+    let start = tokio::task::spawn_blocking(move || start(&directory, None));
+    progress::show_if_slow(|| format!("starting the local home in `{}`", data_dir.path().display()), start)
+        .await
+        .context("start the local home")??;
+    Ok(connect::local(&data_dir).await?)
+}
+
+/// Starts a daemon in the background and returns when its API is ready. Two that are started at once settle
+/// between themselves which one stays; both callers then see a running home.
+pub fn start(data_dir: &DataDir, listen: Option<SocketAddr>) -> anyhow::Result<Report> {
+    let log_path = data_dir.daemon_log();
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(&log_path)
+        .with_context(|| format!("open `{}`", log_path.display()))?;
+    let program = std::env::current_exe().context("find this program's own file")?;
+    let mut command = Command::new(&program);
+    command.arg("daemon").arg("--data-dir").arg(data_dir.path());
+    if let Some(listen) = listen {
+        command.arg("--listen").arg(listen.to_string());
+    }
+    let mut child = command
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("start `{}`", program.display()))?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        // The pipe ends when the daemon does, so this waits for one or the other.
+        BufReader::new(stdout).read_line(&mut line).context("wait for the daemon")?;
+    }
+    match serde_json::from_str(&line) {
+        Ok(Report::Failed { error }) => {
+            let _ = child.wait();
+            bail!("{error}")
+        }
+        Ok(report) => {
+            if matches!(report, Report::Running { .. }) {
+                let _ = child.wait();
+            }
+            Ok(report)
+        }
+        Err(_) => {
+            let status = child.wait().context("wait for the daemon")?;
+            bail!(
+                "the daemon ended with {status} before it was ready; `{}` has its last words",
+                log_path.display()
+            )
+        }
+    }
+}

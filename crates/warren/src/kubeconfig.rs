@@ -1,0 +1,22 @@
+//! `warren kubeconfig`.
+
+use anyhow::ensure;
+use serde_json::json;
+
+use crate::cli::{self, Format};
+use crate::home;
+
+/// Prints where the kubeconfig is.
+pub fn kubeconfig(arguments: &cli::Kubeconfig) -> anyhow::Result<()> {
+    let data_dir = home::data_dir(&arguments.home)?;
+    let path = data_dir.kubeconfig();
+    ensure!(path.exists(), home::NeverStarted { directory: data_dir.path().to_owned() });
+    match arguments.output.output {
+        Format::Text => println!("{}", path.display()),
+        Format::Json => {
+            let running = warren_local::holder(data_dir.path())?.is_some();
+            println!("{}", json!({ "path": path, "running": running }));
+        }
+    }
+    Ok(())
+}

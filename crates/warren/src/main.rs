@@ -1,0 +1,61 @@
+//! The `warren` binary: it parses arguments, asks the other crates for what they mean, and renders the answer.
+//! It decides nothing about sandboxes and never opens the store. Every role is a subcommand; start at [`cli`].
+
+mod cli;
+mod down;
+mod home;
+mod interrupt;
+mod kubeconfig;
+mod progress;
+mod report;
+mod run;
+mod terminal;
+mod timings;
+mod up;
+mod version;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use cli::Command;
+use tracing_subscriber::EnvFilter;
+
+/// What `run` ends with when it is not the command that failed, as other container tools do.
+const OWN_FAILURE: u8 = 125;
+
+fn main() -> ExitCode {
+    // The first process of a container on the built-in image is this binary too. It is looked for before anything
+    // else: it has no use for arguments, logging or a runtime.
+    if let Some(code) = warren_local::container_init() {
+        return code;
+    }
+    let cli = cli::Cli::parse();
+    log(if matches!(cli.command, Command::Up(_) | Command::Daemon(_)) { "info" } else { "warn" });
+    let failure = if matches!(cli.command, Command::Run(_)) { OWN_FAILURE } else { 1 };
+    match carry_out(cli.command) {
+        // Exit codes have eight bits; the protocol carries them as text.
+        Ok(code) => ExitCode::from(code as u8),
+        Err(error) => {
+            report::print(&error);
+            report::exit_code(&error).unwrap_or(ExitCode::from(failure))
+        }
+    }
+}
+
+fn carry_out(command: Command) -> anyhow::Result<i32> {
+    match command {
+        Command::Run(arguments) => return run::run(&arguments),
+        Command::Up(arguments) => up::up(&arguments)?,
+        Command::Down(arguments) => down::down(&arguments)?,
+        Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
+        Command::Version(arguments) => version::version(&arguments),
+        Command::Daemon(arguments) => up::daemon(&arguments)?,
+    }
+    Ok(0)
+}
+
+/// Diagnostics go to standard error; `WARREN_LOG` chooses what is said.
+fn log(default: &str) {
+    let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+}

@@ -1,0 +1,102 @@
+//! How errors are printed: what happened and why, once, and what to do next where we know it.
+
+use std::process::ExitCode;
+
+use warren_client::connect::ConnectError;
+use warren_client::exec::ExecError;
+use warren_client::home::DataDirError;
+use warren_client::sandbox::{SandboxError, WaitError};
+
+use crate::home::NeverStarted;
+
+/// Prints an error and a hint.
+pub fn print(error: &anyhow::Error) {
+    eprintln!("error: {}", chain(error));
+    if let Some(hint) = hint(error) {
+        eprintln!("hint: {hint}");
+    }
+}
+
+/// The whole chain in one line. A cause that only repeats what was said before it is left out: many libraries
+/// print their source in their own message.
+pub fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// The exit code that belongs to an error, if it is a special one: a command that could not be started ends like it
+/// would in a shell.
+pub fn exit_code(error: &anyhow::Error) -> Option<ExitCode> {
+    match error.downcast_ref()? {
+        ExecError::Failed { exit_code, .. } => Some(ExitCode::from(u8::try_from((*exit_code)?).ok()?)),
+        _ => None,
+    }
+}
+
+fn hint(error: &anyhow::Error) -> Option<String> {
+    let denied = error.chain().any(|cause| {
+        cause
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+    });
+    if denied && (is::<DataDirError>(error) || is::<ConnectError>(error)) {
+        return Some(
+            "use `--data-dir` or `WARREN_HOME` to name a directory of your own, or become root".to_owned(),
+        );
+    }
+    if is::<NeverStarted>(error) || is::<ConnectError>(error) {
+        return Some("start the local home with `warren up --detach`".to_owned());
+    }
+    if let Some(DataDirError::TooLong { .. }) = error.downcast_ref() {
+        return Some("name a shorter one with `--data-dir` or `WARREN_HOME`".to_owned());
+    }
+    match error.downcast_ref::<WaitError>() {
+        Some(WaitError::TimedOut { .. }) => {
+            return Some(
+                "wait longer with `--ready-timeout SECONDS`; `daemon.log` in the data directory says more"
+                    .to_owned(),
+            );
+        }
+        Some(WaitError::Ended { .. } | WaitError::Deleted { .. }) => {
+            return Some("`daemon.log` in the data directory says more".to_owned());
+        }
+        _ => {}
+    }
+    if let Some(SandboxError { source, .. }) = error.downcast_ref()
+        && let warren_client::kube::Error::Api(status) = source.as_ref()
+        && status.reason == "AlreadyExists"
+    {
+        return Some("choose another name with `--name`, or leave it out to get a new one".to_owned());
+    }
+    if let Some(ExecError::Lost { .. }) = error.downcast_ref() {
+        return Some(
+            "the daemon may have been stopped; the command may have ended with its sandbox".to_owned(),
+        );
+    }
+    None
+}
+
+fn is<E: std::error::Error + Send + Sync + 'static>(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<E>().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let inner = anyhow::anyhow!("no such file");
+        let error = inner.context("read `x`: no such file").context("start");
+        assert_eq!(chain(&error), "start: read `x`: no such file");
+    }
+}

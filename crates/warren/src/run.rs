@@ -1,0 +1,238 @@
+//! `warren run`: a sandbox for one command.
+//!
+//! The sandbox is created with a lease (`shutdownTime` with the policy `Delete`), so one whose `run` was killed
+//! ends by itself; renewing it is the only write besides the create and the delete, and a short command never
+//! comes to it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::io::{AsyncRead, Empty};
+use tokio::sync::mpsc;
+use warren_api::blueprint::{PodTemplate, SandboxBlueprint};
+use warren_api::sandbox::ShutdownPolicy;
+use warren_api::{Sandbox, SandboxSpec};
+use warren_client::exec::{Exec, ExecError, ExecRequest, Streams};
+use warren_client::kube::Client;
+use warren_client::sandbox::{self, SandboxKey};
+
+use crate::cli;
+use crate::home;
+use crate::interrupt::{self, Interrupt};
+use crate::progress;
+use crate::terminal::{self, RawMode};
+use crate::timings::Timings;
+
+/// How long a sandbox outlives a `run` that was killed. Long enough that a laptop's short sleep or a busy
+/// machine does not end a command that still runs; renewed at a third of it.
+const LEASE: Duration = Duration::from_secs(300);
+
+/// The one container of the pod.
+const CONTAINER: &str = "sandbox";
+
+/// How a shell reports a command that a closed pipe ended.
+const BROKEN_PIPE: i32 = 128 + 13;
+
+/// Runs the command and returns its exit code.
+pub fn run(arguments: &cli::Run) -> anyhow::Result<i32> {
+    let mut timings = Timings::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
+    let code = runtime.block_on(session(arguments, &mut timings));
+    // A read of standard input may still be going on in a thread; nobody waits for it.
+    runtime.shutdown_background();
+    if arguments.timings {
+        eprint!("{}", timings.table());
+    }
+    code
+}
+
+async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<i32> {
+    let tty = terminal::interactive();
+    let wanted = wanted(arguments)?;
+    let mut interrupt = Interrupt::listen().context("listen for signals")?;
+    timings.mark("prepare");
+    let client = match &arguments.kubeconfig {
+        Some(path) => warren_client::connect::from_kubeconfig(path).await?,
+        None => home::connect(&arguments.home).await?,
+    };
+    timings.mark("connect");
+
+    // Not given up at a signal: whether the server has made the sandbox is known only when it answers.
+    let created = sandbox::create(&client, &arguments.namespace, &wanted).await?;
+    timings.mark("create");
+    let key = SandboxKey::of(&created);
+
+    let result = tokio::select! {
+        signal = interrupt.wait() => Ok(interrupt::exit_code(signal)),
+        result = serve(&client, created.clone(), arguments, tty, timings) => result,
+        never = sandbox::keep(&client, &key, LEASE) => match never {},
+    };
+    timings.mark("command");
+
+    if let Err(error) = sandbox::delete(&client, &created).await {
+        let error = anyhow::Error::from(error)
+            .context(format!("the sandbox is left to end by itself within {} s", LEASE.as_secs()));
+        // The command's own result matters more than this one.
+        eprintln!("warning: {error:#}");
+    }
+    timings.mark("delete");
+    result
+}
+
+/// Waits for the sandbox and runs the command in it.
+async fn serve(
+    client: &Client,
+    created: Sandbox,
+    arguments: &cli::Run,
+    tty: bool,
+    timings: &mut Timings,
+) -> anyhow::Result<i32> {
+    let key = SandboxKey::of(&created);
+    let within = Duration::from_secs(arguments.ready_timeout);
+    let ready = progress::show_if_slow(
+        || format!("waiting for sandbox `{key}` to become Ready"),
+        sandbox::wait_ready(client, created, within),
+    )
+    .await?;
+    timings.mark("ready");
+
+    let request = ExecRequest {
+        namespace: key.namespace,
+        pod: sandbox::pod_name(&ready),
+        container: Some(CONTAINER.to_owned()),
+        command: arguments.command.clone(),
+        stdin: tty || !terminal::stdin_is_null(),
+        tty,
+    };
+    let exec = Exec::start(client, request.clone()).await?;
+    timings.mark("exec");
+    let ended = if request.stdin {
+        pump(exec, tty, tokio::io::stdin()).await
+    } else {
+        let nothing: Empty = tokio::io::empty();
+        pump(exec, tty, nothing).await
+    };
+    match ended {
+        // `warren run -- yes | head` is a success of `head`; it ends like `yes` would have.
+        Err(ExecError::Output { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => {
+            Ok(BROKEN_PIPE)
+        }
+        ended => Ok(ended?),
+    }
+}
+
+/// Connects the command's streams with this process's own.
+async fn pump<I: AsyncRead + Unpin>(exec: Exec, tty: bool, stdin: I) -> Result<i32, ExecError> {
+    // Without a terminal there are no sizes: the sender is dropped at once.
+    let (_, never) = mpsc::channel(1);
+    let (raw, resize) = match tty {
+        true => (RawMode::enter().ok(), terminal::sizes().unwrap_or(never)),
+        false => (None, never),
+    };
+    let ended =
+        exec.run(Streams { stdin, stdout: tokio::io::stdout(), stderr: tokio::io::stderr(), resize }).await;
+    drop(raw);
+    ended
+}
+
+/// The sandbox that the arguments ask for.
+fn wanted(arguments: &cli::Run) -> anyhow::Result<Sandbox> {
+    let limits: BTreeMap<String, Quantity> = [("memory", &arguments.memory), ("cpu", &arguments.cpus)]
+        .into_iter()
+        .filter_map(|(resource, quantity)| Some((resource.to_owned(), Quantity(quantity.clone()?))))
+        .collect();
+    let env = arguments.env.iter().map(|text| variable(text)).collect::<anyhow::Result<Vec<_>>>()?;
+    let container = Container {
+        name: CONTAINER.to_owned(),
+        image: Some(arguments.image.clone()),
+        env: (!env.is_empty()).then_some(env),
+        working_dir: arguments.workdir.clone(),
+        resources: (!limits.is_empty())
+            .then(|| ResourceRequirements { limits: Some(limits), ..ResourceRequirements::default() }),
+        ..Container::default()
+    };
+    let pod = PodSpec {
+        containers: vec![container],
+        restart_policy: Some("Never".to_owned()),
+        // What runs here is over when the command is; nothing is left to say goodbye to.
+        termination_grace_period_seconds: Some(0),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        ..PodSpec::default()
+    };
+    let name = arguments.name.clone().unwrap_or_else(random_name);
+    Ok(Sandbox::new(
+        &name,
+        SandboxSpec {
+            blueprint: SandboxBlueprint {
+                pod_template: PodTemplate { spec: pod, ..PodTemplate::default() },
+                ..SandboxBlueprint::default()
+            },
+            shutdown_time: Some(Time(sandbox::lease_end(Timestamp::now(), LEASE))),
+            shutdown_policy: ShutdownPolicy::Delete,
+            ..SandboxSpec::default()
+        },
+    ))
+}
+
+/// Chosen here and not by `generateName`: then it is known before the request is sent.
+fn random_name() -> String {
+    let random: String = std::iter::repeat_with(fastrand::alphanumeric).take(10).collect();
+    format!("run-{}", random.to_ascii_lowercase())
+}
+
+/// `NAME=VALUE`, or `NAME` for the value it has here.
+fn variable(text: &str) -> anyhow::Result<EnvVar> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, value.to_owned()),
+        None => {
+            let value = std::env::var(text).with_context(|| format!("pass on `{text}` with `--env`"))?;
+            (text, value)
+        }
+    };
+    anyhow::ensure!(!name.is_empty(), "`--env {text}` names no variable");
+    Ok(EnvVar { name: name.to_owned(), value: Some(value), value_from: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn sandbox(arguments: &[&str]) -> serde_json::Value {
+        let cli = cli::Cli::parse_from([&["warren", "run"], arguments].concat());
+        let cli::Command::Run(run) = cli.command else { panic!("not a run") };
+        serde_json::to_value(wanted(&run).expect("valid arguments")).expect("serialize")
+    }
+
+    #[test]
+    fn flags_reach_the_container() {
+        let arguments =
+            ["--memory", "64Mi", "--cpus", "500m", "-e", "A=b=c", "-w", "/tmp", "--", "true", "--help"];
+        let sandbox = sandbox(&arguments);
+        let container = &sandbox["spec"]["podTemplate"]["spec"]["containers"][0];
+        assert_eq!(container["resources"]["limits"], serde_json::json!({ "memory": "64Mi", "cpu": "500m" }));
+        assert_eq!(container["env"], serde_json::json!([{ "name": "A", "value": "b=c" }]));
+        assert_eq!(container["workingDir"], "/tmp");
+    }
+
+    #[test]
+    fn a_run_that_is_killed_leaves_a_sandbox_that_expires() {
+        let sandbox = sandbox(&["true"]);
+        assert_eq!(sandbox["spec"]["shutdownPolicy"], "Delete");
+        assert!(sandbox["spec"]["shutdownTime"].is_string());
+    }
+
+    #[test]
+    fn names_differ_and_are_valid() {
+        let (one, other) = (random_name(), random_name());
+        assert_ne!(one, other);
+        assert!(one.bytes().all(|byte| byte == b'-' || byte.is_ascii_lowercase() || byte.is_ascii_digit()));
+    }
+}

@@ -1,0 +1,95 @@
+//! `warren up` and the daemon that `up --detach` starts.
+
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use serde_json::json;
+use warren_client::home::DataDir;
+use warren_local::{LockError, StartError};
+
+use crate::cli::{self, Format};
+use crate::home::{self, Report};
+use crate::report;
+
+/// Runs the home here, or in the background.
+pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
+    let data_dir = home::data_dir(&arguments.home)?;
+    if arguments.detach {
+        let report = home::start(&data_dir, Some(arguments.listen.listen))?;
+        announce(&data_dir, &report, arguments.output.output);
+        return Ok(());
+    }
+    let outcome = warren_local::run(config(&data_dir, &arguments.listen)?, |pid| {
+        announce(&data_dir, &Report::Ready { pid }, arguments.output.output);
+    });
+    match outcome {
+        Err(StartError::Lock(LockError::Held { holder, .. })) => {
+            announce(&data_dir, &Report::Running { pid: holder.pid }, arguments.output.output);
+            Ok(())
+        }
+        outcome => Ok(outcome?),
+    }
+}
+
+/// Runs the home for a process that waits for one line on our standard output.
+pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
+    let data_dir = home::data_dir(&arguments.home)?;
+    // Away from the terminal and the process group of whoever started us; fails only if we lead a group already.
+    let _ = rustix::process::setsid();
+    let outcome = warren_local::run(config(&data_dir, &arguments.listen)?, |pid| {
+        tell(&Report::Ready { pid });
+        // Nobody reads on; from here on standard output goes where the log goes.
+        let _ = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
+    });
+    match outcome {
+        Err(StartError::Lock(LockError::Held { holder, .. })) => {
+            tell(&Report::Running { pid: holder.pid });
+            Ok(())
+        }
+        Err(error) => {
+            let error = anyhow::Error::from(error);
+            tell(&Report::Failed { error: report::chain(&error) });
+            Err(error)
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+fn config(data_dir: &DataDir, listen: &cli::Listen) -> anyhow::Result<warren_local::Config> {
+    Ok(warren_local::Config {
+        directory: data_dir.path().to_owned(),
+        api_socket: data_dir.api_socket(),
+        kubeconfig: data_dir.kubeconfig(),
+        listen: listen.listen,
+        executable: std::env::current_exe().context("find this program's own file")?,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    })
+}
+
+fn tell(report: &Report) {
+    // If the other side has gone, there is nobody to tell.
+    if let Ok(line) = serde_json::to_string(report) {
+        let _ = writeln!(std::io::stdout(), "{line}");
+    }
+}
+
+/// Says that the home runs, and how to use it.
+fn announce(data_dir: &DataDir, report: &Report, format: Format) {
+    let (pid, state) = match report {
+        Report::Ready { pid } => (pid, "is ready"),
+        Report::Running { pid } => (pid, "is already running"),
+        Report::Failed { .. } => return,
+    };
+    let kubeconfig = data_dir.kubeconfig();
+    match format {
+        Format::Json => {
+            let started = matches!(report, Report::Ready { .. });
+            let line = json!({ "dataDir": data_dir.path(), "kubeconfig": kubeconfig, "pid": pid, "started": started });
+            println!("{line}");
+        }
+        Format::Text => {
+            eprintln!("The local home in `{}` {state} (process {pid}).", data_dir.path().display());
+            eprintln!("Use it with `kubectl --kubeconfig {} get sandboxes`.", kubeconfig.display());
+        }
+    }
+}
