@@ -162,10 +162,17 @@ impl ClaimController {
         }
         let plan = give_up(world, failures, &self.settings, Timestamp::now());
         let unpublished = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
+        if let Next::Settled { look_again, retry } = plan.next {
+            return self.settle(key, world, plan.notes, unpublished, look_again, retry);
+        }
+        let Some(world) = self.look(key, &Offer::NotAsked, &BTreeSet::new()) else { return Outcome::Done };
+        let plan = give_up(&world, failures, &self.settings, Timestamp::now());
         match plan.next {
             Next::Settled { look_again, retry } => {
-                self.settle(key, world, plan.notes, unpublished, look_again, retry)
+                let unpublished = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
+                self.settle(key, &world, plan.notes, unpublished, look_again, retry)
             }
+            // The claim moved on while we gave up: the next pass finds out where it stands.
             Next::DecideAgain | Next::AskForOffer | Next::Confirm(_) => Outcome::Retry,
         }
     }

@@ -161,7 +161,8 @@ pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     plan
 }
 
-/// Plans what to publish when a step of the last plan has failed in a way that looking again does not heal.
+/// Plans what to publish when a step of the last plan has failed in a way that looking again does not heal. To be called
+/// again, with a new look at the world, while it says so.
 #[must_use]
 pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Timestamp) -> Plan {
     let text = failures.iter().map(|failure| failure.message.as_str()).collect::<Vec<_>>().join("\n");
@@ -173,12 +174,12 @@ pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Ti
     } else {
         Trouble::Error(text)
     };
-    let mut plan = status::publish_trouble(world, &trouble, settings, now);
     if matches!(trouble, Trouble::Error(_)) && world.is_committed_cold() {
-        // The server refused the cold sandbox for good, so none is on its way: the claim may look elsewhere again.
-        plan.steps.push(search::drop_reference(world));
+        // The server refused the cold sandbox for good, so none is on its way: the claim may look elsewhere again. The
+        // status comes after that, when this is called again.
+        return Plan::write(search::drop_reference(world));
     }
-    plan
+    status::publish_trouble(world, &trouble, settings, now)
 }
 
 fn active(world: &World, settings: &Settings, now: Timestamp) -> Plan {

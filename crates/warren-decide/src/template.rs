@@ -240,7 +240,7 @@ mod tests {
         check(
             &world(rules, policy("t", drifted)),
             expect![[
-                r#"patch NetworkPolicy test-template-network-policy {"spec":{"ingress":null,"podSelector":{"matchLabels":{"a":null,"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"],"egress":[{"ports":[{"port":53}]}]}}"#
+                r#"patch NetworkPolicy test-template-network-policy {"spec":{"ingress":null,"egress":[{"ports":[{"port":53}]}],"podSelector":{"matchLabels":{"a":null,"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"]}}"#
             ]],
         );
     }

@@ -1,1 +1,287 @@
+//! Each case is a pool as data and what is decided about it. Rows are those of the behaviour file's "easy to get wrong".
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use expect_test::{Expect, expect};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use warren_api::{Sandbox, SandboxTemplate};
+
+use super::{Memory, Settings, World, decide};
+use crate::secure_defaults;
+use crate::staleness::Hashes;
+use crate::step::{Action, Object};
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + second).unwrap()
+}
+
+fn template(image: &str) -> SandboxTemplate {
+    serde_json::from_value(json!({
+        "metadata": {"name": "test-template", "namespace": "default", "uid": "tu"},
+        "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": image}]}}},
+    }))
+    .unwrap()
+}
+
+/// A member made from a template at a second, ready or not; its uid is its name.
+fn member(name: &str, from: &SandboxTemplate, created: i64, ready: bool) -> Sandbox {
+    let hashes = Hashes::of(from);
+    let mut sandbox: Sandbox = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "default", "uid": name, "resourceVersion": "3", "creationTimestamp": at(created).to_string(),
+            "labels": {"agents.x-k8s.io/warm-pool-sandbox": "59733166", "agents.x-k8s.io/launch-type": "warm",
+                "agents.x-k8s.io/sandbox-template-ref-hash": hashes.name, "agents.x-k8s.io/sandbox-template-hash": hashes.blueprint},
+            "ownerReferences": [{"apiVersion": "extensions.agents.x-k8s.io/v1alpha1", "kind": "SandboxWarmPool", "name": "test-pool", "uid": "pu", "controller": true}]},
+        "spec": {"podTemplate": {"spec": {"containers": []}}},
+        "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }, "reason": "x", "message": "", "lastTransitionTime": at(created).to_string()}]},
+    }))
+    .unwrap();
+    sandbox.spec.blueprint = from.spec.blueprint.clone();
+    secure_defaults::apply(&from.spec, &mut sandbox.spec.blueprint.pod_template.spec);
+    sandbox
+}
+
+fn world(spec: Value, members: Vec<Sandbox>) -> World {
+    let mut pool = json!({"metadata": {"name": "test-pool", "namespace": "default", "uid": "pu", "generation": 4},
+        "spec": {"sandboxTemplateRef": {"name": "test-template"}}});
+    for (key, value) in spec.as_object().unwrap() {
+        pool["spec"][key] = value.clone();
+    }
+    World {
+        pool: Arc::new(serde_json::from_value(pool).unwrap()),
+        template: Some(Arc::new(template("a"))),
+        members: members.into_iter().map(Arc::new).collect(),
+        pods: BTreeMap::new(),
+        jitter: 0.0,
+    }
+}
+
+fn render(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> String {
+    let plan = decide(world, memory, settings, now);
+    let mut lines: Vec<String> = plan.repairs.iter().map(|step| format!("repair: {}", step.action)).collect();
+    if !plan.creations.is_empty() {
+        lines.push(format!("create {}", plan.creations.len()));
+    }
+    lines.extend(plan.removals.iter().map(|step| format!("surplus: {}", step.action)));
+    if let Some(step) = &plan.status {
+        let Action::MergeStatus { body, .. } = &step.action else { panic!("{step:?}") };
+        let count =
+            |key: &str| body["status"][key].as_i64().map_or("-".to_owned(), |number| number.to_string());
+        lines.push(format!("status: {} of which {} ready", count("replicas"), count("readyReplicas")));
+    }
+    lines.extend(plan.notes.iter().map(|note| format!("event: {note}")));
+    lines.extend(plan.look_again.map(|delay| format!("look again in {delay:?}")));
+    lines.join("\n")
+}
+
+fn check(world: &World, expect: Expect) {
+    expect.assert_eq(&render(world, &mut Memory::default(), &Settings::default(), at(0)));
+}
+
+#[test]
+fn an_empty_pool_is_filled_and_what_is_expected_is_waited_for() {
+    let empty = world(json!({"replicas": 3}), vec![]);
+    let mut memory = Memory::default();
+    expect![[r#"
+        create 3
+        status: - of which - ready"#]]
+    .assert_eq(&render(&empty, &mut memory, &Settings::default(), at(0)));
+    // Nothing has been seen of the three yet: nothing more is created.
+    expect![[r#"
+        status: - of which - ready
+        look again in 30s"#]]
+    .assert_eq(&render(&empty, &mut memory, &Settings::default(), at(1)));
+    (0..3).for_each(|_| memory.expectations.creation_settled());
+    let members = ["a", "b", "c"].map(|name| member(name, &template("a"), 0, false)).to_vec();
+    expect![[r#"
+        status: 3 of which - ready
+        look again in 301s"#]]
+    .assert_eq(&render(&world(json!({"replicas": 3}), members), &mut memory, &Settings::default(), at(1)));
+    // Should the events never come, patience ends after five minutes.
+    let mut forgotten = Memory::default();
+    let _ = decide(&empty, &mut forgotten, &Settings::default(), at(0));
+    assert!(render(&empty, &mut forgotten, &Settings::default(), at(299)).contains("look again"));
+    assert!(render(&empty, &mut forgotten, &Settings::default(), at(300)).contains("create 3"));
+}
+
+#[test]
+fn a_new_member() {
+    let plan = decide(&world(json!({}), vec![]), &mut Memory::default(), &Settings::default(), at(0));
+    let Action::Create(Object::Sandbox(member)) = &plan.creations[0].action else { panic!("{plan:?}") };
+    expect![[r#"{"annotations":{"agents.x-k8s.io/sandbox-template-ref":"test-template"},"generateName":"test-pool-","labels":{"agents.x-k8s.io/created-by":"controller","agents.x-k8s.io/launch-type":"warm","agents.x-k8s.io/sandbox-pod-template-hash":"5b81ef1e","agents.x-k8s.io/sandbox-template-hash":"9f63c75d","agents.x-k8s.io/sandbox-template-ref-hash":"69155462","agents.x-k8s.io/warm-pool-sandbox":"59733166"},"namespace":"default","ownerReferences":[{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"SandboxWarmPool","name":"test-pool","uid":"pu"}]}"#]]
+        .assert_eq(&crate::merge::json(&member.metadata).to_string());
+    expect![[r#"{"labels":{"agents.x-k8s.io/sandbox-pod-template-hash":"5b81ef1e","agents.x-k8s.io/sandbox-template-hash":"9f63c75d","agents.x-k8s.io/sandbox-template-ref-hash":"69155462","agents.x-k8s.io/warm-pool-sandbox":"59733166"},"annotations":{"cluster-autoscaler.kubernetes.io/safe-to-evict":"true"}}"#]]
+        .assert_eq(&crate::merge::json(&member.spec.blueprint.pod_template.metadata).to_string());
+}
+
+#[test]
+fn the_dying_count_until_they_are_gone() {
+    let mut dying = member("a", &template("a"), 0, true);
+    dying.metadata.deletion_timestamp = serde_json::from_value(json!("2027-01-15T08:00:00Z")).unwrap();
+    check(
+        &world(json!({"replicas": 2}), vec![dying, member("b", &template("a"), 0, true)]),
+        expect!["status: 1 of which 1 ready"],
+    );
+}
+
+#[test]
+fn row_25_recreate_rolls_stale_members_and_on_replenish_keeps_them() {
+    let members = || vec![member("old", &template("b"), 0, true), member("new", &template("a"), 0, true)];
+    check(&world(json!({"replicas": 2}), members()), expect!["status: 2 of which 2 ready"]);
+    let recreate = |members| world(json!({"replicas": 2, "updateStrategy": {"type": "Recreate"}}), members);
+    let mut memory = Memory::default();
+    expect![[r#"
+        repair: delete Sandbox old
+        status: 1 of which 1 ready"#]]
+    .assert_eq(&render(&recreate(members()), &mut memory, &Settings::default(), at(0)));
+    // Its end has not been seen: it still counts, and is not deleted twice.
+    expect!["status: 1 of which 1 ready"].assert_eq(&render(
+        &recreate(members()),
+        &mut memory,
+        &Settings::default(),
+        at(1),
+    ));
+    memory.expectations.deletion_settled("old");
+    expect![[r#"
+        create 1
+        status: 1 of which 1 ready"#]]
+    .assert_eq(&render(
+        &recreate(vec![member("new", &template("a"), 0, true)]),
+        &mut memory,
+        &Settings::default(),
+        at(2),
+    ));
+}
+
+#[test]
+fn row_26_a_member_has_its_grace_from_creation_and_an_unschedulable_one_is_held() {
+    let old =
+        || vec![member("stuck", &template("a"), -301, false), member("fine", &template("a"), -301, true)];
+    let mut stuck = world(json!({"replicas": 2}), old());
+    check(
+        &stuck,
+        expect![[r#"
+        repair: delete Sandbox stuck
+        status: 1 of which 1 ready"#]],
+    );
+    let pod = json!({"metadata": {"name": "stuck"}, "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}});
+    stuck.pods.insert("stuck".to_owned(), Arc::new(serde_json::from_value(pod).unwrap()));
+    let mut memory = Memory::default();
+    expect![[r#"
+        status: 2 of which 1 ready
+        event: Warning WarmPoolNotProgressing (Reconciling): 1 sandboxes of pool test-pool cannot be scheduled
+        look again in 60s"#]]
+    .assert_eq(&render(&stuck, &mut memory, &Settings::default(), at(0)));
+    expect![[r#"
+        status: 2 of which 1 ready
+        look again in 60s"#]]
+    .assert_eq(&render(&stuck, &mut memory, &Settings::default(), at(1)));
+    let fine = ["stuck", "fine"].map(|name| member(name, &template("a"), -301, true)).to_vec();
+    expect![[r#"
+        status: 2 of which 2 ready
+        event: Normal WarmPoolProgressing (Reconciling): the sandboxes of pool test-pool can be scheduled again"#]]
+    .assert_eq(&render(&world(json!({"replicas": 2}), fine), &mut memory, &Settings::default(), at(2)));
+}
+
+#[test]
+fn row_27_the_surplus_goes_not_ready_first_then_newest() {
+    let members = vec![
+        member("oldest", &template("a"), -40, true),
+        member("newest", &template("a"), -10, true),
+        member("unready", &template("a"), -30, false),
+        member("middle", &template("a"), -20, true),
+    ];
+    check(
+        &world(json!({"replicas": 1}), members),
+        expect![[r#"
+            surplus: delete Sandbox unready
+            surplus: delete Sandbox newest
+            surplus: delete Sandbox middle
+            status: 4 of which 3 ready
+            look again in 272s"#]],
+    );
+}
+
+#[test]
+fn row_27_orphans_are_taken_in_if_they_are_what_the_template_says() {
+    let orphan = |name: &str, image: &str| {
+        let mut orphan = member(name, &template(image), 0, true);
+        orphan.metadata.owner_references = None;
+        orphan
+    };
+    let mut forged = orphan("forged", "b");
+    forged.metadata.labels = member("x", &template("a"), 0, true).metadata.labels;
+    let mut foreign = member("foreign", &template("a"), 0, true);
+    foreign.metadata.owner_references.as_mut().unwrap()[0].uid = "other".to_owned();
+    check(
+        &world(json!({"replicas": 1}), vec![orphan("fresh", "a"), forged, foreign]),
+        expect![[r#"
+            repair: patch Sandbox fresh {"metadata":{"ownerReferences":[{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"SandboxWarmPool","name":"test-pool","uid":"pu"}],"labels":{"agents.x-k8s.io/launch-type":"warm"},"resourceVersion":"3"}}
+            repair: delete Sandbox forged
+            status: 1 of which 1 ready"#]],
+    );
+}
+
+#[test]
+fn without_a_template_nothing_is_created_or_judged() {
+    let mut world = world(
+        json!({"replicas": 2, "updateStrategy": {"type": "Recreate"}}),
+        vec![member("old", &template("b"), 0, true)],
+    );
+    world.template = None;
+    check(&world, expect!["status: 1 of which 1 ready"]);
+}
+
+#[test]
+fn batches_tokens_and_holds_pace_the_refill() {
+    let empty = world(json!({"replicas": 1000}), vec![]);
+    let capped = Settings { max_batch_size: 20, ..Settings::default() };
+    expect![[r#"
+        create 20
+        status: - of which - ready"#]]
+    .assert_eq(&render(&empty, &mut Memory::default(), &capped, at(0)));
+
+    let paced = Settings { max_refill_rate: 2.0, ..Settings::default() };
+    let mut memory = Memory::default();
+    let mut creations = |second| {
+        let plan = decide(&empty, &mut memory, &paced, at(second));
+        (0..plan.creations.len()).for_each(|_| memory.expectations.creation_settled());
+        (plan.creations.len(), plan.look_again)
+    };
+    assert_eq!(creations(0), (2, None));
+    assert_eq!(creations(0), (0, Some(Duration::from_millis(500))));
+    assert_eq!(creations(1), (2, None));
+    assert_eq!(creations(60), (2, None), "the bucket holds no more than a second's worth");
+
+    let delayed = Settings { replenish_delay: Duration::from_secs(5), ..Settings::default() };
+    let mut memory = Memory::default();
+    let pool = |count: usize| {
+        world(
+            json!({"replicas": 3}),
+            (0..count).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect(),
+        )
+    };
+    let mut pass = |count, second| {
+        let plan = decide(&pool(count), &mut memory, &delayed, at(second));
+        (0..plan.creations.len()).for_each(|_| memory.expectations.creation_settled());
+        (plan.creations.len(), plan.look_again.map(|delay| delay.as_secs()))
+    };
+    assert_eq!(pass(1, 0), (2, None), "the first look never waits");
+    assert_eq!(pass(3, 1), (0, None));
+    assert_eq!(pass(2, 2), (0, Some(5)), "one has left");
+    assert_eq!(pass(1, 4), (0, Some(5)), "another one");
+    assert_eq!(pass(1, 8), (0, Some(1)));
+    assert_eq!(pass(1, 9), (2, None));
+}
+
+#[test]
+fn a_converged_pool_costs_no_write() {
+    let mut settled = world(json!({"replicas": 1}), vec![member("a", &template("a"), 0, true)]);
+    Arc::make_mut(&mut settled.pool).status =
+        serde_json::from_value(json!({"replicas": 1, "readyReplicas": 1,
+        "selector": "agents.x-k8s.io/warm-pool-sandbox=59733166", "observedGeneration": 4}))
+        .unwrap();
+    check(&settled, expect![""]);
+}
