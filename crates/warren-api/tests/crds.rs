@@ -145,9 +145,7 @@ fn defaults() {
         Sandbox.spec.podTemplate.spec.initContainers[].ports[].protocol = "TCP"
         Sandbox.spec.podTemplate.spec.initContainers[].readinessProbe.grpc.service = ""
         Sandbox.spec.podTemplate.spec.initContainers[].startupProbe.grpc.service = ""
-        Sandbox.spec.podTemplate.spec.volumes[].azureDisk.cachingMode = "ReadWrite"
         Sandbox.spec.podTemplate.spec.volumes[].azureDisk.fsType = "ext4"
-        Sandbox.spec.podTemplate.spec.volumes[].azureDisk.kind = "Shared"
         Sandbox.spec.podTemplate.spec.volumes[].azureDisk.readOnly = false
         Sandbox.spec.podTemplate.spec.volumes[].cephfs.secretRef.name = ""
         Sandbox.spec.podTemplate.spec.volumes[].cinder.secretRef.name = ""
@@ -175,4 +173,66 @@ fn defaults() {
         SandboxWarmPool.spec.updateStrategy.type = "OnReplenish"
     "#]]
     .assert_eq(&shown);
+}
+
+/// Removes descriptions, but not properties of that name.
+fn without_descriptions(schema: &Value) -> Value {
+    let mut result = schema.clone();
+    let Some(object) = result.as_object_mut() else { return result };
+    object.remove("description");
+    if let Some(Value::Object(properties)) = object.get_mut("properties") {
+        properties.values_mut().for_each(|property| *property = without_descriptions(property));
+    }
+    for key in ["items", "additionalProperties"] {
+        if let Some(inner) = object.get_mut(key) {
+            *inner = without_descriptions(inner);
+        }
+    }
+    result
+}
+
+/// Says where two values differ, as paths.
+fn differences(path: &str, left: &Value, right: &Value, into: &mut Vec<String>) {
+    match (left, right) {
+        (Value::Object(left), Value::Object(right)) => {
+            for name in left.keys().chain(right.keys().filter(|name| !left.contains_key(*name))) {
+                let path = format!("{path}.{name}");
+                match (left.get(name), right.get(name)) {
+                    (Some(left), Some(right)) => differences(&path, left, right, into),
+                    (Some(value), None) => into.push(format!("{path} is only ours: {value}")),
+                    (_, value) => into.push(format!("{path} is not ours: {value:?}")),
+                }
+            }
+        }
+        // A bound is written as a floating-point number.
+        (Value::Number(left), Value::Number(right)) if left.as_f64() == right.as_f64() => {}
+        (left, right) if left != right => into.push(format!("{path} is {left}, should be {right}")),
+        _ => {}
+    }
+}
+
+#[test]
+fn kubernetes_types_have_the_schema_that_controller_gen_gives_them() {
+    let theirs: Value = serde_json::from_str(include_str!("controller-gen/schema.json")).unwrap();
+    let crds = crds();
+    let of = |kind: &str, pointer: &str| {
+        let crd = crds.iter().find(|crd| crd["spec"]["names"]["kind"] == kind).unwrap();
+        let root = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        without_descriptions(root.pointer(pointer).unwrap_or_else(|| panic!("{kind} has no {pointer}")))
+    };
+    let spec = "/properties/spec/properties";
+    let mut found = Vec::new();
+    for (name, ours) in [
+        ("pod", of("Sandbox", &format!("{spec}/podTemplate/properties/spec"))),
+        ("pod", of("SandboxTemplate", &format!("{spec}/podTemplate/properties/spec"))),
+        ("pvc", of("Sandbox", &format!("{spec}/volumeClaimTemplates/items/properties/spec"))),
+        ("pvc", of("SandboxClaim", &format!("{spec}/volumeClaimTemplates/items/properties/spec"))),
+        ("ingress", of("SandboxTemplate", &format!("{spec}/networkPolicy/properties/ingress"))),
+        ("egress", of("SandboxTemplate", &format!("{spec}/networkPolicy/properties/egress"))),
+        ("conditions", of("Sandbox", "/properties/status/properties/conditions")),
+        ("conditions", of("SandboxClaim", "/properties/status/properties/conditions")),
+    ] {
+        differences(name, &ours, &theirs[name], &mut found);
+    }
+    assert_eq!(found, Vec::<String>::new());
 }

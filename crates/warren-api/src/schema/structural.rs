@@ -43,6 +43,17 @@ const CONDITION_REASON_PATTERN: &str = r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?
 /// The only fields of an embedded object's metadata that mean anything.
 const EMBEDDED_METADATA: [&str; 5] = ["annotations", "finalizers", "labels", "name", "namespace"];
 
+/// Types that embed a LocalObjectReference. controller-gen hands the embedded type's `x-kubernetes-map-type` on to
+/// them, Kubernetes' own generator does not; clients of server-side apply see which.
+const EMBED_LOCAL_OBJECT_REFERENCE: [&str; 5] = [
+    "io.k8s.api.core.v1.ConfigMapEnvSource",
+    "io.k8s.api.core.v1.ConfigMapProjection",
+    "io.k8s.api.core.v1.ConfigMapVolumeSource",
+    "io.k8s.api.core.v1.SecretEnvSource",
+    "io.k8s.api.core.v1.SecretProjection",
+];
+const AZURE_DISK: &str = "io.k8s.api.core.v1.AzureDiskVolumeSource";
+
 /// Keywords that are carried over as they are.
 const KEPT: [&str; 17] = [
     "default",
@@ -163,6 +174,10 @@ impl Rewriter<'_> {
         match name {
             OBJECT_META => keep_embedded_metadata(&mut definition),
             CONDITION => refine_condition(&mut definition),
+            AZURE_DISK => drop_symbolic_defaults(&mut definition),
+            name if EMBED_LOCAL_OBJECT_REFERENCE.contains(&name) => {
+                definition["x-kubernetes-map-type"] = Value::from("atomic");
+            }
             _ => {}
         }
         self.open.push(name.to_owned());
@@ -233,6 +248,18 @@ fn with_description(mut schema: Map<String, Value>, beside: &Map<String, Value>)
 fn keep_embedded_metadata(definition: &mut Value) {
     if let Some(properties) = definition.get_mut("properties").and_then(Value::as_object_mut) {
         properties.retain(|name, _| EMBEDDED_METADATA.contains(&name.as_str()));
+        if let Some(finalizers) = properties.get_mut("finalizers").and_then(Value::as_object_mut) {
+            finalizers.remove("x-kubernetes-list-type");
+        }
+    }
+}
+
+/// Two defaults that the Go source gives by the name of a constant, which controller-gen does not follow.
+fn drop_symbolic_defaults(definition: &mut Value) {
+    for field in ["cachingMode", "kind"] {
+        if let Some(property) = definition["properties"][field].as_object_mut() {
+            property.remove("default");
+        }
     }
 }
 
