@@ -81,14 +81,14 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
 }
 
 async fn open_server(config: &Config, dialer: LocalDialer) -> Result<ApiServer, StartError> {
-    let definitions = warren_api::crds()
+    let crds = warren_api::crds()
         .into_iter()
         .map(serde_json::to_value)
         .collect::<Result<_, _>>()
         .map_err(StartError::Definitions)?;
     let server = ApiServer::open(warren_apiserver::Config {
         storage: Storage::File(config.directory.join("store.db")),
-        definitions,
+        crds,
         nodes: Arc::new(dialer),
         now: Timestamp::now,
     })
