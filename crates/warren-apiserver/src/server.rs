@@ -30,7 +30,7 @@ pub struct Config {
     /// Where the objects are kept.
     pub storage: Storage,
     /// CustomResourceDefinitions to serve from the start; brought up to date if the store has older ones.
-    pub definitions: Vec<Value>,
+    pub crds: Vec<Value>,
     /// How to reach nodes, for logs and exec.
     pub nodes: Arc<dyn NodeDialer>,
     /// The clock.
@@ -85,7 +85,7 @@ impl ApiServer {
             cluster_ips: Mutex::new(used_cluster_ips(&store)),
             store,
         });
-        inner.make_first_objects(config.definitions).await?;
+        inner.make_first_objects(config.crds).await?;
         inner.register_stored_definitions();
         let tasks = collect::start(&inner);
         Ok(ApiServer { inner, tasks: Arc::new(Mutex::new(tasks)) })

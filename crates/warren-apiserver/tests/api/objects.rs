@@ -1,12 +1,10 @@
 //! Creating, reading, changing and deleting objects through a `kube::Client` in process.
 
-mod support;
-
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, Secret, Service};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use serde_json::{Value, json};
-use support::{client, eventually, object, open, refusal, server, widget, widget_api, widgets};
+use crate::support::{client, eventually, object, open, refusal, server, widget, widget_api, widgets};
 use warren_apiserver::Storage;
 
 fn pod(name: &str) -> Pod {
@@ -187,7 +185,7 @@ async fn definitions_come_and_go_at_run_time() {
     assert!(
         conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
     );
-    let api = support::dynamic(&client, "example.com", "v1", "Gadget");
+    let api = crate::support::dynamic(&client, "example.com", "v1", "Gadget");
     let gadget = object(json!({
         "apiVersion": "example.com/v1", "kind": "Gadget", "metadata": {"name": "one"}, "spec": {"name": "a"},
     }));

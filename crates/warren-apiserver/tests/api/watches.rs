@@ -1,14 +1,12 @@
 //! Watches through a `kube::Client` in process.
 
-mod support;
-
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use support::{object, server};
+use crate::support::{object, server};
 
 fn config_map(name: &str, labels: Value) -> ConfigMap {
     object(json!({"metadata": {"name": name, "labels": labels}}))

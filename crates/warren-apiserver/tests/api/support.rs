@@ -9,8 +9,8 @@ use kube::core::GroupVersionKind;
 use serde_json::{Value, json};
 use warren_apiserver::{ApiServer, Config, Identity, NoNodes, Storage};
 
-pub async fn open(storage: Storage, definitions: Vec<Value>) -> ApiServer {
-    let config = Config { storage, definitions, nodes: Arc::new(NoNodes), now: jiff::Timestamp::now };
+pub async fn open(storage: Storage, crds: Vec<Value>) -> ApiServer {
+    let config = Config { storage, crds, nodes: Arc::new(NoNodes), now: jiff::Timestamp::now };
     ApiServer::open(config).await.unwrap()
 }
 
