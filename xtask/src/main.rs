@@ -2,6 +2,7 @@
 //!
 //! Start reading at [`Task`]. `kube` is only the command line of `warren_testkit::kube`.
 
+mod bench;
 mod edges;
 mod generate;
 mod kube;
@@ -22,6 +23,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Measure Warren beside what a user would pick instead.
+    Bench(bench::Arguments),
     /// A real Kubernetes control plane on this machine, for tests.
     #[command(subcommand)]
     Kube(kube::Task),
@@ -35,6 +38,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
+        Task::Bench(arguments) => bench::run(&arguments),
         Task::Kube(task) => kube::run(task),
         Task::CheckEdges => edges::run(),
         Task::Gen(arguments) => generate::run(&arguments),
