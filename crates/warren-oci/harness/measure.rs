@@ -9,7 +9,8 @@ use warren_oci::client::ShimClient;
 use warren_oci::host_image::HostImage;
 use warren_oci::idmap::IdAllocator;
 use warren_oci::protocol::{
-    Answer, Call, ContainerRequest, ContainerStatus, Event, ExecRequest, LogFile, Message, PodRequest, PodState,
+    Answer, Call, ContainerRequest, ContainerStatus, Event, ExecRequest, LogFile, Message, PodRequest,
+    PodState,
 };
 use warren_oci::spec::{CpuQuota, Limits, Process, Spec};
 use warren_oci::zygote::Zygote;
@@ -56,7 +57,7 @@ fn measure(zygote: &Zygote, data: &Path, starts: usize) -> Result<(), Failure> {
         cleanup::remove_pod_directory(&directory)?;
         allocator.release(ids);
     }
-    println!("{starts} starts, microseconds      p50     p90     max");
+    println!("{starts} starts, microseconds                min     p10     p50     p90     max");
     for (name, mut durations) in totals {
         print_row(&name[2..], &mut durations);
     }
@@ -67,7 +68,13 @@ fn measure(zygote: &Zygote, data: &Path, starts: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-fn pod_request(uid: &str, directory: &Path, ids: warren_oci::idmap::IdRange, image: &HostImage, init: &Path) -> PodRequest {
+fn pod_request(
+    uid: &str,
+    directory: &Path,
+    ids: warren_oci::idmap::IdRange,
+    image: &HostImage,
+    init: &Path,
+) -> PodRequest {
     let mut process = Process::new(HostImage::default_command());
     process.env = HostImage::default_environment();
     let mut spec = Spec::new(process);
@@ -149,5 +156,5 @@ fn add_steps(steps: &mut Vec<(String, Vec<Duration>)>, begin: jiff::Timestamp, t
 fn print_row(name: &str, durations: &mut [Duration]) {
     durations.sort();
     let at = |share: usize| durations[(durations.len() - 1) * share / 100].as_micros();
-    println!("  {name:32} {:6}  {:6}  {:6}", at(50), at(90), at(100));
+    println!("  {name:36} {:6}  {:6}  {:6}  {:6}  {:6}", at(0), at(10), at(50), at(90), at(100));
 }

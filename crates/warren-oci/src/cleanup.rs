@@ -90,6 +90,7 @@ pub fn remove_home_cgroup(home_id: &str) -> Result<(), CleanupError> {
 }
 
 /// Kills what is in the cgroup until it can be removed.
+#[expect(clippy::disallowed_methods, reason = "nobody is told when a version 1 cgroup has become empty")]
 pub(crate) fn remove_cgroup(cgroup: &Cgroup) -> Result<(), CleanupError> {
     let failed = |source| CleanupError::Cgroup { name: cgroup.name().to_owned(), source };
     // A frozen process does not die.
@@ -100,11 +101,13 @@ pub(crate) fn remove_cgroup(cgroup: &Cgroup) -> Result<(), CleanupError> {
         match cgroup.remove() {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() != io::ErrorKind::ResourceBusy => return Err(failed(error)),
-            Err(_) if Instant::now() >= deadline => return Err(CleanupError::Alive(cgroup.name().to_owned())),
+            Err(_) if Instant::now() >= deadline => {
+                return Err(CleanupError::Alive(cgroup.name().to_owned()));
+            }
             Err(_) => {}
         }
         cgroup.kill_all().map_err(failed)?;
-        // The kernel tells nobody when a version 1 cgroup has become empty, so we look again, ever less often.
+        // So we look again, ever less often.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }

@@ -68,7 +68,11 @@ impl ShimClient {
 
     /// Sends a request and waits for its answer, handing the events that come before it to `on_event`.
     /// For a blocking connection that nobody else reads from.
-    pub fn call(&self, call: Call, mut on_event: impl FnMut(Message)) -> Result<(Answer, Vec<OwnedFd>), CallError> {
+    pub fn call(
+        &self,
+        call: Call,
+        mut on_event: impl FnMut(Message),
+    ) -> Result<(Answer, Vec<OwnedFd>), CallError> {
         let wanted = self.send(call)?;
         loop {
             let Some(received) = self.receive()? else {

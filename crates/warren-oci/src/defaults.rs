@@ -34,7 +34,8 @@ pub const MASKED_PATHS: &[&str] = &[
 ];
 
 /// Paths that cannot be written, because they reach the host.
-pub const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+pub const READONLY_PATHS: &[&str] =
+    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// Open files, if the daemon's own limit is not lower: the kernel's default for the most there can be. Without a limit,
 /// programs that close "all" descriptors one by one take forever.

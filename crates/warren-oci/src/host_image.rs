@@ -124,8 +124,11 @@ const WRITTEN: &[(&str, &str)] = &[
         "etc/hosts",
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n",
     ),
-    ("etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
-                           protocols: files\nservices: files\nethers: files\nrpc: files\n"),
+    (
+        "etc/nsswitch.conf",
+        "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\n\
+                           protocols: files\nservices: files\nethers: files\nrpc: files\n",
+    ),
     ("etc/resolv.conf", ""),
     ("etc/host.conf", "multi on\n"),
     ("etc/hostname", "sandbox\n"),
@@ -160,7 +163,9 @@ impl HostImage {
     pub fn rootfs(&self, init: &Path) -> Rootfs {
         let mut overlays = vec![Overlay { target: "/".into(), lower: vec![self.skeleton.clone()] }];
         overlays.extend(
-            self.system.iter().map(|directory| Overlay { target: directory.clone(), lower: vec![directory.clone()] }),
+            self.system
+                .iter()
+                .map(|directory| Overlay { target: directory.clone(), lower: vec![directory.clone()] }),
         );
         Rootfs { overlays, files: vec![(init.to_owned(), INIT_PATH.into())] }
     }
@@ -172,11 +177,7 @@ impl HostImage {
 
     /// The default environment of the image.
     pub fn default_environment() -> Vec<String> {
-        vec![
-            format!("PATH={}", crate::defaults::PATH),
-            "HOME=/root".to_owned(),
-            "LANG=C.UTF-8".to_owned(),
-        ]
+        vec![format!("PATH={}", crate::defaults::PATH), "HOME=/root".to_owned(), "LANG=C.UTF-8".to_owned()]
     }
 }
 
@@ -191,7 +192,9 @@ fn stamp() -> String {
         }
     };
     add(LAYOUT_VERSION);
-    for name in COPIED.iter().map(|name| Path::new("/etc").join(name)).chain(ROOT_LINKS.iter().map(PathBuf::from)) {
+    for name in
+        COPIED.iter().map(|name| Path::new("/etc").join(name)).chain(ROOT_LINKS.iter().map(PathBuf::from))
+    {
         if let Ok(metadata) = fs::symlink_metadata(&name) {
             add(metadata.mtime() as u64);
             add(metadata.mtime_nsec() as u64);

@@ -106,11 +106,13 @@ impl IdAllocator {
 fn read_range(directory: &Path) -> Option<IdRange> {
     let text = std::fs::read_to_string(directory.join("ids")).ok()?;
     let first: u32 = text.trim().parse().ok()?;
-    (first >= FIRST && (first - FIRST) % RANGE == 0 && (first - FIRST) / RANGE < SLOTS).then_some(IdRange { first })
+    (first >= FIRST && (first - FIRST).is_multiple_of(RANGE) && (first - FIRST) / RANGE < SLOTS)
+        .then_some(IdRange { first })
 }
 
 fn spread(home_id: &str) -> u32 {
-    home_id.bytes().fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)) % SLOTS
+    home_id.bytes().fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+        % SLOTS
 }
 
 #[cfg(test)]

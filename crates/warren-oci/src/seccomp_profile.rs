@@ -23,7 +23,8 @@ const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP;
 
 fn rules() -> BTreeMap<u32, Action> {
-    let mut rules: BTreeMap<u32, Action> = ALLOWED.iter().map(|&number| (number as u32, Action::Allow)).collect();
+    let mut rules: BTreeMap<u32, Action> =
+        ALLOWED.iter().map(|&number| (number as u32, Action::Allow)).collect();
     rules.insert(
         libc::SYS_clone as u32,
         Action::Check(Check::NoneOf { argument: 0, bits: NEW_NAMESPACES as u32 }),
@@ -135,14 +136,42 @@ mod tests {
     fn the_dangerous_ones_are_not_allowed() {
         let rules = rules();
         for number in [
-            libc::SYS_mount, libc::SYS_umount2, libc::SYS_pivot_root, libc::SYS_fsopen, libc::SYS_fsmount,
-            libc::SYS_move_mount, libc::SYS_open_tree, libc::SYS_mount_setattr, libc::SYS_unshare, libc::SYS_setns,
-            libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key,
-            libc::SYS_kexec_load, libc::SYS_kexec_file_load, libc::SYS_init_module, libc::SYS_finit_module,
-            libc::SYS_delete_module, libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_userfaultfd,
-            libc::SYS_open_by_handle_at, libc::SYS_clock_settime, libc::SYS_settimeofday, libc::SYS_reboot,
-            libc::SYS_swapon, libc::SYS_swapoff, libc::SYS_syslog, libc::SYS_quotactl, libc::SYS_acct,
-            libc::SYS_fanotify_init, libc::SYS_pidfd_getfd, libc::SYS_kcmp, libc::SYS_sethostname,
+            libc::SYS_mount,
+            libc::SYS_umount2,
+            libc::SYS_pivot_root,
+            libc::SYS_fsopen,
+            libc::SYS_fsmount,
+            libc::SYS_move_mount,
+            libc::SYS_open_tree,
+            libc::SYS_mount_setattr,
+            libc::SYS_unshare,
+            libc::SYS_setns,
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_keyctl,
+            libc::SYS_add_key,
+            libc::SYS_request_key,
+            libc::SYS_kexec_load,
+            libc::SYS_kexec_file_load,
+            libc::SYS_init_module,
+            libc::SYS_finit_module,
+            libc::SYS_delete_module,
+            libc::SYS_io_uring_setup,
+            libc::SYS_io_uring_enter,
+            libc::SYS_userfaultfd,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_clock_settime,
+            libc::SYS_settimeofday,
+            libc::SYS_reboot,
+            libc::SYS_swapon,
+            libc::SYS_swapoff,
+            libc::SYS_syslog,
+            libc::SYS_quotactl,
+            libc::SYS_acct,
+            libc::SYS_fanotify_init,
+            libc::SYS_pidfd_getfd,
+            libc::SYS_kcmp,
+            libc::SYS_sethostname,
         ] {
             assert!(!rules.contains_key(&(number as u32)), "system call {number} is allowed");
         }

@@ -17,12 +17,17 @@ const MAX_BYTES: u64 = 16 << 20;
 const IN_MEMORY_FILE: u8 = b'@';
 
 /// Sends `message` with `descriptors`.
-pub(crate) fn send(socket: &Seqpacket, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send(
+    socket: &Seqpacket,
+    message: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     if bytes.len() <= INLINE_BYTES {
         return socket.send(&bytes, descriptors);
     }
-    let mut file = std::fs::File::from(rustix::fs::memfd_create("warren-message", rustix::fs::MemfdFlags::CLOEXEC)?);
+    let mut file =
+        std::fs::File::from(rustix::fs::memfd_create("warren-message", rustix::fs::MemfdFlags::CLOEXEC)?);
     file.write_all(&bytes)?;
     let mut all = vec![file.as_fd()];
     all.extend_from_slice(descriptors);
@@ -36,7 +41,10 @@ pub(crate) fn receive<T: DeserializeOwned>(socket: &Seqpacket) -> io::Result<Opt
         return Ok(Some((serde_json::from_slice(&packet.bytes)?, packet.descriptors)));
     }
     if packet.descriptors.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a long message came without its memory file"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a long message came without its memory file",
+        ));
     }
     let mut file = std::fs::File::from(packet.descriptors.remove(0));
     file.rewind()?;

@@ -76,7 +76,9 @@ impl Zygote {
             Fork::Parent(child) => {
                 drop(theirs);
                 match wire::receive::<Forked>(&ours) {
-                    Ok(Some((Forked(Ok(_)), _))) => Ok(Self { socket: ours, turn: Mutex::new(()), pid: child.pid() }),
+                    Ok(Some((Forked(Ok(_)), _))) => {
+                        Ok(Self { socket: ours, turn: Mutex::new(()), pid: child.pid() })
+                    }
                     Ok(Some((Forked(Err(message)), _))) => Err(StartZygoteError::Prepare(message)),
                     Ok(None) => Err(StartZygoteError::Fork(io::ErrorKind::UnexpectedEof.into())),
                     Err(error) => Err(StartZygoteError::Fork(error)),
@@ -112,7 +114,12 @@ impl Zygote {
         };
         let pid = result.map_err(SpawnShimError::Fork)?;
         let pidfd = descriptors.pop().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-        Ok(ShimHandle { pid, pidfd, socket_path: socket_path(&pod.directory), client: ShimClient::from(ours) })
+        Ok(ShimHandle {
+            pid,
+            pidfd,
+            socket_path: socket_path(&pod.directory),
+            client: ShimClient::from(ours),
+        })
     }
 }
 
@@ -130,8 +137,10 @@ fn serve(proof: SingleThreaded, socket: &Seqpacket) -> io::Result<()> {
     rustix::process::setsid()?;
     process::close_from(3, &[socket.as_fd()])?;
     shim::detach_standard_streams(None)?;
+    // Whatever the daemon's parent ignored, containers shall not.
+    process::reset_signals(process::ALL_SIGNALS);
     // The kernel reaps shims by itself; nobody asks how they ended, their state is on disk.
-    process::ignore_signals(&[SIGCHLD]);
+    process::ignore_signals(&[libc::SIGCHLD]);
     let prepared = match shim::Prepared::new(proof) {
         Ok(prepared) => prepared,
         Err(error) => return wire::send(socket, &Forked(Err(error.to_string())), &[]),
@@ -158,5 +167,3 @@ fn serve(proof: SingleThreaded, socket: &Seqpacket) -> io::Result<()> {
         }
     }
 }
-
-const SIGCHLD: i32 = rustix::process::Signal::CHILD.as_raw();

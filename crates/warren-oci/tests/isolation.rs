@@ -1,6 +1,5 @@
 //! What a container can neither see nor do.
 
-
 use std::io::Read;
 
 use crate::support::{Home, Pod, skipped};
@@ -31,19 +30,38 @@ fn the_hosts_processes_files_and_secrets_are_not_there() {
     }
     let home = Home::new();
     let pod = home.idle_pod("see");
-    let output = pod.shell("ls -A /home /root /mnt /srv /opt; ls /proc | grep -c '^[0-9]'; cat /proc/1/cmdline | tr '\\0' ' '");
+    let output = pod.shell(
+        "ls -A /home /root /mnt /srv /opt; ls /proc | grep -c '^[0-9]'; cat /proc/1/cmdline | tr '\\0' ' '",
+    );
     assert!(output.stdout.starts_with("/home:\n\n/mnt:\n\n/opt:\n\n/root:\n\n/srv:\n"), "{output:?}");
     assert!(output.stdout.contains("/.warren/init init"), "{output:?}");
     let processes: usize = output.stdout.lines().nth(9).unwrap().parse().unwrap();
     assert!(processes <= 5, "{output:?}");
-    for secret in ["/etc/shadow", "/etc/ssh", "/etc/sudoers", "/etc/machine-id", "/etc/ssl/private", "/var/lib/dpkg", "/boot"] {
+    for secret in [
+        "/etc/shadow",
+        "/etc/ssh",
+        "/etc/sudoers",
+        "/etc/machine-id",
+        "/etc/ssl/private",
+        "/var/lib/dpkg",
+        "/boot",
+    ] {
         assert!(!pod.shell(&format!("test -e {secret}")).exit.code.eq(&0), "{secret} is visible");
     }
     // The mount table tells of the container's mounts and of none of the host's.
     let mounts = pod.shell("cut -d' ' -f2 /proc/self/mounts").stdout;
-    assert!(mounts.lines().all(|path| ["/proc", "/sys", "/dev", "/usr", "/.warren"].iter().any(|known| path.starts_with(known)) || path == "/"), "{mounts}");
+    assert!(
+        mounts.lines().all(|path| ["/proc", "/sys", "/dev", "/usr", "/.warren"]
+            .iter()
+            .any(|known| path.starts_with(known))
+            || path == "/"),
+        "{mounts}"
+    );
     let devices = pod.shell("ls /dev | tr '\\n' ' '").stdout;
-    assert_eq!(devices.trim(), "fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero");
+    assert_eq!(
+        devices.trim(),
+        "fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero"
+    );
     assert_eq!(pod.shell("cat /proc/self/cgroup | cut -d: -f3 | sort -u").stdout, "/\n");
     // Nothing is open but the standard streams (and the directory that is being listed).
     assert_eq!(pod.shell("ls /proc/self/fd | tr '\\n' ' '").stdout, "0 1 2 3 ");
@@ -107,7 +125,13 @@ fn privileges_cannot_be_had() {
         assert!(![0, 127].contains(&output.exit.code), "`{script}`: {output:?}");
     }
     let status = pod.shell("grep -E '^(NoNewPrivs|Seccomp|CapBnd|CapEff|CapAmb)' /proc/self/status").stdout;
-    for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t00000000800405fb", "CapEff:\t00000000800405fb", "CapAmb:\t0000000000000000"] {
+    for line in [
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+        "CapBnd:\t00000000800405fb",
+        "CapEff:\t00000000800405fb",
+        "CapAmb:\t0000000000000000",
+    ] {
         assert!(status.contains(line), "{line} is not in {status}");
     }
     assert_eq!(pod.shell("ulimit -c").stdout, "0\n");
@@ -122,7 +146,8 @@ fn there_is_no_way_out() {
     }
     let home = Home::new();
     let pod = home.idle_pod("net");
-    let output = pod.shell("tail -n +2 /proc/net/route | wc -l; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '");
+    let output =
+        pod.shell("tail -n +2 /proc/net/route | wc -l; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '");
     assert_eq!(output.stdout, "0\nlo\n");
     // Loopback is up, and it is the container's own.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

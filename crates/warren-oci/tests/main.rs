@@ -2,5 +2,6 @@
 
 mod containers;
 mod isolation;
+#[expect(clippy::unwrap_used, reason = "a helper of tests fails the test")]
 mod support;
 mod survival;

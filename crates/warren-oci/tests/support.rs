@@ -13,8 +13,8 @@ use warren_oci::client::ShimClient;
 use warren_oci::host_image::HostImage;
 use warren_oci::idmap::IdAllocator;
 use warren_oci::protocol::{
-    Answer, Call, ContainerRequest, ContainerState, ContainerStatus, Event, ExecRequest, ExitStatus, LogFile, Message,
-    PodRequest, PodState, Refusal, TerminalSize,
+    Answer, Call, ContainerRequest, ContainerState, ContainerStatus, Event, ExecRequest, ExitStatus, LogFile,
+    Message, PodRequest, PodState, Refusal, TerminalSize,
 };
 use warren_oci::spec::{Limits, Process, Spec};
 
@@ -32,6 +32,10 @@ pub fn skipped() -> bool {
 }
 
 /// Waits for a condition; fails after half a minute.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the wait for a condition, and there is nothing to be woken by"
+)]
 pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {

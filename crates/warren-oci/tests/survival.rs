@@ -1,6 +1,5 @@
 //! Who survives whom, and what is left at the end.
 
-
 use std::path::Path;
 
 use crate::support::{Home, Pod, eventually, skipped};
@@ -13,8 +12,8 @@ fn alive(pid: i32) -> bool {
 }
 
 fn kill(pid: i32) {
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is ours");
 }
 
 fn container_pid(pod: &Pod) -> i32 {
@@ -90,14 +89,18 @@ fn several_clients_are_served_at_once() {
     let home = Home::new();
     let pod = home.idle_pod("clients");
     let watcher = ShimClient::connect(&pod.directory).unwrap();
-    let (Answer::State { state }, _) = watcher.call(Call::Subscribe, drop).unwrap() else { panic!("no state") };
+    let (Answer::State { state }, _) = watcher.call(Call::Subscribe, drop).unwrap() else {
+        panic!("no state")
+    };
     // One that speaks nonsense is dropped and disturbs nobody.
     let nonsense = warren_sys::socket::Seqpacket::connect(&pod.directory.join("shim.sock")).unwrap();
     nonsense.send(b"\x00\xffnonsense", &[]).unwrap();
     assert!(nonsense.receive(64).unwrap().is_none());
     pod.client.call(Call::Pause, drop).unwrap();
     let Some(received) = watcher.receive().unwrap() else { panic!("the shim is gone") };
-    let warren_oci::protocol::Message::Event(warren_oci::protocol::Event::State { state: changed }) = received.message else {
+    let warren_oci::protocol::Message::Event(warren_oci::protocol::Event::State { state: changed }) =
+        received.message
+    else {
         panic!("unexpected {received:?}")
     };
     assert!(changed.revision > state.revision && changed.paused && !state.paused);
@@ -114,7 +117,8 @@ fn nothing_is_left_after_a_shutdown() {
     let before = mounts();
     let pod = home.idle_pod("trace-less");
     let (shim, container) = (pod.shim_pid, container_pid(&pod));
-    let (_, streams) = pod.start(Pod::request(&["sh", "-c", "setsid sleep 1000 & setsid sleep 1000 & sleep 1000"])).unwrap();
+    let (_, streams) =
+        pod.start(Pod::request(&["sh", "-c", "setsid sleep 1000 & setsid sleep 1000 & sleep 1000"])).unwrap();
     assert_eq!(mounts(), before, "a container's mounts show on the host");
     let directory = pod.directory.clone();
     let state = pod.shutdown();
@@ -127,8 +131,12 @@ fn nothing_is_left_after_a_shutdown() {
     assert_eq!(home.cgroups(), Vec::<std::path::PathBuf>::new());
     assert_eq!(mounts(), before);
     let ours = format!("{}", home.data.path().display());
-    let leaked: Vec<_> = std::fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
-        std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(Path::new(&ours)))
-    }).collect();
+    let leaked: Vec<_> = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter(|entry| {
+            std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(Path::new(&ours)))
+        })
+        .collect();
     assert!(leaked.is_empty(), "{leaked:?}");
 }

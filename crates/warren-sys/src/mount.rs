@@ -77,10 +77,13 @@ pub fn new_file_system(name: &str, options: &[FsOption<'_>], attributes: Attribu
 /// The kernel says what it disliked to whoever reads from the context.
 fn explain(context: &OwnedFd, name: &str, error: rustix::io::Errno) -> io::Error {
     let mut buffer = [0u8; 512];
-    let said = rustix::io::read(context, &mut buffer).map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned());
+    let said = rustix::io::read(context, &mut buffer)
+        .map(|length| String::from_utf8_lossy(&buffer[..length]).into_owned());
     let error = io::Error::from(error);
     match said {
-        Ok(said) if !said.is_empty() => io::Error::new(error.kind(), format!("{name}: {}: {error}", said.trim())),
+        Ok(said) if !said.is_empty() => {
+            io::Error::new(error.kind(), format!("{name}: {}: {error}", said.trim()))
+        }
         _ => io::Error::new(error.kind(), format!("{name}: {error}")),
     }
 }

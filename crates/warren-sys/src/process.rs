@@ -20,7 +20,9 @@ impl SingleThreaded {
     pub fn verify() -> io::Result<Self> {
         match std::fs::read_dir("/proc/self/task")?.count() {
             1 => Ok(Self { _not_send: std::marker::PhantomData }),
-            count => Err(io::Error::other(format!("the process has {count} threads, and only a single-threaded one may fork"))),
+            count => Err(io::Error::other(format!(
+                "the process has {count} threads, and only a single-threaded one may fork"
+            ))),
         }
     }
 }
@@ -233,9 +235,15 @@ pub fn execute(program: &CStr, arguments: &[CString], environment: &[CString]) -
     Err(io::Error::last_os_error())
 }
 
-/// Sets every signal to its default and unblocks all, so that a program does not inherit what its parent ignores.
-pub fn reset_signals() {
-    for signal in 1..=64 {
+/// All signals that have a name of their own.
+pub const ALL_SIGNALS: &[i32] = &[
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28,
+    29, 30, 31,
+];
+
+/// Sets these signals to their default and unblocks all, so that a program does not inherit what its parent ignores.
+pub fn reset_signals(signals: &[i32]) {
+    for &signal in signals {
         // SAFETY: SIG_DFL installs no code of ours. Signals that cannot be changed give an error that means nothing here.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
@@ -286,7 +294,8 @@ pub fn read_signal(descriptor: BorrowedFd<'_>) -> io::Result<i32> {
 
 /// Closes every descriptor from `first` on, except those in `keep`.
 pub fn close_from(first: RawFd, keep: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut kept: Vec<u32> = keep.iter().map(|fd| fd.as_raw_fd() as u32).filter(|&fd| fd >= first as u32).collect();
+    let mut kept: Vec<u32> =
+        keep.iter().map(|fd| fd.as_raw_fd() as u32).filter(|&fd| fd >= first as u32).collect();
     kept.sort_unstable();
     let mut next = first as u32;
     for descriptor in kept {
@@ -329,11 +338,9 @@ pub fn start_ticks(pid: i32) -> io::Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is the program's name in brackets and may itself hold brackets and blanks.
     let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    after_name
-        .split_ascii_whitespace()
-        .nth(19)
-        .and_then(|field| field.parse().ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat has no start time")))
+    after_name.split_ascii_whitespace().nth(19).and_then(|field| field.parse().ok()).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat has no start time"))
+    })
 }
 
 /// Puts `descriptor` in the place of the standard descriptor `number` (0, 1 or 2).

@@ -32,7 +32,10 @@ pub fn open(devpts: BorrowedFd<'_>, columns: u16, rows: u16) -> io::Result<Pty> 
 
 /// Sets the size that programs see, and tells them.
 pub fn resize(terminal: BorrowedFd<'_>, columns: u16, rows: u16) -> io::Result<()> {
-    Ok(rustix::termios::tcsetwinsize(terminal, Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 })?)
+    Ok(rustix::termios::tcsetwinsize(
+        terminal,
+        Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 },
+    )?)
 }
 
 /// Makes `terminal` the controlling terminal of the calling process, which must lead a session.

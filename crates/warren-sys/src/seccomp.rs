@@ -86,9 +86,8 @@ impl Filter {
         let program = libc::sock_fprog { len: self.0.len() as u16, filter: self.0.as_ptr().cast_mut() };
         // SAFETY: `program` points to `len` instructions that live until the call returns; the kernel copies and checks
         // them and never writes through the pointer.
-        let result = unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
-        };
+        let result =
+            unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 

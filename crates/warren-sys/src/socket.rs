@@ -91,7 +91,10 @@ impl Seqpacket {
             }
         }
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "message is longer than the receiver allows"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "message is longer than the receiver allows",
+            ));
         }
         if received.bytes == 0 && descriptors.is_empty() {
             return Ok(None);
@@ -150,9 +153,9 @@ impl SeqpacketListener {
     pub fn accept(&self) -> io::Result<Option<Seqpacket>> {
         match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(descriptor) => Ok(Some(Seqpacket(descriptor))),
-            Err(
-                rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED,
-            ) => Ok(None),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {
+                Ok(None)
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -200,7 +203,9 @@ mod tests {
         let packet = right.receive(64).unwrap().unwrap();
         assert_eq!(packet.bytes, b"one");
         let mut text = String::new();
-        std::fs::File::from(packet.descriptors.into_iter().next().unwrap()).read_to_string(&mut text).unwrap();
+        std::fs::File::from(packet.descriptors.into_iter().next().unwrap())
+            .read_to_string(&mut text)
+            .unwrap();
         assert_eq!(text, "inside");
         assert_eq!(right.receive(64).unwrap().unwrap().bytes, b"two");
         drop(left);

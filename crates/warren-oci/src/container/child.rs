@@ -49,12 +49,15 @@ impl From<Failure> for Refusal {
 pub(super) fn enter_root(spec: &Spec, mut mounts: Vec<Detached>) -> Result<(), StepError> {
     // A new procfs or sysfs is only granted while an old one is in full view, so both are made before the host's mounts
     // go; the same is true of the device nodes, which are the host's.
-    let proc = mount::new_file_system("proc", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC).step(|| "make /proc".to_owned())?;
+    let proc = mount::new_file_system("proc", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC)
+        .step(|| "make /proc".to_owned())?;
     let sys = mount::new_file_system("sysfs", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())
         .step(|| "make /sys".to_owned())?;
     let devices = DEVICES
         .iter()
-        .map(|name| mount::copy_mount(&Path::new("/dev").join(name), false).step(|| format!("take /dev/{name}")))
+        .map(|name| {
+            mount::copy_mount(&Path::new("/dev").join(name), false).step(|| format!("take /dev/{name}"))
+        })
         .collect::<Result<Vec<_>, _>>()?;
 
     let root = mounts.remove(0).mount;
@@ -118,7 +121,13 @@ fn attach(mount: &OwnedFd, path: &str) -> Result<(), StepError> {
 }
 
 fn make_file(path: &Path) -> io::Result<()> {
-    fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o644)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)?;
     Ok(())
 }
 
@@ -145,7 +154,8 @@ fn restrict_paths(spec: &Spec) -> Result<(), StepError> {
             Err(error) if is_absent(&error) => continue,
             other => other.step(step)?,
         };
-        mount::restrict(copy.as_fd(), Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only(), None, true).step(step)?;
+        mount::restrict(copy.as_fd(), Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only(), None, true)
+            .step(step)?;
         mount::attach(copy.as_fd(), &path).step(step)?;
     }
     let mut empty: Option<PathBuf> = None;
@@ -173,7 +183,10 @@ fn restrict_paths(spec: &Spec) -> Result<(), StepError> {
 }
 
 fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied)
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied
+    )
 }
 
 /// Becomes root of the user namespace, before anything is made there.
@@ -201,7 +214,8 @@ pub(super) enum Streams<'fd> {
 /// Dies with the shim, whose end of `lifeline` closes when it dies. To be called again after each change of identity,
 /// which makes the kernel forget it.
 pub(super) fn die_with_parent() -> Result<(), StepError> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step(|| "tie the process to its shim".to_owned())
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .step(|| "tie the process to its shim".to_owned())
 }
 
 /// Gives up everything that the program must not have and becomes the program.
@@ -232,23 +246,33 @@ pub(super) fn become_program(
         if error != rustix::io::Errno::NOENT {
             return Err(starting(StepError { step: step(), source: error.into() }));
         }
-        fs::create_dir_all(cwd).and_then(|()| Ok(rustix::process::chdir(cwd)?)).step(step).map_err(starting)?;
+        fs::create_dir_all(cwd)
+            .and_then(|()| Ok(rustix::process::chdir(cwd)?))
+            .step(step)
+            .map_err(starting)?;
     }
     let user = &process.user;
-    set_ids(user.uid, user.gid, &user.additional_gids).step(|| format!("become user {}", user.uid)).map_err(starting)?;
+    set_ids(user.uid, user.gid, &user.additional_gids)
+        .step(|| format!("become user {}", user.uid))
+        .map_err(starting)?;
     die_with_parent()?;
     let effective = if user.uid == 0 { bounding } else { Capabilities::default() };
     effective.set().step(|| "set capabilities".to_owned())?;
-    process::reset_signals();
+    process::reset_signals(crate::shim::IGNORED_SIGNALS);
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     process::close_from_on_exec(3).step(|| "close descriptors".to_owned())?;
 
     let text = |value: &String| CString::new(value.as_str()).map_err(io::Error::from);
     let step = || "read arguments and environment".to_owned();
-    let arguments = process.args.iter().map(text).collect::<io::Result<Vec<_>>>().step(step).map_err(starting)?;
-    let environment = environment.iter().map(text).collect::<io::Result<Vec<_>>>().step(step).map_err(starting)?;
+    let arguments =
+        process.args.iter().map(text).collect::<io::Result<Vec<_>>>().step(step).map_err(starting)?;
+    let environment =
+        environment.iter().map(text).collect::<io::Result<Vec<_>>>().step(step).map_err(starting)?;
     let Some(program) = process.args.first() else {
-        return Err(starting(StepError { step: step(), source: io::Error::other("there is no program to run") }));
+        return Err(starting(StepError {
+            step: step(),
+            source: io::Error::other("there is no program to run"),
+        }));
     };
     let candidates = candidates(program, &environment);
 
@@ -284,7 +308,8 @@ fn take_streams(streams: &Streams<'_>) -> Result<(), StepError> {
 fn resource_limits(process: &Process) -> Result<Vec<(Resource, Rlimit)>, StepError> {
     let both = |value: u64| Rlimit { current: Some(value), maximum: Some(value) };
     let allowed = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
-    let mut limits = vec![(Resource::Core, both(0)), (Resource::Nofile, both(defaults::OPEN_FILES.min(allowed)))];
+    let mut limits =
+        vec![(Resource::Core, both(0)), (Resource::Nofile, both(defaults::OPEN_FILES.min(allowed)))];
     for limit in &process.rlimits {
         let resource = match limit.kind.as_str() {
             "RLIMIT_AS" => Resource::As,
@@ -304,7 +329,8 @@ fn resource_limits(process: &Process) -> Result<Vec<(Resource, Rlimit)>, StepErr
             "RLIMIT_SIGPENDING" => Resource::Sigpending,
             "RLIMIT_STACK" => Resource::Stack,
             other => {
-                let error = io::Error::new(io::ErrorKind::InvalidInput, format!("{other} is not a resource limit"));
+                let error =
+                    io::Error::new(io::ErrorKind::InvalidInput, format!("{other} is not a resource limit"));
                 return Err(error).step(|| "read the resource limits".to_owned());
             }
         };
@@ -351,9 +377,11 @@ fn run_first(
     result.step(|| format!("run `{program}`"))
 }
 
-/// What a new network namespace needs to be of use to the programs in it alone.
-pub(super) fn prepare_network() -> Result<(), StepError> {
-    namespace::loopback_up().step(|| "bring up the loopback device".to_owned())
+/// Makes a network namespace with nothing but its loopback device, and returns its descriptor.
+pub(super) fn make_network() -> Result<OwnedFd, StepError> {
+    namespace::unshare(Namespaces::NETWORK).step(|| "make a network namespace".to_owned())?;
+    namespace::loopback_up().step(|| "bring up the loopback device".to_owned())?;
+    namespace::open(0, "net").step(|| "open the network namespace".to_owned())
 }
 
 /// Sees only its own part of the cgroup tree from here on.

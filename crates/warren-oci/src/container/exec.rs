@@ -52,14 +52,24 @@ struct Ends {
     terminal: Option<u32>,
 }
 
-fn make_ends(ids: IdRange, container: &Container, user: &User, request: &ExecRequest) -> Result<Ends, StepError> {
+fn make_ends(
+    ids: IdRange,
+    container: &Container,
+    user: &User,
+    request: &ExecRequest,
+) -> Result<Ends, StepError> {
     if let Some(size) = request.terminal {
         let step = || "open a terminal".to_owned();
         let pty = pty::open(container.terminals.as_fd(), size.columns, size.rows).step(step)?;
         // As everywhere, the terminal is its user's, and its group (`tty`) may write to it.
         rootfs::give(pty.slave.as_fd(), ids, user.uid, 5)?;
         let terminal = pty::number(pty.master.as_fd()).step(step)?;
-        return Ok(Ends { outside: vec![pty.master], inside: vec![pty.slave], has_stdin: true, terminal: Some(terminal) });
+        return Ok(Ends {
+            outside: vec![pty.master],
+            inside: vec![pty.slave],
+            has_stdin: true,
+            terminal: Some(terminal),
+        });
     }
     let mut ends = Ends { outside: Vec::new(), inside: Vec::new(), has_stdin: request.stdin, terminal: None };
     let step = || "make a pipe".to_owned();
@@ -89,8 +99,11 @@ fn start(
     let step = || "clone a process".to_owned();
     let (report, report_inside) = pipe().step(step)?;
     let mut born_inside = container.entrance.clone_into().is_some();
-    let mut options =
-        CloneOptions { namespaces: Namespaces::NONE, sibling: false, cgroup: container.entrance.clone_into() };
+    let mut options = CloneOptions {
+        namespaces: Namespaces::NONE,
+        sibling: false,
+        cgroup: container.entrance.clone_into(),
+    };
     // Only children of a process that has "entered" a pid namespace are in it. So the shim enters, clones, and leaves:
     // one process less than the usual way by a helper.
     namespace::enter_one(container.pid_namespace.as_fd()).step(|| "enter the pid namespace".to_owned())?;
@@ -104,10 +117,22 @@ fn start(
     }
     if let Ok(Fork::Child) = forked {
         drop((ends.outside, report));
-        let life = || exec_process(workshop, container, program, environment, &ends.inside, ends.has_stdin, ends.terminal.is_some(), born_inside);
+        let life = || {
+            exec_process(
+                workshop,
+                container,
+                program,
+                environment,
+                &ends.inside,
+                ends.has_stdin,
+                ends.terminal.is_some(),
+                born_inside,
+            )
+        };
         finish_child(&report_inside, life)
     }
-    let returned = namespace::enter_one(workshop.pid_namespace.as_fd()).step(|| "leave the pid namespace".to_owned());
+    let returned =
+        namespace::enter_one(workshop.pid_namespace.as_fd()).step(|| "leave the pid namespace".to_owned());
     let Fork::Parent(child) = forked.step(step)? else {
         return Err(io::Error::other("the child has been dealt with")).step(step);
     };
@@ -153,7 +178,13 @@ fn exec_process(
             Streams::Pipes { stdin: Some(stdin.as_fd()), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
         }
         [stdout, stderr] => Streams::Pipes { stdin: None, stdout: stdout.as_fd(), stderr: stderr.as_fd() },
-        _ => return Err(StepError { step: "count the streams".to_owned(), source: io::ErrorKind::InvalidInput.into() }.into()),
+        _ => {
+            return Err(StepError {
+                step: "count the streams".to_owned(),
+                source: io::ErrorKind::InvalidInput.into(),
+            }
+            .into());
+        }
     };
     child::become_program(program, environment, streams, &workshop.filter)
 }

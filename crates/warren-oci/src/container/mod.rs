@@ -1,9 +1,10 @@
 //! How a container comes to be, from the shim's side.
 //!
-//! 1. The shim makes directories and cgroups, then clones a child into new namespaces.
-//! 2. While the child enters its cgroups, the shim writes the id maps and makes the mounts that need the host's rights,
-//!    detached, and sends their descriptors.
-//! 3. The child attaches them, changes its root, gives up what it must not have, and becomes the program ([`child`]).
+//! 1. The shim clones a child into new namespaces.
+//! 2. While the child makes its network namespace (a quarter of all the work), the shim makes directories and cgroups,
+//!    writes the id maps, makes the mounts that need the host's rights, detached, and sends all descriptors over.
+//! 3. The child enters the cgroups, attaches the mounts, changes its root, gives up what it must not have, and becomes
+//!    the program ([`child`]).
 //!
 //! The child says how it went through a pipe that its exec closes: an empty pipe is a success. The shim reads it in its
 //! event loop, so that a program on a slow disk does not hold up the other containers.
@@ -48,7 +49,19 @@ pub(crate) struct Workshop {
 #[derive(Debug)]
 pub(crate) struct PodNamespaces {
     user: OwnedFd,
-    shared: Vec<OwnedFd>,
+    ipc: OwnedFd,
+    uts: OwnedFd,
+    network: Network,
+    /// Mounts that are only of use to the overlays made from them, closed when the shim ends.
+    mounts: Vec<OwnedFd>,
+}
+
+/// The network namespace is made by the first container's process while the shim does other things.
+#[derive(Debug)]
+enum Network {
+    /// It comes, or has come, through this socket.
+    Promised(Seqpacket),
+    Here(OwnedFd),
 }
 
 /// A container whose first process exists.
@@ -95,10 +108,9 @@ pub(crate) fn start(
     request: &ContainerRequest,
     timeline: &mut Timeline,
 ) -> Result<Container, Refusal> {
-    let cgroup_name = format!("{}/{}", pod.cgroup, request.name);
-    start_steps(workshop, pod, namespaces, request, &cgroup_name, timeline).map_err(|failure| {
+    start_steps(workshop, pod, namespaces, request, timeline).map_err(|failure| {
         // The child, if there was one, is dead and reaped, so the cgroup is empty.
-        let _ = Cgroup::named(&workshop.hierarchy, &cgroup_name).remove();
+        let _ = Cgroup::named(&workshop.hierarchy, &cgroup_name(pod, request)).remove();
         refusal(failure)
     })
 }
@@ -112,17 +124,8 @@ fn start_steps(
     pod: &PodRequest,
     namespaces: &mut Option<PodNamespaces>,
     request: &ContainerRequest,
-    cgroup_name: &str,
     timeline: &mut Timeline,
 ) -> Result<Container, StepError> {
-    let directory = writable_directory(&pod.directory, &request.name, request.attempt);
-    let writable = rootfs::make_writable(&directory, &request.rootfs, pod.ids)?;
-    timeline.mark("shim", "directories");
-    let cgroup = Cgroup::create(&workshop.hierarchy, cgroup_name, &request.spec.linux.resources)
-        .step(|| "make the cgroup".to_owned())?;
-    let entrance = cgroup.entrance().step(|| "open the cgroup".to_owned())?;
-    timeline.mark("shim", "cgroup");
-
     let (stdout, stdout_inside) = pipe().step(|| "make a pipe".to_owned())?;
     let (stderr, stderr_inside) = pipe().step(|| "make a pipe".to_owned())?;
     let (report, report_inside) = pipe().step(|| "make a pipe".to_owned())?;
@@ -131,22 +134,45 @@ fn start_steps(
         rootfs::give(stream.as_fd(), pod.ids, user.uid, user.gid)?;
     }
     let (starter, starter_inside) = Seqpacket::pair().step(|| "make a socket pair".to_owned())?;
-
-    let forked = clone_container(workshop, namespaces.as_ref(), &entrance)?;
-    let Some(child) = forked else {
+    // On version 2 a process is best born in its cgroup; on version 1 it moves in by itself, so there is no hurry.
+    let early = match workshop.hierarchy.version() {
+        2 => Some(make_cgroup(workshop, pod, request)?),
+        _ => None,
+    };
+    let birthplace = early.as_ref().and_then(|(_, entrance)| entrance.clone_into());
+    let shared = match namespaces.as_mut().map(PodNamespaces::complete) {
+        None => None,
+        Some(Ok(shared)) => Some(shared),
+        Some(Err(_)) => {
+            // Whoever was to make the network namespace died before it had one, so nothing lives in the others either.
+            *namespaces = None;
+            None
+        }
+    };
+    let is_first = shared.is_none();
+    let Some(child) = clone_container(workshop, shared, birthplace)? else {
+        let born_inside = birthplace.is_some();
         drop((starter, stdout, stderr, report));
-        let is_first = namespaces.is_none();
         let streams =
             Streams::Pipes { stdin: None, stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
-        let process = || container_process(workshop, pod, &request.spec, is_first, &entrance, &starter_inside, streams, timeline);
-        finish_child(&report_inside, process)
+        let life = || {
+            let descriptors = child_before_mounts(pod, is_first, born_inside, &starter_inside, timeline)?;
+            child_after_mounts(workshop, &request.spec, descriptors, streams, timeline)
+        };
+        finish_child(&report_inside, life)
     };
     timeline.mark("shim", "clone");
     drop((stdout_inside, stderr_inside, report_inside, starter_inside));
 
-    let equipped = equip(pod, request, namespaces, &child, &writable, &starter, timeline);
+    let equipped =
+        early.map_or_else(|| make_cgroup(workshop, pod, request), Ok).and_then(|(cgroup, entrance)| {
+            timeline.mark("shim", "cgroups");
+            let (pid_namespace, terminals) =
+                equip(pod, request, namespaces, &child, &entrance, starter, timeline)?;
+            Ok((cgroup, entrance, pid_namespace, terminals))
+        });
     match equipped {
-        Ok((pid_namespace, terminals)) => Ok(Container {
+        Ok((cgroup, entrance, pid_namespace, terminals)) => Ok(Container {
             child,
             cgroup,
             report: Some(report),
@@ -165,6 +191,43 @@ fn start_steps(
     }
 }
 
+fn cgroup_name(pod: &PodRequest, request: &ContainerRequest) -> String {
+    format!("{}/{}", pod.cgroup, request.name)
+}
+
+/// The container's cgroup, and the pod's if it is not there yet.
+fn make_cgroup(
+    workshop: &Workshop,
+    pod: &PodRequest,
+    request: &ContainerRequest,
+) -> Result<(Cgroup, Entrance), StepError> {
+    let step = || "make the cgroup".to_owned();
+    Cgroup::create(&workshop.hierarchy, &pod.cgroup, &pod.limits).step(step)?;
+    let limits = &request.spec.linux.resources;
+    let cgroup = Cgroup::create(&workshop.hierarchy, &cgroup_name(pod, request), limits).step(step)?;
+    let entrance = cgroup.entrance().step(step)?;
+    Ok((cgroup, entrance))
+}
+
+impl PodNamespaces {
+    /// All of them; an error if one was never made. No container starts with some of them: what it lacked would be the
+    /// host's.
+    fn complete(&mut self) -> io::Result<[BorrowedFd<'_>; 4]> {
+        if let Network::Promised(socket) = &self.network {
+            let packet = socket.receive(16)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+            let network = packet.descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
+            self.network = Network::Here(network);
+        }
+        match &self.network {
+            // The user namespace last: entering it takes away the right to enter the others.
+            Network::Here(network) => {
+                Ok([network.as_fd(), self.ipc.as_fd(), self.uts.as_fd(), self.user.as_fd()])
+            }
+            Network::Promised(_) => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+}
+
 /// Where an attempt of a container writes.
 pub(crate) fn writable_directory(pod_directory: &Path, name: &str, attempt: u32) -> PathBuf {
     pod_directory.join("containers").join(name).join(attempt.to_string())
@@ -173,15 +236,14 @@ pub(crate) fn writable_directory(pod_directory: &Path, name: &str, attempt: u32)
 /// Clones the first process of a container; `None` in the new process.
 fn clone_container(
     workshop: &Workshop,
-    namespaces: Option<&PodNamespaces>,
-    entrance: &Entrance,
+    namespaces: Option<[BorrowedFd<'_>; 4]>,
+    cgroup: Option<BorrowedFd<'_>>,
 ) -> Result<Option<Child>, StepError> {
     let step = || "clone the first process".to_owned();
     let own = Namespaces::PID.with(Namespaces::MOUNT);
     let Some(namespaces) = namespaces else {
-        let shared = Namespaces::USER.with(Namespaces::NETWORK).with(Namespaces::IPC).with(Namespaces::UTS);
-        let options =
-            CloneOptions { namespaces: own.with(shared), sibling: false, cgroup: entrance.clone_into() };
+        let shared = Namespaces::USER.with(Namespaces::IPC).with(Namespaces::UTS);
+        let options = CloneOptions { namespaces: own.with(shared), sibling: false, cgroup };
         return match process::clone(workshop.proof, options).step(step)? {
             Fork::Child => Ok(None),
             Fork::Parent(child) => Ok(Some(child)),
@@ -190,7 +252,7 @@ fn clone_container(
     // The pod has its namespaces, and a process that enters the user namespace cannot come back. So a helper enters and
     // clones there, and the clone is made the shim's child.
     let (number, number_inside) = pipe().step(step)?;
-    let options = CloneOptions { namespaces: Namespaces::NONE, sibling: false, cgroup: entrance.clone_into() };
+    let options = CloneOptions { namespaces: Namespaces::NONE, sibling: false, cgroup };
     match process::clone(workshop.proof, options).step(step)? {
         Fork::Parent(helper) => {
             drop(number_inside);
@@ -205,11 +267,7 @@ fn clone_container(
         }
         Fork::Child => {
             drop(number);
-            let entered = namespaces
-                .shared
-                .iter()
-                .chain([&namespaces.user])
-                .try_for_each(|namespace| namespace::enter_one(namespace.as_fd()));
+            let entered = namespaces.into_iter().try_for_each(namespace::enter_one);
             let options = CloneOptions { namespaces: own, sibling: true, cgroup: None };
             match entered.and_then(|()| process::clone(workshop.proof, options)) {
                 Ok(Fork::Child) => Ok(None),
@@ -239,80 +297,116 @@ fn equip(
     request: &ContainerRequest,
     namespaces: &mut Option<PodNamespaces>,
     child: &Child,
-    writable: &[rootfs::Writable],
-    starter: &Seqpacket,
+    entrance: &Entrance,
+    starter: Seqpacket,
     timeline: &mut Timeline,
 ) -> Result<(OwnedFd, OwnedFd), StepError> {
+    let directory = writable_directory(&pod.directory, &request.name, request.attempt);
+    let writable = rootfs::make_writable(&directory, &request.rootfs, pod.ids)?;
+    timeline.mark("shim", "directories");
     let pid = child.pid();
     let process_file = |name: &str, text: &str| {
         fs::write(format!("/proc/{pid}/{name}"), text).step(|| format!("write {name}"))
     };
+    let mut fresh = None;
     if namespaces.is_none() {
         let map = format!("0 {} {}\n", pod.ids.first, crate::idmap::IdRange::LENGTH);
         process_file("uid_map", &map)?;
         process_file("gid_map", &map)?;
         let open = |kind: &str| namespace::open(pid, kind).step(|| format!("open the {kind} namespace"));
-        *namespaces = Some(PodNamespaces { user: open("user")?, shared: vec![open("net")?, open("ipc")?, open("uts")?] });
+        fresh = Some((open("user")?, open("ipc")?, open("uts")?));
     }
     let adjustment = request.spec.process.oom_score_adj.unwrap_or(defaults::OOM_SCORE_ADJUSTMENT);
     process_file("oom_score_adj", &adjustment.clamp(0, 1000).to_string())?;
     let pid_namespace = namespace::open(pid, "pid").step(|| "open the pid namespace".to_owned())?;
     timeline.mark("shim", "id maps");
 
-    let Some(PodNamespaces { user, .. }) = namespaces.as_ref() else {
+    let mut kept = Vec::new();
+    let Some(user) = fresh.as_ref().map(|(user, ..)| user).or(namespaces.as_ref().map(|shared| &shared.user))
+    else {
         return Err(io::Error::other("they were made above")).step(|| "find the pod's namespaces".to_owned());
     };
-    let mut mounts = rootfs::overlays(&request.rootfs, writable, user.as_fd())?;
+    let mut mounts = rootfs::overlays(&request.rootfs, &writable, user.as_fd(), &mut kept)?;
     timeline.mark("shim", "overlays");
     mounts.extend(rootfs::files(&request.rootfs.files)?);
     let terminals = rootfs::terminals(pod.ids)?;
-    let kept = terminals.mount.try_clone().step(|| "keep the terminals".to_owned())?;
+    let terminals_kept = terminals.mount.try_clone().step(|| "keep the terminals".to_owned())?;
     mounts.push(terminals);
     mounts.extend(rootfs::volumes(&request.spec.mounts, pod.ids, user.as_fd())?);
 
-    let list: Vec<(&Path, bool)> = mounts.iter().map(|mount| (mount.target.as_path(), mount.is_directory)).collect();
-    let descriptors: Vec<BorrowedFd<'_>> = mounts.iter().map(|mount| mount::root_of(&mount.mount)).collect();
-    wire::send(starter, &list, &descriptors).step(|| "hand over the mounts".to_owned())?;
+    let list: Vec<(&Path, bool)> =
+        mounts.iter().map(|mount| (mount.target.as_path(), mount.is_directory)).collect();
+    let mut descriptors: Vec<BorrowedFd<'_>> =
+        mounts.iter().map(|mount| mount::root_of(&mount.mount)).collect();
+    descriptors.extend(entrance.files());
+    wire::send(&starter, &list, &descriptors).step(|| "hand over the mounts".to_owned())?;
     timeline.mark("shim", "mounts");
-    Ok((pid_namespace, kept))
+    // Only now that nothing can fail any more: a second container must not find the namespaces of one that never was.
+    if let Some((user, ipc, uts)) = fresh {
+        *namespaces =
+            Some(PodNamespaces { user, ipc, uts, network: Network::Promised(starter), mounts: Vec::new() });
+    }
+    if let Some(namespaces) = namespaces {
+        namespaces.mounts.append(&mut kept);
+    }
+    Ok((pid_namespace, terminals_kept))
 }
 
-/// The life of a container's first process until it is its program.
-#[expect(clippy::too_many_arguments, reason = "the new process gets all that the shim has, once")]
-fn container_process(
-    workshop: &Workshop,
+/// What the shim sends: mounts with their places, and the way into the cgroups.
+struct Equipment {
+    mounts: Vec<Detached>,
+    cgroups: Option<Entrance>,
+}
+
+/// The first half of a child's life: what needs nothing from the shim.
+fn child_before_mounts(
     pod: &PodRequest,
-    spec: &Spec,
     is_first: bool,
-    entrance: &Entrance,
+    born_inside: bool,
     starter: &Seqpacket,
-    streams: Streams<'_>,
     timeline: &mut Timeline,
-) -> Result<std::convert::Infallible, Failure> {
+) -> Result<Equipment, StepError> {
     child::die_with_parent()?;
-    if entrance.clone_into().is_none() {
-        entrance.enter().step(|| "enter the cgroup".to_owned())?;
-    }
-    child::hide_cgroups()?;
     rustix::process::setsid().step(|| "make a session".to_owned())?;
     process::join_new_session_keyring().step(|| "make a keyring".to_owned())?;
     if is_first {
-        child::prepare_network()?;
         rustix::system::sethostname(pod.hostname.as_bytes()).step(|| "set the host name".to_owned())?;
+        let network = child::make_network()?;
+        // The shim reads it when it has time, for the pod's other containers.
+        starter.send(b"net", &[network.as_fd()]).step(|| "hand over the network namespace".to_owned())?;
     }
-    timeline.mark("container", "cgroup, session, loopback");
+    timeline.mark("container", "session, network");
     let step = || "take over the mounts".to_owned();
-    let (list, descriptors) = wire::receive::<Vec<(PathBuf, bool)>>(starter)
+    let (list, mut descriptors) = wire::receive::<Vec<(PathBuf, bool)>>(starter)
         .and_then(|message| message.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()))
         .step(step)?;
     timeline.mark("container", "wait for mounts");
-    let mounts: Vec<Detached> = list
+    if descriptors.len() < list.len() {
+        return Err(io::Error::from(io::ErrorKind::InvalidData)).step(step);
+    }
+    let cgroups = descriptors.split_off(list.len());
+    let mounts = list
         .into_iter()
         .zip(descriptors)
         .map(|((target, is_directory), mount)| Detached { mount, target, is_directory })
         .collect();
+    Ok(Equipment { mounts, cgroups: (!born_inside).then(|| Entrance::from_files(cgroups)) })
+}
+
+/// The second half: into the cgroups, the root and the program.
+fn child_after_mounts(
+    workshop: &Workshop,
+    spec: &Spec,
+    equipment: Equipment,
+    streams: Streams<'_>,
+    timeline: &mut Timeline,
+) -> Result<std::convert::Infallible, Failure> {
+    if let Some(entrance) = &equipment.cgroups {
+        entrance.enter().step(|| "enter the cgroup".to_owned())?;
+    }
+    child::hide_cgroups()?;
     child::become_root()?;
-    child::enter_root(spec, mounts)?;
+    child::enter_root(spec, equipment.mounts)?;
     timeline.mark("container", "root file system");
     let environment = exec::environment(&spec.process, &[], None);
     timeline.flush();

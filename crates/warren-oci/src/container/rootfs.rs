@@ -57,12 +57,21 @@ pub(crate) struct Writable {
 }
 
 /// Makes the directories that a container writes to, owned by its root. Everything is below `directory`.
-pub(crate) fn make_writable(directory: &Path, rootfs: &Rootfs, ids: IdRange) -> Result<Vec<Writable>, StepError> {
+pub(crate) fn make_writable(
+    directory: &Path,
+    rootfs: &Rootfs,
+    ids: IdRange,
+) -> Result<Vec<Writable>, StepError> {
     if rootfs.overlays.first().is_none_or(|overlay| overlay.target != Path::new("/")) {
         return Err(io::Error::from(io::ErrorKind::InvalidInput)).step(|| "find the overlay of /".to_owned());
     }
     fs::create_dir_all(directory).step(|| format!("make {}", directory.display()))?;
-    rootfs.overlays.iter().enumerate().map(|(index, overlay)| make_pair(directory, index, overlay, ids)).collect()
+    rootfs
+        .overlays
+        .iter()
+        .enumerate()
+        .map(|(index, overlay)| make_pair(directory, index, overlay, ids))
+        .collect()
 }
 
 fn make_pair(directory: &Path, index: usize, overlay: &Overlay, ids: IdRange) -> Result<Writable, StepError> {
@@ -70,56 +79,69 @@ fn make_pair(directory: &Path, index: usize, overlay: &Overlay, ids: IdRange) ->
         let path = directory.join(format!("{index}.{kind}"));
         let step = || format!("make {}", path.display());
         fs::create_dir(&path).step(step)?;
-        rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).step(step)
+        rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .step(step)
     };
     let upper = make("upper")?;
     let work = make("work")?;
     // The overlay's top directory is the upper one, with the upper one's owner and mode.
     let step = || format!("give {} to the pod", directory.display());
-    let mode = overlay.lower.first().and_then(|lower| fs::metadata(lower).ok()).map_or(0o755, |lower| lower.mode());
-    fs::File::from(upper.try_clone().step(step)?).set_permissions(fs::Permissions::from_mode(mode & 0o7777)).step(step)?;
+    let mode =
+        overlay.lower.first().and_then(|lower| fs::metadata(lower).ok()).map_or(0o755, |lower| lower.mode());
+    fs::File::from(upper.try_clone().step(step)?)
+        .set_permissions(fs::Permissions::from_mode(mode & 0o7777))
+        .step(step)?;
     std::os::unix::fs::fchown(&upper, Some(ids.first), Some(ids.first)).step(step)?;
     Ok(Writable { upper, work })
 }
 
-/// The overlays, in order.
+/// The overlays, in order. The mounts below them go to `kept`: an overlay has its own copies, but closing the last
+/// descriptor of a detached mount makes the kernel wait for all processors, and there is time for that later.
 pub(crate) fn overlays(
     rootfs: &Rootfs,
     writable: &[Writable],
     user_namespace: BorrowedFd<'_>,
+    kept: &mut Vec<OwnedFd>,
 ) -> Result<Vec<Detached>, StepError> {
     rootfs
         .overlays
         .iter()
         .zip(writable)
         .map(|(overlay, writable)| {
-            let mount = overlay_mount(overlay, writable, user_namespace)?;
+            let mount = overlay_mount(overlay, writable, user_namespace, kept)?;
             Ok(Detached { mount, target: overlay.target.clone(), is_directory: true })
         })
         .collect()
 }
 
-fn overlay_mount(overlay: &Overlay, writable: &Writable, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, StepError> {
+fn overlay_mount(
+    overlay: &Overlay,
+    writable: &Writable,
+    user_namespace: BorrowedFd<'_>,
+    kept: &mut Vec<OwnedFd>,
+) -> Result<OwnedFd, StepError> {
     let mut lower = Vec::new();
     for directory in &overlay.lower {
         let step = || format!("map the owners of {}", directory.display());
         let copy = mount::copy_mount(directory, false).step(step)?;
-        mount::restrict(copy.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), Some(user_namespace), false).step(step)?;
+        mount::restrict(copy.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), Some(user_namespace), false)
+            .step(step)?;
         lower.push(copy);
     }
     // Directories go by descriptor: the option's text is limited to 255 bytes and a data directory may be deep.
     let name = |descriptor: &OwnedFd| format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-    let lower: Vec<(String, OwnedFd)> = lower.into_iter().map(|descriptor| (name(&descriptor), descriptor)).collect();
+    let names: Vec<String> = lower.iter().map(name).collect();
     let (upper, work) = (name(&writable.upper), name(&writable.work));
-    let mut options: Vec<FsOption<'_>> =
-        lower.iter().map(|(path, _)| FsOption::Text("lowerdir+", path)).collect();
+    let mut options: Vec<FsOption<'_>> = names.iter().map(|path| FsOption::Text("lowerdir+", path)).collect();
     options.push(FsOption::Text("upperdir", &upper));
     options.push(FsOption::Text("workdir", &work));
     // Without it the container's end waits until the host's whole file system is synced. What a container wrote does not
     // outlive a power cut anyway: it is made anew from its image.
     options.push(FsOption::Flag("volatile"));
-    mount::new_file_system("overlay", &options, Attributes::NO_SUID_NO_DEV)
-        .step(|| format!("make the overlay of {}", overlay.target.display()))
+    let mount = mount::new_file_system("overlay", &options, Attributes::NO_SUID_NO_DEV)
+        .step(|| format!("make the overlay of {}", overlay.target.display()));
+    kept.append(&mut lower);
+    mount
 }
 
 /// The container's own terminals. The shim opens terminals through the descriptor that it keeps, so it never follows a
@@ -163,7 +185,9 @@ pub(crate) fn volumes(
 fn volume_mount(volume: &Mount, ids: IdRange, user_namespace: BorrowedFd<'_>) -> Result<Detached, StepError> {
     let step = || format!("mount {}", volume.destination.display());
     let refuse = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
-    if !volume.destination.is_absolute() || volume.destination.components().any(|part| part.as_os_str() == "..") {
+    if !volume.destination.is_absolute()
+        || volume.destination.components().any(|part| part.as_os_str() == "..")
+    {
         return Err(refuse("the destination is not an absolute path".to_owned())).step(step);
     }
     // What a volume holds is nobody's business to run as somebody else or to reach devices through.
@@ -185,10 +209,15 @@ fn volume_mount(volume: &Mount, ids: IdRange, user_namespace: BorrowedFd<'_>) ->
     }
     match volume.kind {
         MountKind::Bind => {
-            let source = volume.source.as_deref().ok_or_else(|| refuse("a bind mount has no source".to_owned())).step(step)?;
+            let source = volume
+                .source
+                .as_deref()
+                .ok_or_else(|| refuse("a bind mount has no source".to_owned()))
+                .step(step)?;
             let is_directory = fs::metadata(source).step(step)?.is_dir();
             let mount = mount::copy_mount(source, true).step(step)?;
-            mount::restrict(mount.as_fd(), attributes, map_owners.then_some(user_namespace), true).step(step)?;
+            mount::restrict(mount.as_fd(), attributes, map_owners.then_some(user_namespace), true)
+                .step(step)?;
             Ok(Detached { mount, target: volume.destination.clone(), is_directory })
         }
         MountKind::Tmpfs => {

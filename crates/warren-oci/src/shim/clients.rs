@@ -26,7 +26,14 @@ pub(super) struct Client {
 
 impl Client {
     fn new(number: u64, socket: Seqpacket) -> Self {
-        Self { number, socket, unsent: VecDeque::new(), subscribed: false, state_is_stale: false, gone: false }
+        Self {
+            number,
+            socket,
+            unsent: VecDeque::new(),
+            subscribed: false,
+            state_is_stale: false,
+            gone: false,
+        }
     }
 
     pub(super) fn wants_to_write(&self) -> bool {

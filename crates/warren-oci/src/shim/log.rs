@@ -189,7 +189,8 @@ mod tests {
         );
         let long = vec![b'x'; MAX_PART * 2];
         let output = log.add(Stream::Stdout, &long, now);
-        let tags: Vec<u8> = output.split(|&byte| byte == b'\n').filter_map(|line| line.get(38).copied()).collect();
+        let tags: Vec<u8> =
+            output.split(|&byte| byte == b'\n').filter_map(|line| line.get(38).copied()).collect();
         assert_eq!(tags, b"PP");
         assert_eq!(log.pending[0].len(), 3);
     }
@@ -200,11 +201,17 @@ mod tests {
         let mut log = log(directory.path(), 100, 3);
         log.open().unwrap();
         for number in 0..10 {
-            let output = log.add(Stream::Stdout, format!("line {number} {}\n", "x".repeat(50)).as_bytes(), Timestamp::UNIX_EPOCH);
+            let output = log.add(
+                Stream::Stdout,
+                format!("line {number} {}\n", "x".repeat(50)).as_bytes(),
+                Timestamp::UNIX_EPOCH,
+            );
             log.write(&output);
         }
-        let mut names: Vec<_> =
-            fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         assert_eq!(names, ["0.log", "0.log.1", "0.log.2"]);
         assert!(fs::read_to_string(directory.path().join("0.log")).unwrap().contains("line 9"));

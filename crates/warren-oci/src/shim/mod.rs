@@ -18,17 +18,17 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use warren_sys::cgroup::{Cgroup, Hierarchy, Watch};
+use warren_sys::namespace;
 use warren_sys::process::{self, Exit, SingleThreaded};
 use warren_sys::socket::{Seqpacket, SeqpacketListener};
-use warren_sys::namespace;
 
 use self::clients::{Asker, Clients};
 use self::log::{Log, Stream};
 use crate::client::socket_path;
 use crate::container::{self, Container, Exec, PodNamespaces, Workshop};
 use crate::protocol::{
-    Answer, ContainerRequest, ContainerState, ContainerStatus, Event, ExitStatus, PodRequest, PodState, ProcessName,
-    Refusal, RefusalReason,
+    Answer, ContainerRequest, ContainerState, ContainerStatus, Event, ExitStatus, PodRequest, PodState,
+    ProcessName, Refusal, RefusalReason,
 };
 use crate::seccomp_profile;
 use crate::timeline::Timeline;
@@ -69,6 +69,10 @@ pub(crate) fn detach_standard_streams(log: Option<&Path>) -> io::Result<()> {
     Ok(())
 }
 
+/// A shim ends when its pod does, and by no terminal, shutdown script or closed pipe.
+pub(crate) const IGNORED_SIGNALS: &[i32] =
+    &[libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGQUIT];
+
 /// The shim's life, from the fork on. Never returns: neither an error nor a panic may go on as a second zygote.
 pub(crate) fn run(prepared: Prepared, pod: PodRequest, client: Seqpacket) -> ! {
     let result = catch_unwind(AssertUnwindSafe(|| live(prepared.0, pod, client)));
@@ -90,9 +94,8 @@ fn live(workshop: Workshop, pod: PodRequest, client: Seqpacket) -> io::Result<()
     let mut timeline = Timeline::new(pod.trace, &pod.directory);
     timeline.mark("shim", "fork");
     detach_standard_streams(Some(&pod.directory.join("shim.log")))?;
-    process::reset_signals();
-    // It ends when its pod does, and by no terminal, shutdown script or closed pipe.
-    process::ignore_signals(&[libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGPIPE, libc::SIGQUIT]);
+    process::ignore_signals(IGNORED_SIGNALS);
+    process::reset_signals(&[libc::SIGCHLD]);
     client.set_nonblocking(true)?;
     timeline.mark("shim", "detach");
     Shim::begin(workshop, pod, client, &mut timeline)?.serve_until_shut_down()
@@ -107,6 +110,7 @@ struct Guest {
     oom_kills: u64,
     pids_limit_hits: u64,
     watches: Vec<Watch>,
+    is_watched: bool,
     log: Log,
     asker: Option<Asker>,
 }
@@ -137,8 +141,11 @@ struct Shim {
     /// Who asked to shut down.
     closing: Option<Vec<Asker>>,
     shut_down: bool,
-    /// Something changed since the state was last written down.
+    /// Something changed since clients were last told.
     dirty: bool,
+    /// And it must be on disk before anybody hears of it: an end, which nobody could tell about later. That something
+    /// runs is recorded after it has been told, for a start waits on it, and a dead shim has nothing running.
+    record_first: bool,
     /// When to look at the counters that nobody wakes us for, and how long after that again.
     next_look: Option<(Instant, Duration)>,
 }
@@ -149,9 +156,13 @@ const FIRST_LOOK: Duration = Duration::from_millis(100);
 const LAST_LOOK: Duration = Duration::from_secs(300);
 
 impl Shim {
-    fn begin(workshop: Workshop, mut pod: PodRequest, client: Seqpacket, timeline: &mut Timeline) -> io::Result<Self> {
-        let cgroup = Cgroup::create(&workshop.hierarchy, &pod.cgroup, &pod.limits)?;
-        timeline.mark("shim", "pod cgroup");
+    fn begin(
+        workshop: Workshop,
+        mut pod: PodRequest,
+        client: Seqpacket,
+        timeline: &mut Timeline,
+    ) -> io::Result<Self> {
+        let cgroup = Cgroup::named(&workshop.hierarchy, &pod.cgroup);
         let containers = std::mem::take(&mut pod.containers);
         let mut clients = Clients::default();
         clients.add(client);
@@ -178,6 +189,7 @@ impl Shim {
             closing: None,
             shut_down: false,
             dirty: true,
+            record_first: false,
             next_look: None,
         };
         timeline.mark("shim", "listen");
@@ -187,10 +199,13 @@ impl Shim {
 
     fn serve_until_shut_down(mut self) -> io::Result<()> {
         loop {
-            if self.dirty {
-                self.dirty = false;
+            let changed = std::mem::take(&mut self.dirty);
+            let record_first = std::mem::take(&mut self.record_first);
+            if changed {
                 self.revision += 1;
                 self.clients.state_changed();
+            }
+            if record_first {
                 self.write_state();
             }
             let state = self.state();
@@ -198,6 +213,10 @@ impl Shim {
             if self.shut_down {
                 return Ok(());
             }
+            if changed && !record_first {
+                self.write_state();
+            }
+            self.watch_limits();
             let ready = self.wait()?;
             for source in ready {
                 self.handle(source);
@@ -273,7 +292,12 @@ impl Shim {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(sources.into_iter().zip(&waits).filter(|(_, wait)| !wait.revents().is_empty()).map(|(source, _)| source).collect())
+        Ok(sources
+            .into_iter()
+            .zip(&waits)
+            .filter(|(_, wait)| !wait.revents().is_empty())
+            .map(|(source, _)| source)
+            .collect())
     }
 
     fn handle(&mut self, source: Source) {
@@ -299,6 +323,18 @@ impl Shim {
             Source::Exit(name) => self.settle_exit(&name),
             Source::VisitorReport(number) => self.settle_visitor_start(number),
             Source::VisitorExit(number) => self.settle_visitor_exit(number),
+        }
+    }
+
+    /// Begins to watch containers that have come to run.
+    fn watch_limits(&mut self) {
+        for (name, guest) in self.guests.iter_mut().filter(|(_, guest)| !guest.is_watched) {
+            guest.is_watched = true;
+            let Some(container) = &guest.container else { continue };
+            match container.cgroup.watch() {
+                Ok(watches) => guest.watches = watches,
+                Err(error) => eprintln!("warren: shim: watch the limits of {name}: {error}"),
+            }
         }
     }
 
@@ -335,7 +371,9 @@ impl Shim {
                 let _ = container.child.wait();
                 let _ = container.cgroup.remove();
                 guest.container = None;
-                guest.status = ContainerStatus::Failed { refusal: refusal.clone(), finished_at: Timestamp::now() };
+                guest.status =
+                    ContainerStatus::Failed { refusal: refusal.clone(), finished_at: Timestamp::now() };
+                self.record_first = true;
                 Err(refusal)
             }
             None => {
@@ -343,10 +381,7 @@ impl Shim {
                 // A process that has ended already is still there to be reaped, so it has a name.
                 let process = ProcessName::of(pid).unwrap_or(ProcessName { pid, start_ticks: 0 });
                 guest.status = ContainerStatus::Running { process, started_at: Timestamp::now() };
-                guest.watches = container.cgroup.watch().unwrap_or_else(|error| {
-                    eprintln!("warren: shim: watch the limits of {name}: {error}");
-                    Vec::new()
-                });
+                guest.is_watched = false;
                 Ok(())
             }
         };
@@ -393,6 +428,7 @@ impl Shim {
             let _ = container.cgroup.remove();
         }
         self.dirty = true;
+        self.record_first = true;
     }
 
     fn settle_visitor_start(&mut self, number: u64) {
@@ -479,7 +515,17 @@ impl Guest {
             Ok(container) => (Some(container), ContainerStatus::Starting),
             Err(refusal) => (None, ContainerStatus::Failed { refusal, finished_at: Timestamp::now() }),
         };
-        Self { attempt: request.attempt, container, status, oom_kills: 0, pids_limit_hits: 0, watches: Vec::new(), log, asker }
+        Self {
+            attempt: request.attempt,
+            container,
+            status,
+            oom_kills: 0,
+            pids_limit_hits: 0,
+            watches: Vec::new(),
+            is_watched: true,
+            log,
+            asker,
+        }
     }
 
     fn state(&self) -> ContainerState {

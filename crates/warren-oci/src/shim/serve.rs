@@ -7,14 +7,20 @@ use super::clients::Asker;
 use super::{Guest, Shim, Visitor};
 use crate::container;
 use crate::protocol::{
-    Answer, Call, ContainerRequest, ContainerStatus, ExecRequest, Refusal, RefusalReason, Request, Target, TerminalSize,
+    Answer, Call, ContainerRequest, ContainerStatus, ExecRequest, Refusal, RefusalReason, Request, Target,
+    TerminalSize,
 };
 use crate::timeline::Timeline;
 
 impl Shim {
     pub(super) fn serve_client(&mut self, number: u64) {
         // One request a turn, so that a busy client does not starve the containers.
-        let request = self.clients.all.iter_mut().find(|client| client.number == number).and_then(|client| client.receive());
+        let request = self
+            .clients
+            .all
+            .iter_mut()
+            .find(|client| client.number == number)
+            .and_then(|client| client.receive());
         if let Some(Request { id, call }) = request {
             let asker = Asker { client: number, request: id };
             match self.serve(asker, call) {
@@ -53,7 +59,10 @@ impl Shim {
                 let mut containers = std::collections::BTreeMap::new();
                 for (name, guest) in &self.guests {
                     if let Some(container) = &guest.container {
-                        containers.insert(name.clone(), container.cgroup.stats().map_err(failed("read the cgroup"))?);
+                        containers.insert(
+                            name.clone(),
+                            container.cgroup.stats().map_err(failed("read the cgroup"))?,
+                        );
                     }
                 }
                 Ok(Some(Answer::Stats { containers }))
@@ -81,13 +90,22 @@ impl Shim {
                 return Err(invalid(format!("container `{}` is running", request.name)));
             }
             if request.attempt <= guest.attempt {
-                return Err(invalid(format!("container `{}` has had attempt {}", request.name, guest.attempt)));
+                return Err(invalid(format!(
+                    "container `{}` has had attempt {}",
+                    request.name, guest.attempt
+                )));
             }
         }
         let name = request.name.clone();
         let mut timeline = Timeline::new(self.pod.trace, &self.pod.directory);
-        let guest =
-            Guest::start(&self.workshop, &self.pod, &mut self.namespaces, request, Some(asker), &mut timeline);
+        let guest = Guest::start(
+            &self.workshop,
+            &self.pod,
+            &mut self.namespaces,
+            request,
+            Some(asker),
+            &mut timeline,
+        );
         timeline.flush();
         self.dirty = true;
         let refusal = match &guest.status {
@@ -104,21 +122,26 @@ impl Shim {
         }
         let guest = self.guests.get(&request.container);
         let running = guest.filter(|guest| matches!(guest.status, ContainerStatus::Running { .. }));
-        let Some((guest, container)) = running.and_then(|guest| Some((guest, guest.container.as_ref()?))) else {
+        let Some((guest, container)) = running.and_then(|guest| Some((guest, guest.container.as_ref()?)))
+        else {
             return Err(invalid(format!("container `{}` is not running", request.container)));
         };
         let oom_kills_before = container.cgroup.oom_kills().unwrap_or(guest.oom_kills);
         let exec = container::exec(&self.workshop, self.pod.ids, container, request)?;
         let number = self.next_visitor;
         self.next_visitor += 1;
-        self.visitors.insert(number, Visitor { container: request.container.clone(), exec, asker, oom_kills_before });
+        self.visitors
+            .insert(number, Visitor { container: request.container.clone(), exec, asker, oom_kills_before });
         Ok(None)
     }
 
     fn resize(&mut self, exec: u64, size: TerminalSize) -> Result<Option<Answer>, Refusal> {
         let visitor = self.visitors.get(&exec).ok_or_else(|| invalid(format!("there is no exec {exec}")))?;
-        let terminal = visitor.exec.terminal.ok_or_else(|| invalid(format!("exec {exec} has no terminal")))?;
-        if let Some(container) = self.guests.get(&visitor.container).and_then(|guest| guest.container.as_ref()) {
+        let terminal =
+            visitor.exec.terminal.ok_or_else(|| invalid(format!("exec {exec} has no terminal")))?;
+        if let Some(container) =
+            self.guests.get(&visitor.container).and_then(|guest| guest.container.as_ref())
+        {
             container::resize(container, terminal, size).map_err(failed("resize the terminal"))?;
         }
         Ok(Some(Answer::Done))

@@ -89,7 +89,9 @@ impl Hierarchy {
             let Some(mount_point) = left.split(' ').nth(4).map(PathBuf::from) else { continue };
             let mut right = right.split(' ');
             match (right.next(), right.nth(1)) {
-                (Some("cgroup2"), _) if controllers(&mount_point).split_whitespace().any(|name| name == "memory") => {
+                (Some("cgroup2"), _)
+                    if controllers(&mount_point).split_whitespace().any(|name| name == "memory") =>
+                {
                     return Ok(Self::V2(mount_point));
                 }
                 (Some("cgroup"), Some(options)) => mounts.note(&mount_point, options),
@@ -307,6 +309,16 @@ impl Entrance {
         self.directory.as_ref().map(AsFd::as_fd)
     }
 
+    /// What [`Self::enter`] writes to, for a process that is to do so.
+    pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.files.iter().map(AsFd::as_fd)
+    }
+
+    /// The same way in, in another process.
+    pub fn from_files(files: Vec<OwnedFd>) -> Self {
+        Self { directory: None, files }
+    }
+
     /// Moves the calling, single-threaded process in.
     pub fn enter(&self) -> io::Result<()> {
         for file in &self.files {
@@ -334,7 +346,9 @@ fn write_file(path: &Path, text: &str) -> io::Result<()> {
 
 fn read_number(path: &Path) -> io::Result<u64> {
     let text = fs::read_to_string(path)?;
-    text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("{} is not a number", path.display())))
+    text.trim().parse().map_err(|_| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{} is not a number", path.display()))
+    })
 }
 
 fn make_directories(root: &Path, name: &str) -> io::Result<()> {

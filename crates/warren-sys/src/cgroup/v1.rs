@@ -36,13 +36,17 @@ impl Mounts {
     }
 
     pub(super) fn is_usable(&self) -> bool {
-        [&self.memory, &self.cpu, &self.cpuacct, &self.pids, &self.freezer].iter().all(|path| !path.as_os_str().is_empty())
+        [&self.memory, &self.cpu, &self.cpuacct, &self.pids, &self.freezer]
+            .iter()
+            .all(|path| !path.as_os_str().is_empty())
     }
 
     /// Every mount once.
     pub(super) fn roots(&self) -> impl Iterator<Item = &Path> {
         let all = [&self.memory, &self.cpu, &self.cpuacct, &self.pids, &self.freezer];
-        (0..all.len()).filter(move |&index| !all[..index].contains(&all[index])).map(move |index| all[index].as_path())
+        (0..all.len())
+            .filter(move |&index| !all[..index].contains(&all[index]))
+            .map(move |index| all[index].as_path())
     }
 }
 
@@ -97,7 +101,10 @@ pub(super) fn oom_kills(mounts: &Mounts, name: &str) -> io::Result<u64> {
 
 pub(super) fn watch(mounts: &Mounts, name: &str) -> io::Result<Vec<Watch>> {
     let directory = mounts.memory.join(name);
-    let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK)?;
+    let event = rustix::event::eventfd(
+        0,
+        rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+    )?;
     let control = fs::File::open(directory.join("memory.oom_control"))?;
     write_file(
         &directory.join("cgroup.event_control"),

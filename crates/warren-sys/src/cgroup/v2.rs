@@ -57,7 +57,8 @@ pub(super) fn weight_from_shares(shares: u64) -> u64 {
 pub(super) fn entrance(root: &Path, name: &str) -> io::Result<Entrance> {
     let directory = root.join(name);
     let file = fs::OpenOptions::new().write(true).open(directory.join("cgroup.procs"))?;
-    let directory = rustix::fs::open(&directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let directory =
+        rustix::fs::open(&directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(Entrance { directory: Some(directory), files: vec![OwnedFd::from(file)] })
 }
 
