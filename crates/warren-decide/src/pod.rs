@@ -209,6 +209,12 @@ pub fn decide(world: &World<'_>, now: Timestamp) -> Plan {
     plan
 }
 
+/// How a container's last run ended, for one that is about to be started again: the machine forgets it with the start.
+pub fn last_exit(world: &World<'_>, container: &str, now: Timestamp) -> Option<Exit> {
+    let container = containers(world.pod).iter().find(|known| known.name == container)?;
+    status::last_exit(world, container, now).map(|(_, exit)| exit)
+}
+
 /// The address that a pod without a network reports.
 ///
 /// Clients take a pod for reachable only when it has an address, so it needs one, and it must not be one that could

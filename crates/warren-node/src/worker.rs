@@ -14,7 +14,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions
 use serde_json::json;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
-use warren_decide::pod::{Exit, Machine, Report, Step, World, decide, same_status};
+use warren_decide::pod::{Exit, Machine, Report, Step, World, decide, last_exit, same_status};
 use warren_oci::cleanup;
 use warren_oci::client::CallError;
 use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus, PodState, Target};
@@ -240,7 +240,16 @@ impl Worker {
                 machine: &self.machine,
                 asked_to_stop: self.asked_to_stop,
             };
-            let plan = decide(&world, Timestamp::now());
+            let now = Timestamp::now();
+            let plan = decide(&world, now);
+            let restarts = plan.steps.iter().filter_map(|step| match step {
+                Step::StartContainer { name, attempt } if *attempt > 0 => {
+                    Some((name.clone(), last_exit(&world, name, now)?))
+                }
+                _ => None,
+            });
+            let restarts: Vec<(String, Exit)> = restarts.collect();
+            self.previous.extend(restarts);
             if plan.steps.is_empty() {
                 let news = plan.status.filter(|status| {
                     pod.status.as_ref().is_none_or(|published| !same_status(published, status))
@@ -359,12 +368,6 @@ impl Worker {
     /// Starts containers in the sandbox that is there: restarts, mostly.
     async fn start_containers(&mut self, pod: &Pod, starts: Vec<(String, u32)>) -> Result<(), StepError> {
         for (name, attempt) in starts {
-            if let Machine::Present(report) = &self.machine
-                && let Some(warren_decide::pod::ContainerState::Exited(exit)) =
-                    report.containers.get(&name).map(|container| &container.state)
-            {
-                self.previous.insert(name.clone(), exit.clone());
-            }
             let request = match self.container(pod, &name, attempt) {
                 Ok(request) => request,
                 Err(problem) => {

@@ -485,6 +485,8 @@ fn a_sandbox_that_cannot_be_made_says_why_and_is_tried_again() {
 fn a_lost_shim_is_an_unknown_end_and_a_restart() {
     let Machine::Present(report) = present(running(0, 1)) else { unreachable!("built as present") };
     let lost = Machine::Lost { report, noticed: at(9) };
+    let world = World { pod: &pod(json!({})), node: &node(), machine: &lost, asked_to_stop: None };
+    assert_eq!(last_exit(&world, "main", at(9)).unwrap().cause, ExitCause::Unknown);
     check(
         &plan(&pod(json!({})), &lost, None, 9),
         expect![[r#"

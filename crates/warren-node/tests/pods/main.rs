@@ -1,8 +1,9 @@
-//! A node with real shims and containers, on a real API server.
+//! A node with real shims and containers, on the embedded API server and, with the feature `kube-tests`, on a real one.
 //!
 //! There is no test harness: a zygote must be forked before the process has any thread, and a harness is threads.
 //! `cargo test -p warren-node --test pods -- NAME` runs the scenarios whose name has NAME in it.
 
+mod api_servers;
 mod scenarios;
 mod support;
 
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use api_servers::Nodes;
 use futures::FutureExt as _;
 use support::Machine;
 use warren_oci::zygote::Zygote;
@@ -38,7 +40,10 @@ const SCENARIOS: &[(&str, Scenario)] = scenarios![
     limits_show_in_the_status,
     what_cannot_be_run_says_why,
     fifty_pods_at_once,
+    pods_that_nobody_placed_are_taken_and_used_through_the_api,
 ];
+
+const MEASURE: &[(&str, Scenario)] = scenarios![measure];
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -63,25 +68,28 @@ async fn run(zygote: Arc<Zygote>, wanted: &str) -> usize {
         tracing_subscriber::fmt().with_env_filter("warren_node=debug").init();
     }
     let executable = std::env::current_exe().expect("a path of our own");
-    let machine = Machine { client: api_server().await, zygote, executable };
+    let nodes = Arc::new(Nodes::default());
+    let mut servers = vec![("embedded", api_servers::embedded(nodes.clone()).await)];
+    if cfg!(feature = "kube-tests") {
+        servers.push(("real", api_servers::real().await));
+    }
     let mut failed = 0;
-    for (name, scenario) in SCENARIOS.iter().filter(|(name, _)| name.contains(wanted)) {
-        let start = Instant::now();
-        let outcome = std::panic::AssertUnwindSafe(scenario(machine.clone())).catch_unwind().await;
-        failed += usize::from(outcome.is_err());
-        let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
-        println!("test {name} ... {verdict} ({} ms)", start.elapsed().as_millis());
+    for (server, client) in servers {
+        let machine = Machine {
+            client,
+            zygote: zygote.clone(),
+            executable: executable.clone(),
+            nodes: nodes.clone(),
+            embedded: server == "embedded",
+        };
+        let chosen = if wanted == "measure" { MEASURE } else { SCENARIOS };
+        for (name, scenario) in chosen.iter().filter(|(name, _)| name.contains(wanted)) {
+            let start = Instant::now();
+            let outcome = std::panic::AssertUnwindSafe(scenario(machine.clone())).catch_unwind().await;
+            failed += usize::from(outcome.is_err());
+            let verdict = if outcome.is_ok() { "ok" } else { "FAILED" };
+            println!("test {server}::{name} ... {verdict} ({} ms)", start.elapsed().as_millis());
+        }
     }
     failed
-}
-
-/// A real control plane.
-async fn api_server() -> kube::Client {
-    let control_plane = tokio::task::spawn_blocking(warren_testkit::kube::ControlPlane::start)
-        .await
-        .expect("a control plane");
-    let config = kube::config::Kubeconfig::read_from(control_plane.kubeconfig()).expect("a kubeconfig");
-    let config =
-        kube::Config::from_custom_kubeconfig(config, &Default::default()).await.expect("a usable kubeconfig");
-    kube::Client::try_from(config).expect("a client")
 }

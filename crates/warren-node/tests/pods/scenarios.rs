@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use http_body_util::BodyExt as _;
-use kube::api::DeleteParams;
+use kube::api::{AttachParams, DeleteParams, LogParams};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::support::kubelet::{self, Exec};
 use crate::support::{DEADLINE, Home, Machine, condition, is_ready, main_status, phase, restarts, until};
@@ -274,7 +275,8 @@ pub async fn a_node_finds_its_pods_again(machine: Machine) {
     let shim = rustix::process::Pid::from_raw(state.shim.pid).unwrap();
     rustix::process::kill_process(shim, rustix::process::Signal::KILL).unwrap();
     let restarted = home.wait("box", "restarted", |pod| restarts(pod) == 1 && is_ready(pod)).await;
-    assert!(main_status(&restarted).unwrap().last_state.is_some());
+    let last = main_status(&restarted).unwrap().last_state.clone().and_then(|last| last.terminated).unwrap();
+    assert_eq!(last.reason.as_deref(), Some("ContainerStatusUnknown"));
     let fresh = kubelet::run(home.node(), "again", "box", &["test", "-e", "/tmp/mark"]).await;
     assert_eq!(fresh.exit_code(), 1, "{fresh:?}");
 
@@ -374,5 +376,69 @@ pub async fn fifty_pods_at_once(machine: Machine) {
         outcomes.into_iter().map(|outcome| outcome.stdout.trim().to_owned()).collect();
     assert_eq!(heard, names.iter().cloned().collect());
     join_all(names.iter().map(|name| home.delete(name))).await;
+    home.close().await;
+}
+
+pub async fn pods_that_nobody_placed_are_taken_and_used_through_the_api(machine: Machine) {
+    if !machine.embedded {
+        // A real control plane has a scheduler, and reaches nodes by address.
+        return;
+    }
+    let mut home = Home::new(&machine, "unplaced").await;
+    home.stop_node();
+    home.bind_unassigned = true;
+    home.start_node();
+    home.create(
+        "box",
+        json!({"command": ["sh", "-c", "echo logged; exec sleep 1000"]}),
+        json!({"nodeName": null}),
+    )
+    .await;
+    let pod = home.wait("box", "ready", is_ready).await;
+    assert_eq!(pod.spec.as_ref().unwrap().node_name.as_deref(), Some("unplaced"));
+
+    let attach = AttachParams::default().stdin(true).stderr(true);
+    let mut process =
+        home.pods().exec("box", ["sh", "-c", "cat; echo err >&2; exit 7"], &attach).await.unwrap();
+    let status = process.take_status().unwrap();
+    let (mut stdin, mut stdout) = (process.stdin().unwrap(), process.stdout().unwrap());
+    stdin.write_all(b"hello").await.unwrap();
+    stdin.shutdown().await.unwrap();
+    drop(stdin);
+    let mut heard = String::new();
+    stdout.read_to_string(&mut heard).await.unwrap();
+    let status = status.await.unwrap();
+    assert_eq!((heard.as_str(), status.reason.as_deref()), ("hello", Some("NonZeroExitCode")));
+    until("the log is there", async || {
+        home.pods().logs("box", &LogParams::default()).await.unwrap() == "logged\n"
+    })
+    .await;
+    home.delete("box").await;
+    home.close().await;
+}
+
+/// Prints where the time goes; only when asked for by name, as a measurement proves nothing.
+pub async fn measure(machine: Machine) {
+    let mut home = Home::new(&machine, "measure").await;
+    home.stop_node();
+    home.bind_unassigned = true;
+    home.start_node();
+    let mut ready = Vec::new();
+    let mut exec = Vec::new();
+    for number in 0..50 {
+        let name = format!("box-{number}");
+        let start = std::time::Instant::now();
+        home.create(&name, json!({}), json!({"nodeName": null})).await;
+        home.wait(&name, "ready", is_ready).await;
+        ready.push(start.elapsed());
+        let start = std::time::Instant::now();
+        assert_eq!(kubelet::run(home.node(), "measure", &name, &["true"]).await.exit_code(), 0);
+        exec.push(start.elapsed());
+        home.delete(&name).await;
+    }
+    for (what, mut times) in [("create to Ready", ready), ("exec true", exec)] {
+        times.sort();
+        println!("{what}: p50 {:?}, p90 {:?}", times[times.len() / 2], times[times.len() * 9 / 10]);
+    }
     home.close().await;
 }

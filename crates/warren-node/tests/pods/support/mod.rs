@@ -15,6 +15,8 @@ use tempfile::TempDir;
 use warren_node::{Node, NodeConfig};
 use warren_oci::zygote::Zygote;
 
+use crate::api_servers::Nodes;
+
 /// Long enough for a machine that builds something else meanwhile; nobody waits for it when all is well.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -24,6 +26,9 @@ pub struct Machine {
     pub client: kube::Client,
     pub zygote: Arc<Zygote>,
     pub executable: PathBuf,
+    pub nodes: Arc<Nodes>,
+    /// Whether the server is ours, and hence reaches the node.
+    pub embedded: bool,
 }
 
 /// A node with a data directory and a namespace of its own.
@@ -31,7 +36,8 @@ pub struct Home {
     pub machine: Machine,
     pub data: TempDir,
     pub name: String,
-    pub node: Option<Node>,
+    pub node: Option<Arc<Node>>,
+    pub bind_unassigned: bool,
 }
 
 impl Home {
@@ -45,6 +51,7 @@ impl Home {
             data: tempfile::Builder::new().prefix("warren-node-").tempdir().unwrap(),
             name: name.to_owned(),
             node: None,
+            bind_unassigned: false,
         };
         home.start_node();
         home
@@ -54,7 +61,7 @@ impl Home {
         let machine = &self.machine;
         let config = NodeConfig {
             // A node takes pods only of its own scenario: they name it.
-            bind_unassigned: false,
+            bind_unassigned: self.bind_unassigned,
             ..NodeConfig::local(
                 self.name.clone(),
                 self.data.path().to_owned(),
@@ -63,11 +70,14 @@ impl Home {
                 machine.executable.clone(),
             )
         };
-        self.node = Some(Node::start(config).unwrap());
+        let node = Arc::new(Node::start(config).unwrap());
+        machine.nodes.0.lock().unwrap().insert(self.name.clone(), node.clone());
+        self.node = Some(node);
     }
 
     pub fn stop_node(&mut self) {
-        self.node.take().expect("running").shutdown();
+        self.node = None;
+        self.machine.nodes.0.lock().unwrap().remove(&self.name);
     }
 
     pub fn node(&self) -> &Node {
@@ -147,10 +157,11 @@ impl Home {
     }
 
     /// Ends the scenario: nothing may be left on the machine.
-    pub async fn close(self) {
+    pub async fn close(mut self) {
         let path = self.data.path().to_owned();
         let checked = tokio::task::spawn_blocking(move || warren_testkit::leaks::assert_nothing_left(&path));
         checked.await.expect("nothing left");
+        self.stop_node();
     }
 }
 
