@@ -1,8 +1,6 @@
 //! What users of kubectl see: the generated files can be applied as they are, and names, columns and explanations are those
 //! that agent-sandbox's users know.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
-
 use expect_test::expect;
 use warren_testkit::kube::ControlPlane;
 

@@ -8,8 +8,13 @@ use super::template::convert_pod_template;
 use crate::{EXTENSIONS_GROUP, VERSION};
 
 pub(super) fn convert(document: &mut Document) -> Result<Vec<Value>, ConversionError> {
-    document.rename("spec.size", "spec.replicas")?;
-    document.rename("spec.minReady", "spec.replicas")?;
+    for field in ["spec.size", "spec.minReady"] {
+        // Taken as a count first, so that a fault is reported under the name that the author used.
+        if let Some(count) = document.take_count(field)? {
+            document.put(field, count)?;
+            document.rename(field, "spec.replicas")?;
+        }
+    }
     document.drop(
         "spec.maxReady",
         "a pool has one size",
