@@ -1,0 +1,162 @@
+//! A local home for the length of a test: the real binary, a fresh data directory, and its end.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+use warren_client::home::DataDir;
+use warren_client::kube::Client;
+use warren_testkit::kube::Cache;
+use warren_testkit::leaks;
+
+/// A data directory and the binary that works on it. Dropping it takes the home down.
+#[derive(Debug)]
+pub struct LocalHome {
+    directory: TempDir,
+}
+
+/// How a command ended, with its streams as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: String,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl LocalHome {
+    /// A fresh directory, with nothing running. `None`, with a word on standard error, where containers
+    /// cannot be made.
+    pub fn new() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: the local home needs root to make containers");
+            return None;
+        }
+        Some(Self { directory: tempfile::tempdir().expect("make a data directory") })
+    }
+
+    /// The data directory.
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// `warren` with this home, to be given arguments.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(warren_binary());
+        command.env("WARREN_HOME", self.path()).env_remove("WARREN_LOG").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `warren` with these arguments to its end.
+    pub fn warren(&self, arguments: &[&str]) -> Ended {
+        self.command().args(arguments).output().expect("run warren").into()
+    }
+
+    /// Runs `warren run -- sh -c SCRIPT`.
+    pub fn shell(&self, script: &str) -> Ended {
+        self.warren(&["run", "--", "sh", "-c", script])
+    }
+
+    /// Runs `warren` with these arguments and this input.
+    pub fn warren_with_input(&self, arguments: &[&str], input: &[u8]) -> Output {
+        let mut child = self.spawn(arguments);
+        let mut stdin = child.stdin.take().expect("stdin is piped");
+        std::thread::scope(|scope| {
+            scope.spawn(move || stdin.write_all(input).expect("write the input"));
+            child.wait_with_output().expect("wait for warren")
+        })
+    }
+
+    /// Starts `warren` with these arguments and all its streams piped.
+    pub fn spawn(&self, arguments: &[&str]) -> Child {
+        self.command()
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start warren")
+    }
+
+    /// Starts the daemon, and returns its process id.
+    pub fn up(&self) -> u32 {
+        let ended = self.warren(&["up", "--detach", "--output", "json"]);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let report: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON on standard output");
+        u32::try_from(report["pid"].as_u64().expect("a pid")).expect("a small number")
+    }
+
+    /// A client of the API, over the home's socket.
+    pub async fn client(&self) -> Client {
+        let data_dir = DataDir::open(self.path()).expect("open the data directory");
+        warren_client::connect::local(&data_dir).await.expect("connect")
+    }
+
+    /// `kubectl` with this home's kubeconfig, if there is a kubectl.
+    pub fn kubectl(&self) -> Option<Command> {
+        let mut command = Command::new(kubectl()?);
+        command.arg("--kubeconfig").arg(self.path().join("kubeconfig"));
+        Some(command)
+    }
+
+    /// Fails if anything of a pod is left on the machine.
+    pub fn assert_nothing_left(&self) {
+        leaks::assert_nothing_left(self.path());
+    }
+}
+
+impl Drop for LocalHome {
+    fn drop(&mut self) {
+        let _ = self.command().arg("down").stderr(Stdio::null()).status();
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.path().join("daemon.log")).unwrap_or_default();
+            eprintln!("--- daemon.log\n{log}---");
+        }
+    }
+}
+
+/// The binary: `WARREN_BIN`, or the one beside this test, built if need be.
+pub fn warren_binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        if let Some(path) = std::env::var_os("WARREN_BIN") {
+            return PathBuf::from(path);
+        }
+        // target/<triple>/<profile>/deps/<this test>
+        let test = std::env::current_exe().expect("this test's own path");
+        let profile = test.ancestors().nth(2).expect("a test lies in `deps` of a profile");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "warren", "--bin", "warren"]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("run cargo");
+        assert!(status.success(), "building warren failed");
+        profile.join("warren")
+    })
+}
+
+/// A kubectl: the one that was built for the control-plane tests, or one in `PATH`.
+fn kubectl() -> Option<PathBuf> {
+    let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
+    let cached =
+        Cache::locate(named, |name| std::env::var_os(name)).map(|cache| cache.programs().join("kubectl"));
+    cached.ok().filter(|file| file.exists()).or_else(|| {
+        let path = std::env::var_os("PATH")?;
+        std::env::split_paths(&path).map(|directory| directory.join("kubectl")).find(|file| file.exists())
+    })
+}
