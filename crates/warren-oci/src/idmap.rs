@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -90,7 +91,11 @@ impl IdAllocator {
             .find(|range| !self.taken.contains(&range.first))
             .ok_or(AllocateError::Exhausted)?;
         let path = directory.join("ids");
-        std::fs::create_dir_all(&directory)
+        // What containers write is owned by ids that no user of the host has; nobody but root needs to walk there.
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
             .and_then(|()| std::fs::write(&path, format!("{}\n", range.first)))
             .map_err(|source| AllocateError::Record { path, source })?;
         self.taken.insert(range.first);

@@ -1,5 +1,5 @@
-//! What a container is: the part of the OCI runtime configuration that Warren honours, under its own names, so that a
-//! bundle's `config.json` reads into these types and unknown fields are passed over.
+//! What a container is. The shape and the words are those of the OCI runtime configuration wherever it has the same
+//! idea; what Warren decides by itself (namespaces, id maps, `/proc`, `/sys`, `/dev`, the system call filter) is not here.
 //!
 //! Everything that isolates has a safe default: leaving a field out gives the container engines' default, never less.
 

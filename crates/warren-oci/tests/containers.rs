@@ -209,7 +209,7 @@ fn volumes_are_there_and_keep_their_rules() {
         return;
     }
     let home = Home::new();
-    let source = home.data.path().join("volume");
+    let source = home.data.join("volume");
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("file"), "content").unwrap();
     let mut container = home.container("volumes", "main", &["/.warren/init", "init"]);
@@ -262,6 +262,8 @@ fn pause_stops_the_processes_and_resume_lets_them_go_on() {
     eventually("it runs", || (used().cpu_nanoseconds > before).then_some(()));
     pod.client.call(Call::Pause, drop).unwrap();
     assert!(pod.state().paused);
+    // What would stand still before it is anything is not started.
+    assert!(pod.start(Pod::request(&["true"])).unwrap_err().message.contains("paused"));
     // Freezing may take a moment to reach a running process; from then on nothing is used.
     let (mut last, mut times) = (0, 0);
     eventually("it stands still", || {
@@ -386,5 +388,40 @@ fn a_container_after_one_that_could_not_be_made_is_as_shut_in_as_any() {
         pod.shell("hostname; tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '").stdout,
         "second\nlo\n"
     );
+    pod.shutdown();
+}
+
+#[test]
+fn deep_directories_and_long_environments_are_no_obstacle() {
+    if skipped() {
+        return;
+    }
+    // Longer than a socket's address and than an option of a mount may be.
+    let home = Home::below(&format!("{}/{}", "d".repeat(200), "e".repeat(200)));
+    let mut container = home.container("deep", "main", &["/.warren/init", "init"]);
+    container.spec.process.env.extend((0..20).map(|number| format!("LONG{number}={}", "x".repeat(10_000))));
+    let pod = home.pod("deep", vec![container]);
+    pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));
+    assert_eq!(pod.shell("echo ${#LONG19}").stdout, "10000\n");
+    pod.shutdown();
+}
+
+#[test]
+fn a_container_that_spoils_its_own_files_does_not_spoil_an_exec() {
+    if skipped() {
+        return;
+    }
+    let home = Home::new();
+    let pod = home.idle_pod("spoil");
+    // A pipe in the place of a device would make whoever opens it wait forever.
+    let output = pod.shell(
+        "rm -f /dev/ptmx /dev/fd; mkfifo /dev/ptmx; rm -rf /tmp; ln -s / /tmp; chmod 000 /root; echo done",
+    );
+    assert_eq!(output.stdout, "done\n", "{output:?}");
+    let (number, mut master) = pod.terminal("echo here", 80, 24);
+    let mut buffer = [0u8; 64];
+    let length = master.read(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"here\r\n");
+    assert_eq!(pod.wait_exit(number).code, 0);
     pod.shutdown();
 }

@@ -48,7 +48,8 @@ pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T 
 }
 
 pub struct Home {
-    pub data: tempfile::TempDir,
+    pub data: PathBuf,
+    _temporary: tempfile::TempDir,
     pub id: String,
     image: HostImage,
     allocator: Mutex<IdAllocator>,
@@ -66,7 +67,14 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl Home {
     pub fn new() -> Self {
-        let data = tempfile::tempdir().unwrap();
+        Self::below("")
+    }
+
+    /// A home whose data directory is further down.
+    pub fn below(path: &str) -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let data = temporary.path().join(path);
+        std::fs::create_dir_all(&data).unwrap();
         let id = format!("{:04x}{:04x}", std::process::id() & 0xffff, NEXT.fetch_add(1, Ordering::Relaxed));
         let mut child = Command::new(env!("CARGO_BIN_EXE_warren-oci-harness"))
             .arg("serve")
@@ -79,12 +87,13 @@ impl Home {
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         Self {
-            image: HostImage::prepare(data.path()).unwrap(),
-            allocator: Mutex::new(IdAllocator::load(&data.path().join("pods"), &id).unwrap()),
+            image: HostImage::prepare(&data).unwrap(),
+            allocator: Mutex::new(IdAllocator::load(&data.join("pods"), &id).unwrap()),
             harness: Mutex::new(Some(Harness { child, input, output })),
             zygote_pid: line.trim().parse().expect("the harness says its zygote's pid"),
             data,
             id,
+            _temporary: temporary,
         }
     }
 
@@ -112,7 +121,7 @@ impl Home {
     }
 
     pub fn directory(&self, uid: &str) -> PathBuf {
-        self.data.path().join("pods").join(uid)
+        self.data.join("pods").join(uid)
     }
 
     pub fn pod(&self, uid: &str, containers: Vec<ContainerRequest>) -> Pod {

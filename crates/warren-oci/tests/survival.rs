@@ -1,7 +1,5 @@
 //! Who survives whom, and what is left at the end.
 
-use std::path::Path;
-
 use crate::support::{Home, Pod, eventually, skipped};
 use warren_oci::cleanup;
 use warren_oci::client::ShimClient;
@@ -130,13 +128,11 @@ fn nothing_is_left_after_a_shutdown() {
     cleanup::remove_home_cgroup(&home.id).unwrap();
     assert_eq!(home.cgroups(), Vec::<std::path::PathBuf>::new());
     assert_eq!(mounts(), before);
-    let ours = format!("{}", home.data.path().display());
+    let ours = home.data.clone();
     let leaked: Vec<_> = std::fs::read_dir("/proc")
         .unwrap()
         .flatten()
-        .filter(|entry| {
-            std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(Path::new(&ours)))
-        })
+        .filter(|entry| std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(&ours)))
         .collect();
     assert!(leaked.is_empty(), "{leaked:?}");
 }

@@ -205,10 +205,16 @@ fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
 /// Standard streams of the program.
 #[derive(Debug)]
 pub(super) enum Streams<'fd> {
-    /// Separate descriptors; no standard input reads as empty.
-    Pipes { stdin: Option<BorrowedFd<'fd>>, stdout: BorrowedFd<'fd>, stderr: BorrowedFd<'fd> },
+    /// Separate descriptors.
+    Pipes { stdin: BorrowedFd<'fd>, stdout: BorrowedFd<'fd>, stderr: BorrowedFd<'fd> },
     /// A terminal for all three.
     Terminal(BorrowedFd<'fd>),
+}
+
+/// Standard input for those who are to have none. It is the host's, opened before the container's files are in sight: a
+/// container could put something else in the place of its own.
+pub(super) fn open_null() -> Result<OwnedFd, StepError> {
+    fs::File::open("/dev/null").map(OwnedFd::from).step(|| "open /dev/null".to_owned())
 }
 
 /// Dies with the shim, whose end of `lifeline` closes when it dies. To be called again after each change of identity,
@@ -288,13 +294,7 @@ fn take_streams(streams: &Streams<'_>) -> Result<(), StepError> {
     let step = || "take the standard streams".to_owned();
     match streams {
         Streams::Pipes { stdin, stdout, stderr } => {
-            match stdin {
-                Some(stdin) => process::replace_standard_descriptor(*stdin, 0).step(step)?,
-                None => {
-                    let null = fs::File::open("/dev/null").step(step)?;
-                    process::replace_standard_descriptor(null.as_fd(), 0).step(step)?;
-                }
-            }
+            process::replace_standard_descriptor(*stdin, 0).step(step)?;
             process::replace_standard_descriptor(*stdout, 1).step(step)?;
             process::replace_standard_descriptor(*stderr, 2).step(step)
         }

@@ -159,6 +159,7 @@ fn exec_process(
     born_inside: bool,
 ) -> Result<std::convert::Infallible, Failure> {
     child::die_with_parent()?;
+    let null = child::open_null()?;
     if !born_inside {
         container.entrance.enter().step(|| "enter the cgroup".to_owned())?;
     }
@@ -175,9 +176,11 @@ fn exec_process(
     let streams = match inside {
         [terminal] if has_terminal => Streams::Terminal(terminal.as_fd()),
         [stdin, stdout, stderr] if has_stdin => {
-            Streams::Pipes { stdin: Some(stdin.as_fd()), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
+            Streams::Pipes { stdin: stdin.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
         }
-        [stdout, stderr] => Streams::Pipes { stdin: None, stdout: stdout.as_fd(), stderr: stderr.as_fd() },
+        [stdout, stderr] => {
+            Streams::Pipes { stdin: null.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
+        }
         _ => {
             return Err(StepError {
                 step: "count the streams".to_owned(),

@@ -153,9 +153,10 @@ fn start_steps(
     let Some(child) = clone_container(workshop, shared, birthplace)? else {
         let born_inside = birthplace.is_some();
         drop((starter, stdout, stderr, report));
-        let streams =
-            Streams::Pipes { stdin: None, stdout: stdout_inside.as_fd(), stderr: stderr_inside.as_fd() };
         let life = || {
+            let null = child::open_null()?;
+            let (stdout, stderr) = (stdout_inside.as_fd(), stderr_inside.as_fd());
+            let streams = Streams::Pipes { stdin: null.as_fd(), stdout, stderr };
             let descriptors = child_before_mounts(pod, is_first, born_inside, &starter_inside, timeline)?;
             child_after_mounts(workshop, &request.spec, descriptors, streams, timeline)
         };

@@ -4,8 +4,10 @@
 //! Daemons come and go; the shim stays until it is told to shut down. If it dies itself, its containers die with it.
 
 mod clients;
+mod guest;
 mod log;
 mod serve;
+mod settle;
 mod state;
 
 use std::collections::BTreeMap;
@@ -15,21 +17,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use warren_sys::cgroup::{Cgroup, Hierarchy, Watch};
+use warren_sys::cgroup::{Cgroup, Hierarchy};
 use warren_sys::namespace;
-use warren_sys::process::{self, Exit, SingleThreaded};
+use warren_sys::process::{self, SingleThreaded};
 use warren_sys::socket::{Seqpacket, SeqpacketListener};
 
 use self::clients::{Asker, Clients};
-use self::log::{Log, Stream};
+use self::guest::{Guest, Visitor};
+use self::log::Stream;
 use crate::client::socket_path;
-use crate::container::{self, Container, Exec, PodNamespaces, Workshop};
-use crate::protocol::{
-    Answer, ContainerRequest, ContainerState, ContainerStatus, Event, ExitStatus, PodRequest, PodState,
-    ProcessName, Refusal, RefusalReason,
-};
+use crate::container::{PodNamespaces, Workshop};
+use crate::protocol::{Answer, PodRequest, PodState, ProcessName, Refusal, RefusalReason};
 use crate::seccomp_profile;
 use crate::timeline::Timeline;
 
@@ -99,29 +98,6 @@ fn live(workshop: Workshop, pod: PodRequest, client: Seqpacket) -> io::Result<()
     client.set_nonblocking(true)?;
     timeline.mark("shim", "detach");
     Shim::begin(workshop, pod, client, &mut timeline)?.serve_until_shut_down()
-}
-
-/// A container and what the shim does for it.
-#[derive(Debug)]
-struct Guest {
-    attempt: u32,
-    container: Option<Container>,
-    status: ContainerStatus,
-    oom_kills: u64,
-    pids_limit_hits: u64,
-    watches: Vec<Watch>,
-    is_watched: bool,
-    log: Log,
-    asker: Option<Asker>,
-}
-
-/// A process started by a client.
-#[derive(Debug)]
-struct Visitor {
-    container: String,
-    exec: Exec,
-    asker: Asker,
-    oom_kills_before: u64,
 }
 
 #[derive(Debug)]
@@ -361,112 +337,6 @@ impl Shim {
         }
     }
 
-    /// A container's first process has become its program, or failed to.
-    fn settle_start(&mut self, name: &str) {
-        let Some(guest) = self.guests.get_mut(name) else { return };
-        let Some(container) = &mut guest.container else { return };
-        let Some(report) = container.report.take() else { return };
-        let result = match container::read_report(&report) {
-            Some(refusal) => {
-                let _ = container.child.wait();
-                let _ = container.cgroup.remove();
-                guest.container = None;
-                guest.status =
-                    ContainerStatus::Failed { refusal: refusal.clone(), finished_at: Timestamp::now() };
-                self.record_first = true;
-                Err(refusal)
-            }
-            None => {
-                let pid = container.child.pid();
-                // A process that has ended already is still there to be reaped, so it has a name.
-                let process = ProcessName::of(pid).unwrap_or(ProcessName { pid, start_ticks: 0 });
-                guest.status = ContainerStatus::Running { process, started_at: Timestamp::now() };
-                guest.is_watched = false;
-                Ok(())
-            }
-        };
-        self.dirty = true;
-        let asker = guest.asker.take();
-        self.look_soon();
-        if let Some(asker) = asker {
-            let result = result.map(|()| Answer::State { state: self.state() });
-            self.clients.reply(asker, result, Vec::new());
-        }
-    }
-
-    /// A container's first process has ended, and with it all others in its pid namespace.
-    fn settle_exit(&mut self, name: &str) {
-        // It may have become its program and ended before its report was read.
-        self.settle_start(name);
-        let Some(guest) = self.guests.get_mut(name) else { return };
-        let Some(container) = &guest.container else { return };
-        let exit = match container.child.try_wait() {
-            Ok(Some(exit)) => exit,
-            Ok(None) => return,
-            Err(error) => {
-                eprintln!("warren: shim: wait for {name}: {error}");
-                Exit::Signal(libc::SIGKILL)
-            }
-        };
-        guest.pump(Stream::Stdout, usize::MAX);
-        guest.pump(Stream::Stderr, usize::MAX);
-        guest.log.finish();
-        guest.look_at_limits();
-        let started_at = match guest.status {
-            ContainerStatus::Running { started_at, .. } => started_at,
-            _ => Timestamp::now(),
-        };
-        let oom_killed = exit == Exit::Signal(libc::SIGKILL) && guest.oom_kills > 0;
-        guest.status = ContainerStatus::Exited {
-            exit: exit_status(exit, oom_killed),
-            started_at,
-            finished_at: Timestamp::now(),
-        };
-        guest.watches.clear();
-        if let Some(container) = guest.container.take() {
-            // Execs that are still to be reaped keep it busy; then the pod's end removes it.
-            let _ = container.cgroup.remove();
-        }
-        self.dirty = true;
-        self.record_first = true;
-    }
-
-    fn settle_visitor_start(&mut self, number: u64) {
-        let Some(visitor) = self.visitors.get_mut(&number) else { return };
-        let Some(report) = visitor.exec.report.take() else { return };
-        let asker = visitor.asker;
-        let pid = visitor.exec.child.pid();
-        let streams = std::mem::take(&mut visitor.exec.streams);
-        match container::read_report(&report) {
-            Some(refusal) => {
-                let _ = visitor.exec.child.wait();
-                self.visitors.remove(&number);
-                self.clients.reply(asker, Err(refusal), Vec::new());
-            }
-            None => self.clients.reply(asker, Ok(Answer::Exec { exec: number, pid }), streams),
-        }
-    }
-
-    fn settle_visitor_exit(&mut self, number: u64) {
-        self.settle_visitor_start(number);
-        let Some(visitor) = self.visitors.get(&number) else { return };
-        let exit = match visitor.exec.child.try_wait() {
-            Ok(Some(exit)) => exit,
-            Ok(None) => return,
-            Err(_) => Exit::Signal(libc::SIGKILL),
-        };
-        let Some(visitor) = self.visitors.remove(&number) else { return };
-        let mut oom_kills = visitor.oom_kills_before;
-        if let Some(guest) = self.guests.get_mut(&visitor.container) {
-            self.dirty |= guest.look_at_limits();
-            oom_kills = guest.oom_kills;
-        }
-        let oom_killed = oom_kills > visitor.oom_kills_before && was_killed(exit);
-        self.look_soon();
-        let event = Event::ExecExited { exec: number, exit: exit_status(exit, oom_killed) };
-        self.clients.tell(visitor.asker.client, event);
-    }
-
     /// Once everything is dead: removes the cgroups and tells those who asked.
     fn finish_closing(&mut self) {
         if self.closing.is_none()
@@ -493,82 +363,6 @@ impl Shim {
     }
 }
 
-impl Guest {
-    fn start(
-        workshop: &Workshop,
-        pod: &PodRequest,
-        namespaces: &mut Option<PodNamespaces>,
-        request: ContainerRequest,
-        asker: Option<Asker>,
-        timeline: &mut Timeline,
-    ) -> Self {
-        let mut log = Log::new(request.log.clone());
-        let container = log
-            .open()
-            .map_err(|error| Refusal {
-                reason: RefusalReason::CreateFailed,
-                message: format!("open the log {}: {error}", request.log.path.display()),
-            })
-            .and_then(|()| serve::check_name(&request.name))
-            .and_then(|()| container::start(workshop, pod, namespaces, &request, timeline));
-        let (container, status) = match container {
-            Ok(container) => (Some(container), ContainerStatus::Starting),
-            Err(refusal) => (None, ContainerStatus::Failed { refusal, finished_at: Timestamp::now() }),
-        };
-        Self {
-            attempt: request.attempt,
-            container,
-            status,
-            oom_kills: 0,
-            pids_limit_hits: 0,
-            watches: Vec::new(),
-            is_watched: true,
-            log,
-            asker,
-        }
-    }
-
-    fn state(&self) -> ContainerState {
-        ContainerState {
-            attempt: self.attempt,
-            status: self.status.clone(),
-            oom_kills: self.oom_kills,
-            pids_limit_hits: self.pids_limit_hits,
-        }
-    }
-
-    fn pump(&mut self, stream: Stream, chunks: usize) {
-        let Some(container) = &mut self.container else { return };
-        let pipe = match stream {
-            Stream::Stdout => &mut container.stdout,
-            Stream::Stderr => &mut container.stderr,
-        };
-        if let Some(open) = pipe
-            && !self.log.pump(stream, open, chunks)
-        {
-            *pipe = None;
-        }
-    }
-
-    /// Reads the counters; whether they have changed.
-    fn look_at_limits(&mut self) -> bool {
-        let Some(container) = &self.container else { return false };
-        for watch in &self.watches {
-            // Reading is what makes a watch quiet until the next event; a file must be read from its start.
-            let mut buffer = [0u8; 256];
-            let _ = if watch.exceptional {
-                rustix::io::pread(&watch.descriptor, &mut buffer, 0)
-            } else {
-                rustix::io::read(&watch.descriptor, &mut buffer)
-            };
-        }
-        let before = (self.oom_kills, self.pids_limit_hits);
-        self.oom_kills = container.cgroup.oom_kills().unwrap_or(self.oom_kills);
-        self.pids_limit_hits = container.cgroup.pids_limit_hits().unwrap_or(self.pids_limit_hits);
-        before != (self.oom_kills, self.pids_limit_hits)
-    }
-}
-
 /// What can happen.
 #[derive(Debug)]
 enum Source {
@@ -580,16 +374,4 @@ enum Source {
     Exit(String),
     VisitorReport(u64),
     VisitorExit(u64),
-}
-
-/// A shell reports a killed child by its own exit code.
-fn was_killed(exit: Exit) -> bool {
-    matches!(exit, Exit::Signal(libc::SIGKILL) | Exit::Code(137))
-}
-
-fn exit_status(exit: Exit, oom_killed: bool) -> ExitStatus {
-    match exit {
-        Exit::Code(code) => ExitStatus { code, signal: None, oom_killed },
-        Exit::Signal(signal) => ExitStatus { code: 128 + signal, signal: Some(signal), oom_killed },
-    }
 }

@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use super::Shim;
 use super::clients::Asker;
-use super::{Guest, Shim, Visitor};
+use super::guest::{Guest, Visitor};
 use crate::container;
 use crate::protocol::{
     Answer, Call, ContainerRequest, ContainerStatus, ExecRequest, Refusal, RefusalReason, Request, Target,
@@ -75,6 +76,15 @@ impl Shim {
         }
     }
 
+    /// Whether anything can be started now. A process that enters a paused pod would stand still before it is anything.
+    fn check_open(&self) -> Result<(), Refusal> {
+        match (&self.closing, self.paused) {
+            (Some(_), _) => Err(invalid("the pod is shutting down".to_owned())),
+            (None, true) => Err(invalid("the pod is paused".to_owned())),
+            (None, false) => Ok(()),
+        }
+    }
+
     fn set_paused(&mut self, paused: bool) -> Result<Option<Answer>, Refusal> {
         self.dirty |= self.paused != paused;
         self.paused = paused;
@@ -82,9 +92,7 @@ impl Shim {
     }
 
     fn start(&mut self, asker: Asker, request: ContainerRequest) -> Result<Option<Answer>, Refusal> {
-        if self.closing.is_some() {
-            return Err(invalid("the pod is shutting down".to_owned()));
-        }
+        self.check_open()?;
         if let Some(guest) = self.guests.get(&request.name) {
             if guest.container.is_some() {
                 return Err(invalid(format!("container `{}` is running", request.name)));
@@ -117,9 +125,7 @@ impl Shim {
     }
 
     fn exec(&mut self, asker: Asker, request: &ExecRequest) -> Result<Option<Answer>, Refusal> {
-        if self.closing.is_some() {
-            return Err(invalid("the pod is shutting down".to_owned()));
-        }
+        self.check_open()?;
         let guest = self.guests.get(&request.container);
         let running = guest.filter(|guest| matches!(guest.status, ContainerStatus::Running { .. }));
         let Some((guest, container)) = running.and_then(|guest| Some((guest, guest.container.as_ref()?)))

@@ -1,0 +1,112 @@
+//! A container and what the shim does for it; and further processes that clients start in one.
+
+use jiff::Timestamp;
+use warren_sys::cgroup::Watch;
+
+use super::clients::Asker;
+use super::log::{Log, Stream};
+use super::serve;
+use crate::container::{self, Container, Exec, PodNamespaces, Workshop};
+use crate::protocol::{
+    ContainerRequest, ContainerState, ContainerStatus, PodRequest, Refusal, RefusalReason,
+};
+use crate::timeline::Timeline;
+
+/// A container and what the shim does for it.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) attempt: u32,
+    pub(super) container: Option<Container>,
+    pub(super) status: ContainerStatus,
+    pub(super) oom_kills: u64,
+    pub(super) pids_limit_hits: u64,
+    pub(super) watches: Vec<Watch>,
+    pub(super) is_watched: bool,
+    pub(super) log: Log,
+    pub(super) asker: Option<Asker>,
+}
+
+/// A process started by a client.
+#[derive(Debug)]
+pub(super) struct Visitor {
+    pub(super) container: String,
+    pub(super) exec: Exec,
+    pub(super) asker: Asker,
+    pub(super) oom_kills_before: u64,
+}
+
+impl Guest {
+    pub(super) fn start(
+        workshop: &Workshop,
+        pod: &PodRequest,
+        namespaces: &mut Option<PodNamespaces>,
+        request: ContainerRequest,
+        asker: Option<Asker>,
+        timeline: &mut Timeline,
+    ) -> Self {
+        let mut log = Log::new(request.log.clone());
+        let container = log
+            .open()
+            .map_err(|error| Refusal {
+                reason: RefusalReason::CreateFailed,
+                message: format!("open the log {}: {error}", request.log.path.display()),
+            })
+            .and_then(|()| serve::check_name(&request.name))
+            .and_then(|()| container::start(workshop, pod, namespaces, &request, timeline));
+        let (container, status) = match container {
+            Ok(container) => (Some(container), ContainerStatus::Starting),
+            Err(refusal) => (None, ContainerStatus::Failed { refusal, finished_at: Timestamp::now() }),
+        };
+        Self {
+            attempt: request.attempt,
+            container,
+            status,
+            oom_kills: 0,
+            pids_limit_hits: 0,
+            watches: Vec::new(),
+            is_watched: true,
+            log,
+            asker,
+        }
+    }
+
+    pub(super) fn state(&self) -> ContainerState {
+        ContainerState {
+            attempt: self.attempt,
+            status: self.status.clone(),
+            oom_kills: self.oom_kills,
+            pids_limit_hits: self.pids_limit_hits,
+        }
+    }
+
+    pub(super) fn pump(&mut self, stream: Stream, chunks: usize) {
+        let Some(container) = &mut self.container else { return };
+        let pipe = match stream {
+            Stream::Stdout => &mut container.stdout,
+            Stream::Stderr => &mut container.stderr,
+        };
+        if let Some(open) = pipe
+            && !self.log.pump(stream, open, chunks)
+        {
+            *pipe = None;
+        }
+    }
+
+    /// Reads the counters; whether they have changed.
+    pub(super) fn look_at_limits(&mut self) -> bool {
+        let Some(container) = &self.container else { return false };
+        for watch in &self.watches {
+            // Reading is what makes a watch quiet until the next event; a file must be read from its start.
+            let mut buffer = [0u8; 256];
+            let _ = if watch.exceptional {
+                rustix::io::pread(&watch.descriptor, &mut buffer, 0)
+            } else {
+                rustix::io::read(&watch.descriptor, &mut buffer)
+            };
+        }
+        let before = (self.oom_kills, self.pids_limit_hits);
+        self.oom_kills = container.cgroup.oom_kills().unwrap_or(self.oom_kills);
+        self.pids_limit_hits = container.cgroup.pids_limit_hits().unwrap_or(self.pids_limit_hits);
+        before != (self.oom_kills, self.pids_limit_hits)
+    }
+}

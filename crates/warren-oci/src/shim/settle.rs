@@ -1,0 +1,129 @@
+//! What has become of processes: started, failed to, ended.
+
+use jiff::Timestamp;
+use warren_sys::process::Exit;
+
+use super::Shim;
+use super::log::Stream;
+use crate::container;
+use crate::protocol::{Answer, ContainerStatus, Event, ExitStatus, ProcessName};
+
+impl Shim {
+    /// A container's first process has become its program, or failed to.
+    pub(super) fn settle_start(&mut self, name: &str) {
+        let Some(guest) = self.guests.get_mut(name) else { return };
+        let Some(container) = &mut guest.container else { return };
+        let Some(report) = container.report.take() else { return };
+        let result = match container::read_report(&report) {
+            Some(refusal) => {
+                let _ = container.child.wait();
+                let _ = container.cgroup.remove();
+                guest.container = None;
+                guest.status =
+                    ContainerStatus::Failed { refusal: refusal.clone(), finished_at: Timestamp::now() };
+                self.record_first = true;
+                Err(refusal)
+            }
+            None => {
+                let pid = container.child.pid();
+                // A process that has ended already is still there to be reaped, so it has a name.
+                let process = ProcessName::of(pid).unwrap_or(ProcessName { pid, start_ticks: 0 });
+                guest.status = ContainerStatus::Running { process, started_at: Timestamp::now() };
+                guest.is_watched = false;
+                Ok(())
+            }
+        };
+        self.dirty = true;
+        let asker = guest.asker.take();
+        self.look_soon();
+        if let Some(asker) = asker {
+            let result = result.map(|()| Answer::State { state: self.state() });
+            self.clients.reply(asker, result, Vec::new());
+        }
+    }
+
+    /// A container's first process has ended, and with it all others in its pid namespace.
+    pub(super) fn settle_exit(&mut self, name: &str) {
+        // It may have become its program and ended before its report was read.
+        self.settle_start(name);
+        let Some(guest) = self.guests.get_mut(name) else { return };
+        let Some(container) = &guest.container else { return };
+        let exit = match container.child.try_wait() {
+            Ok(Some(exit)) => exit,
+            Ok(None) => return,
+            Err(error) => {
+                eprintln!("warren: shim: wait for {name}: {error}");
+                Exit::Signal(libc::SIGKILL)
+            }
+        };
+        guest.pump(Stream::Stdout, usize::MAX);
+        guest.pump(Stream::Stderr, usize::MAX);
+        guest.log.finish();
+        guest.look_at_limits();
+        let started_at = match guest.status {
+            ContainerStatus::Running { started_at, .. } => started_at,
+            _ => Timestamp::now(),
+        };
+        let oom_killed = exit == Exit::Signal(libc::SIGKILL) && guest.oom_kills > 0;
+        guest.status = ContainerStatus::Exited {
+            exit: exit_status(exit, oom_killed),
+            started_at,
+            finished_at: Timestamp::now(),
+        };
+        guest.watches.clear();
+        if let Some(container) = guest.container.take() {
+            // Execs that are still to be reaped keep it busy; then the pod's end removes it.
+            let _ = container.cgroup.remove();
+        }
+        self.dirty = true;
+        self.record_first = true;
+    }
+
+    pub(super) fn settle_visitor_start(&mut self, number: u64) {
+        let Some(visitor) = self.visitors.get_mut(&number) else { return };
+        let Some(report) = visitor.exec.report.take() else { return };
+        let asker = visitor.asker;
+        let pid = visitor.exec.child.pid();
+        let streams = std::mem::take(&mut visitor.exec.streams);
+        match container::read_report(&report) {
+            Some(refusal) => {
+                let _ = visitor.exec.child.wait();
+                self.visitors.remove(&number);
+                self.clients.reply(asker, Err(refusal), Vec::new());
+            }
+            None => self.clients.reply(asker, Ok(Answer::Exec { exec: number, pid }), streams),
+        }
+    }
+
+    pub(super) fn settle_visitor_exit(&mut self, number: u64) {
+        self.settle_visitor_start(number);
+        let Some(visitor) = self.visitors.get(&number) else { return };
+        let exit = match visitor.exec.child.try_wait() {
+            Ok(Some(exit)) => exit,
+            Ok(None) => return,
+            Err(_) => Exit::Signal(libc::SIGKILL),
+        };
+        let Some(visitor) = self.visitors.remove(&number) else { return };
+        let mut oom_kills = visitor.oom_kills_before;
+        if let Some(guest) = self.guests.get_mut(&visitor.container) {
+            self.dirty |= guest.look_at_limits();
+            oom_kills = guest.oom_kills;
+        }
+        let oom_killed = oom_kills > visitor.oom_kills_before && was_killed(exit);
+        self.look_soon();
+        let event = Event::ExecExited { exec: number, exit: exit_status(exit, oom_killed) };
+        self.clients.tell(visitor.asker.client, event);
+    }
+}
+
+/// A shell reports a killed child by its own exit code.
+fn was_killed(exit: Exit) -> bool {
+    matches!(exit, Exit::Signal(libc::SIGKILL) | Exit::Code(137))
+}
+
+fn exit_status(exit: Exit, oom_killed: bool) -> ExitStatus {
+    match exit {
+        Exit::Code(code) => ExitStatus { code, signal: None, oom_killed },
+        Exit::Signal(signal) => ExitStatus { code: 128 + signal, signal: Some(signal), oom_killed },
+    }
+}
