@@ -21,6 +21,7 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tracing::debug;
+use warren_oci::protocol::ContainerStatus;
 
 use crate::log_file::{LogOptions, LogRequestError, read_log};
 use crate::node::Shared;
@@ -140,6 +141,15 @@ fn exec(
     };
     if !object.spec.iter().flat_map(|spec| &spec.containers).any(|known| known.name == container) {
         return text(StatusCode::NOT_FOUND, format!("container not found (\"{container}\")"));
+    }
+    let runs = entry
+        .state
+        .borrow()
+        .as_ref()
+        .and_then(|state| state.containers.get(container))
+        .is_some_and(|container| matches!(container.status, ContainerStatus::Running { .. }));
+    if !runs {
+        return text(StatusCode::INTERNAL_SERVER_ERROR, format!("container \"{container}\" is not running"));
     }
     let headers = request.headers();
     let wants_websocket =

@@ -148,12 +148,11 @@ impl Drop for Node {
     }
 }
 
-/// Pods' files are theirs alone: nobody else on the host may look in.
+/// Pods' files are theirs alone: nobody else on the host may look in. Containers have them by mounts, not by this path.
 fn make_private(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::create_dir_all(directory)?;
-    // The containers' ids need to pass through to their own files.
-    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711))
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
 }
 
 /// Watches pods for ever. Workers end with it.

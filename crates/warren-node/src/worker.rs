@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Binding, Pod, PodStatus};
@@ -28,6 +28,8 @@ use crate::shim::Shim;
 /// A pod that asks for this many rounds without coming to rest is a mistake of ours; it then waits for a moment.
 const ROUNDS: usize = 32;
 const AFTER_TOO_MANY_ROUNDS: Duration = Duration::from_secs(5);
+/// Only the kernel can hold a killed process for longer (say, on a hung disk); it is killed again then.
+const AFTER_KILL: Duration = Duration::from_secs(10);
 /// After the API server did not take a write.
 const AFTER_API_ERROR: Duration = Duration::from_secs(1);
 
@@ -340,21 +342,25 @@ impl Worker {
         pod: &Arc<Pod>,
         starts: Vec<(String, u32)>,
     ) -> Result<(), StartError> {
+        let begun = Instant::now();
         let ids = self.shared.ids().allocate(&self.uid)?;
         let mut request = self.shared.builder.pod(pod, &self.directory, ids)?;
         for (name, attempt) in &starts {
             request.containers.push(self.container(pod, name, *attempt)?);
         }
+        let prepared = begun.elapsed();
         let zygote = self.shared.zygote.clone();
         // A fork of a small process: a fraction of a millisecond, but behind every other start.
         let handle = tokio::task::spawn_blocking(move || zygote.spawn_shim(&request))
             .await
             .map_err(io::Error::other)??;
+        let forked = begun.elapsed();
         let mut shim = Shim::over(handle.client)?;
         let mut state = shim.subscribe().await?;
         while !machine::settled(&state) {
             state = shim.next_state().await?;
         }
+        debug!(?prepared, ?forked, started = ?begun.elapsed(), "sandbox started");
         self.shim = Some(shim);
         self.failed_starts = 0;
         self.heard(Ok(state));
@@ -434,11 +440,14 @@ impl Worker {
         }
         if signal == rustix::process::Signal::KILL {
             // Everything is to end: wait for it here, so that the next decision sees it.
-            while self.machine_runs() {
-                match next_state(&mut self.shim).await {
-                    Ok(state) => self.heard(Ok(state)),
-                    Err(problem) => self.heard(Err(problem)),
+            let ended = async {
+                while self.machine_runs() {
+                    let state = next_state(&mut self.shim).await;
+                    self.heard(state);
                 }
+            };
+            if tokio::time::timeout(AFTER_KILL, ended).await.is_err() {
+                warn!("killed containers are still there");
             }
         }
         self.asked_to_stop.get_or_insert_with(Timestamp::now);

@@ -41,6 +41,7 @@ const SCENARIOS: &[(&str, Scenario)] = scenarios![
     what_cannot_be_run_says_why,
     fifty_pods_at_once,
     pods_that_nobody_placed_are_taken_and_used_through_the_api,
+    a_scheduler_places_pods_on_the_node,
 ];
 
 const MEASURE: &[(&str, Scenario)] = scenarios![measure];

@@ -38,6 +38,7 @@ pub struct Home {
     pub name: String,
     pub node: Option<Arc<Node>>,
     pub bind_unassigned: bool,
+    pub heartbeat: Option<Duration>,
 }
 
 impl Home {
@@ -52,6 +53,7 @@ impl Home {
             name: name.to_owned(),
             node: None,
             bind_unassigned: false,
+            heartbeat: None,
         };
         home.start_node();
         home
@@ -62,6 +64,7 @@ impl Home {
         let config = NodeConfig {
             // A node takes pods only of its own scenario: they name it.
             bind_unassigned: self.bind_unassigned,
+            heartbeat: self.heartbeat,
             ..NodeConfig::local(
                 self.name.clone(),
                 self.data.path().to_owned(),
