@@ -5,7 +5,9 @@ use serde_json::{Map, Value};
 use crate::call::{Call, FieldValidation};
 use crate::definition::Target;
 use crate::metadata::{self, metadata_mut};
-use crate::schema::{apply_defaults, check_rules, check_types, drop_nulls, prune, validate};
+use crate::schema::{
+    apply_defaults, check_rules, check_types, drop_nulls, has_good_quantities, prune, validate,
+};
 use crate::status::{ApiError, FieldError, Problem};
 
 /// An object as decoded, with the warnings to send along.
@@ -54,6 +56,13 @@ pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiE
             )));
         }
     }
+    if !definition.custom && !has_good_quantities(&object, schema) {
+        return Err(ApiError::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {kind}: quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
+            kind = definition.kind,
+            version = target.version().name,
+        )));
+    }
     let mut unknown = Vec::new();
     prune(&mut object, schema, "", &mut unknown);
     let warnings = match call.field_validation()? {
@@ -81,20 +90,32 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
     };
     for (field, wanted) in [("apiVersion", api_version), ("kind", kind)] {
         match object.get(field).and_then(Value::as_str).unwrap_or_default() {
-            "" if target.definition.custom => {
+            "" if target.definition.custom && field == "kind" => {
                 let shown = Value::Object(object.clone()).to_string();
-                let field = if field == "kind" { "Kind" } else { "apiVersion" };
-                return Err(ApiError::bad_request(format!("Object '{field}' is missing in '{shown}'")));
+                return Err(ApiError::bad_request(format!("Object 'Kind' is missing in '{shown}'")));
             }
             // A typed path says it already.
-            "" => {
+            "" if !target.definition.custom => {
                 object.insert(field.to_owned(), wanted.into());
             }
             actual if actual == wanted => {}
             actual if field == "kind" => {
                 return Err(ApiError::bad_request(format!(
-                    "{actual} in version {:?} cannot be handled as a {kind}: converting ({actual}) to ({kind}): unknown conversion",
-                    target.version().name
+                    "{actual} in version {:?} cannot be handled as a {kind}: converting ({version}.{actual}) to ({group}.{kind}): unknown conversion",
+                    target.version().name,
+                    version = target.version().name,
+                    group = target
+                        .definition
+                        .group
+                        .split('.')
+                        .next()
+                        .filter(|group| !group.is_empty())
+                        .unwrap_or("core"),
+                )));
+            }
+            actual if !target.definition.custom => {
+                return Err(ApiError::bad_request(format!(
+                    "{kind} in version {actual:?} cannot be handled as a {kind}: no kind {kind:?} is registered for version {actual:?} in scheme \"pkg/runtime/scheme.go:111\""
                 )));
             }
             actual => {
@@ -147,13 +168,16 @@ fn check_custom(
     errors: &mut Vec<FieldError>,
 ) -> Result<(), ApiError> {
     let schema = target.schema()?;
-    let before = errors.len();
     validate(object, schema, "", errors);
+    let replicas = target.version().scale.as_ref().and_then(|scale| scale.spec_replicas.first(object));
+    if let Some(negative) = replicas.and_then(Value::as_i64).filter(|replicas| *replicas < 0) {
+        errors.push(FieldError::invalid(".spec.replicas", negative, "should be a non-negative integer"));
+    }
     if !schema.has_rules {
         return Ok(());
     }
     // Rules assume a value of the right shape. Where the shape is broken they are not run, and the answer says so.
-    if errors.len() > before {
+    if !errors.is_empty() {
         let detail = "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation";
         errors.push(FieldError {
             field: "<nil>".to_owned(),

@@ -49,7 +49,8 @@ impl Call<'_> {
             None => Ok(false),
             Some("All") => Ok(true),
             Some(other) => {
-                let error = crate::status::FieldError::unsupported("dryRun", other, &["All"]);
+                let error =
+                    crate::status::FieldError::unsupported("dryRun", serde_json::json!([other]), &["All"]);
                 let subject =
                     crate::status::Subject { group: "meta.k8s.io", kind: "CreateOptions", name: "" };
                 Err(ApiError::invalid(subject, vec![error]))
@@ -84,7 +85,8 @@ impl Call<'_> {
                 || (path == "metadata.namespace" && self.target.definition.namespaced);
             if !everywhere && !known.iter().any(|known| **known == *path) {
                 let Target { definition, .. } = &self.target;
-                let message = if definition.custom {
+                // Kinds with fields of their own word it differently from those without.
+                let message = if definition.custom || !known.is_empty() {
                     format!("field label not supported: {path}")
                 } else {
                     format!(

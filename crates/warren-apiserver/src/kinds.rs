@@ -78,10 +78,8 @@ pub(crate) struct Behaviour {
 pub(crate) enum NameRule {
     /// RFC 1123 subdomain: most kinds.
     Subdomain,
-    /// RFC 1123 label: namespaces.
+    /// RFC 1123 label: namespaces and services.
     Label,
-    /// RFC 1035 label: services.
-    ServiceName,
 }
 
 /// A kind that simply keeps what it is given.
@@ -386,6 +384,11 @@ impl Row {
             custom: false,
         }
     }
+}
+
+/// Whether a value is a quantity.
+pub(crate) fn is_quantity(value: &Value) -> bool {
+    pods_validation::quantity(value).is_some()
 }
 
 /// Sets a field of an object if it is absent.

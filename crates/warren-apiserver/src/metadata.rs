@@ -13,7 +13,6 @@ const LONGEST_GENERATED_BASE: usize = 58;
 
 pub(crate) const LABEL_RULE: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-const SERVICE_RULE: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
 const LABEL_VALUE_RULE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 const QUALIFIED_NAME_RULE: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
 
@@ -74,22 +73,15 @@ pub(crate) fn validate(object: &Value, definition: &Definition, errors: &mut Vec
         errors.push(FieldError { field: "metadata.annotations".to_owned(), problem });
     }
     validate_owners(object, errors);
-    for (index, finalizer) in object["metadata"]["finalizers"].as_array().into_iter().flatten().enumerate() {
-        let name = finalizer.as_str().unwrap_or_default();
-        let path = format!("metadata.finalizers[{index}]");
-        check_qualified_name(name, "metadata.finalizers", errors);
-        let standard = matches!(name, "orphan" | "foregroundDeletion" | "kubernetes");
-        if !name.contains('/') && !standard && definition.custom {
-            // Only a warning on the real server: unqualified names are discouraged, not refused.
-            tracing::debug!(finalizer = name, %path, "unqualified finalizer");
-        }
+    for finalizer in object["metadata"]["finalizers"].as_array().into_iter().flatten() {
+        check_qualified_name(finalizer.as_str().unwrap_or_default(), "metadata.finalizers", errors);
     }
 }
 
 fn validate_owners(object: &Value, errors: &mut Vec<FieldError>) {
     let mut controllers = 0;
-    for (index, owner) in object["metadata"]["ownerReferences"].as_array().into_iter().flatten().enumerate() {
-        let path = format!("metadata.ownerReferences[{index}]");
+    for owner in object["metadata"]["ownerReferences"].as_array().into_iter().flatten() {
+        let path = "metadata.ownerReferences";
         for (field, detail) in [
             ("apiVersion", "version must not be empty"),
             ("kind", "must not be empty"),
@@ -133,12 +125,8 @@ fn broken_name_rule(name: &str, rule: NameRule) -> Option<&'static str> {
     match rule {
         NameRule::Subdomain if name.len() > 253 => Some("must be no more than 253 bytes"),
         NameRule::Subdomain => (!name.split('.').all(is_dns_word)).then_some(SUBDOMAIN_RULE),
-        NameRule::Label | NameRule::ServiceName if name.len() > 63 => Some("must be no more than 63 bytes"),
+        NameRule::Label if name.len() > 63 => Some("must be no more than 63 bytes"),
         NameRule::Label => (!is_dns_word(name)).then_some(LABEL_RULE),
-        NameRule::ServiceName => {
-            let alphabetic = name.starts_with(|first: char| first.is_ascii_lowercase());
-            (!alphabetic || !is_dns_word(name)).then_some(SERVICE_RULE)
-        }
     }
 }
 
@@ -195,9 +183,7 @@ mod tests {
             ("A", NameRule::Subdomain, false),
             ("1a", NameRule::Label, true),
             ("a.b", NameRule::Label, false),
-            ("1a", NameRule::ServiceName, false),
-            ("a1", NameRule::ServiceName, true),
-            ("a-", NameRule::ServiceName, false),
+            ("a-", NameRule::Label, false),
         ] {
             assert_eq!(broken_name_rule(name, rule).is_none(), good, "{name}");
         }

@@ -64,6 +64,12 @@ pub(crate) async fn log(
     query: &Query,
 ) -> Result<Response<ResponseBody>, ApiError> {
     let place = Place::find(server, path, query)?;
+    if place.node.is_empty() {
+        // Nothing has run, so nothing has been said.
+        let mut response = Response::new(Empty::new().boxed_unsync());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        return Ok(response);
+    }
     let uri = place.log_uri(query);
     let response = place.send(server, Method::GET, &uri, HeaderMap::new()).await?;
     let status = response.status();
@@ -93,6 +99,9 @@ pub(crate) async fn exec(
 ) -> Result<Response<ResponseBody>, ApiError> {
     let query = Query::parse(parts.uri.query().unwrap_or_default());
     let place = Place::find(server, path, &query)?;
+    if place.node.is_empty() {
+        return Err(ApiError::bad_request(format!("pod {} does not have a host assigned", place.pod)));
+    }
     let upgrade = parts.headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
     let websocket = upgrade.is_some_and(|upgrade| upgrade.eq_ignore_ascii_case("websocket"));
     let (true, Some(client)) = (websocket, parts.extensions.remove::<OnUpgrade>()) else {
@@ -146,9 +155,6 @@ impl<'a> Place<'a> {
         let value = object.value();
         let container = choose_container(&value, pod, query.text("container"))?;
         let node = value["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
-        if node.is_empty() {
-            return Err(ApiError::bad_request(format!("pod {pod} does not have a host assigned")));
-        }
         Ok(Place { namespace, pod, container, node })
     }
 

@@ -23,12 +23,13 @@ impl Format {
             "application/json-patch+json" => Ok(Format::Json),
             "application/merge-patch+json" => Ok(Format::Merge),
             "application/strategic-merge-patch+json" if !custom => Ok(Format::Strategic),
-            _ if custom => Err(ApiError::unsupported_media_type(
-                "application/json-patch+json, application/merge-patch+json",
+            "application/strategic-merge-patch+json" => Err(ApiError::unsupported_media_type(
+                "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
             )),
-            _ => Err(ApiError::unsupported_media_type(
+            "application/apply-patch+yaml" => Err(ApiError::unsupported_media_type(
                 "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
             )),
+            _ => Err(ApiError::unknown_patch_type()),
         }
     }
 }
@@ -54,14 +55,9 @@ impl Patch {
 
     pub fn apply(&self, object: &mut Value, schema: &Schema) -> Result<(), ApiError> {
         match self {
-            Patch::Json(patch) => json_patch::patch(object, patch).map_err(|error| {
-                let mut refused = ApiError::bad_request(format!(
-                    "the server rejected our request due to an error in our request: {error}"
-                ));
-                refused.code = http::StatusCode::UNPROCESSABLE_ENTITY;
-                refused.reason = "Invalid";
-                refused
-            }),
+            Patch::Json(patch) => {
+                json_patch::patch(object, patch).map_err(|_| ApiError::patch_does_not_apply())
+            }
             Patch::Merge(patch) => {
                 json_patch::merge(object, patch);
                 Ok(())

@@ -57,6 +57,13 @@ impl Registry {
         Target::new(self.groups.get(group)?.get(plural)?, version)
     }
 
+    /// Whether a group holds kinds of the built-in table.
+    pub fn is_builtin(&self, group: &str) -> bool {
+        self.groups
+            .get(group)
+            .is_some_and(|definitions| definitions.values().any(|definition| !definition.custom))
+    }
+
     /// The groups and their resources; the core group is the one with the empty name.
     pub fn groups(&self) -> impl Iterator<Item = (&str, Vec<&Arc<Definition>>)> {
         self.groups.iter().map(|(name, definitions)| (&**name, definitions.values().collect()))

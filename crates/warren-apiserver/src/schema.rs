@@ -17,7 +17,7 @@ pub(crate) use compile::{Compiler, SchemaError};
 pub(crate) use defaults::apply_defaults;
 pub(crate) use prune::{drop_nulls, prune};
 pub(crate) use rules::check_rules;
-pub(crate) use validate::{check_types, validate};
+pub(crate) use validate::{check_types, has_good_quantities, validate};
 
 /// One node of a schema.
 #[derive(Debug, Default)]
@@ -29,6 +29,8 @@ pub(crate) struct Schema {
     pub required: Box<[Box<str>]>,
     pub nullable: bool,
     pub int_or_string: bool,
+    /// A resource quantity, which is text with rules of its own.
+    pub quantity: bool,
     pub embedded_resource: bool,
     /// Unknown fields stay: said so by the schema, or a schema that says nothing at all.
     pub preserve_unknown: bool,

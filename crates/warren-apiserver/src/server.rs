@@ -215,10 +215,10 @@ impl Inner {
         let (expect, generation, uid, created) = match &current {
             None => (Expect::Absent, 1, uuid::Uuid::new_v4().to_string(), now.to_owned()),
             Some(current) => {
-                let stored = current.value();
-                if stored["metadata"]["annotations"][EMBEDDED_HASH] == hash.as_str() {
+                if stored_hash(&current.body).is_some_and(|stored| stored == hash) {
                     return Ok(None);
                 }
+                let stored = current.value();
                 let generation = stored["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
                 let created = metadata::text(&stored, "creationTimestamp").to_owned();
                 definition["status"] = stored["status"].clone();
@@ -303,4 +303,18 @@ fn fingerprint(text: &str) -> String {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     format!("{hash:016x}")
+}
+
+/// The annotation alone, without building a tree of the whole definition.
+fn stored_hash(body: &[u8]) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Envelope {
+        metadata: Annotated,
+    }
+    #[derive(serde::Deserialize)]
+    struct Annotated {
+        #[serde(default)]
+        annotations: std::collections::HashMap<String, String>,
+    }
+    serde_json::from_slice::<Envelope>(body).ok()?.metadata.annotations.remove(EMBEDDED_HASH)
 }

@@ -133,7 +133,11 @@ where
     let parsed = route::parse(&path);
     match parsed {
         Route::Health => {
-            return Ok(respond::bytes(StatusCode::OK, "text/plain; charset=utf-8", Bytes::from_static(b"ok")));
+            return Ok(respond::bytes(
+                StatusCode::OK,
+                "text/plain; charset=utf-8",
+                Bytes::from_static(b"ok"),
+            ));
         }
         Route::Version => return Ok(respond::json(StatusCode::OK, &discovery::version())),
         _ => {}
@@ -185,7 +189,9 @@ where
 {
     let registry = server.registry();
     let Some(target) = registry.target(path.group, path.version, path.plural) else {
-        return match registry.versions(path.group).contains(&path.version) {
+        // Groups of built-in kinds say so with a `Status`; everywhere else the path simply does not exist.
+        return match registry.is_builtin(path.group) && registry.versions(path.group).contains(&path.version)
+        {
             true => Err(ApiError::no_such_resource()),
             false => Ok(page_not_found()),
         };

@@ -137,7 +137,7 @@ impl ApiError {
         let cause = json!({"reason": "ResourceVersionTooLarge", "message": "Too large resource version"});
         details.insert("causes".to_owned(), json!([cause]));
         details.insert("retryAfterSeconds".to_owned(), 1.into());
-        let message = format!("Too large resource version: {requested}, current: {current}");
+        let message = format!("Timeout: Too large resource version: {requested}, current: {current}");
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message).about(details)
     }
 
@@ -156,6 +156,24 @@ impl ApiError {
     pub(crate) fn too_large(limit: usize) -> ApiError {
         let message = format!("Request entity too large: limit is {limit}");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
+    }
+
+    /// A patch type that is unknown altogether.
+    pub(crate) fn unknown_patch_type() -> ApiError {
+        let message = "415: Unsupported Media Type";
+        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message).about(Map::new())
+    }
+
+    /// A JSON patch that does not fit the object.
+    pub(crate) fn patch_does_not_apply() -> ApiError {
+        let message = "the server rejected our request due to an error in our request";
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).about(Map::new())
+    }
+
+    /// A new object that claims to have a version. The real server gives this one no reason.
+    pub(crate) fn version_on_create() -> ApiError {
+        let message = "resourceVersion should not be set on objects to be created";
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
     pub(crate) fn unauthorized() -> ApiError {
@@ -183,8 +201,10 @@ impl ApiError {
             "metadata": metadata,
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
         });
+        if !self.reason.is_empty() {
+            body["reason"] = self.reason.into();
+        }
         if let Some(details) = &self.details {
             body["details"] = (**details).clone();
         }
@@ -204,6 +224,8 @@ pub(crate) struct FieldError {
 pub(crate) enum Problem {
     Required(String),
     Invalid(Value, String),
+    /// Like `Invalid`, for a value too large to repeat.
+    InvalidUnshown(String),
     TypeInvalid(Value, String),
     Unsupported(Value, Vec<String>),
     Duplicate(Value),
@@ -242,7 +264,7 @@ impl FieldError {
     fn reason(&self) -> &'static str {
         match self.problem {
             Problem::Required(_) => "FieldValueRequired",
-            Problem::Invalid(..) => "FieldValueInvalid",
+            Problem::Invalid(..) | Problem::InvalidUnshown(_) => "FieldValueInvalid",
             Problem::TypeInvalid(..) => "FieldValueTypeInvalid",
             Problem::Unsupported(..) => "FieldValueNotSupported",
             Problem::Duplicate(_) => "FieldValueDuplicate",
@@ -260,6 +282,7 @@ impl FieldError {
             Problem::Invalid(value, detail) | Problem::TypeInvalid(value, detail) => {
                 format!("Invalid value: {value}: {detail}")
             }
+            Problem::InvalidUnshown(detail) => format!("Invalid value: {detail}"),
             Problem::Unsupported(value, known) => {
                 format!("Unsupported value: {value}: supported values: {}", known.join(", "))
             }

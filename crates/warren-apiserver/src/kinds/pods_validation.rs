@@ -29,7 +29,7 @@ pub(super) fn validate(pod: &Value, errors: &mut Vec<FieldError>) {
             }
         }
     }
-    one_of(spec, "restartPolicy", "spec", &["Always", "Never", "OnFailure"], errors);
+    one_of(spec, "restartPolicy", "spec", &["Always", "OnFailure", "Never"], errors);
     one_of(
         spec,
         "dnsPolicy",
@@ -104,10 +104,7 @@ fn validate_container(container: &Value, path: &str, volumes: &HashSet<&str>, er
         }
         _ => {}
     }
-    one_of(container, "imagePullPolicy", path, &["Always", "IfNotPresent", "Never"], errors);
     one_of(container, "terminationMessagePolicy", path, &["FallbackToLogsOnError", "File"], errors);
-    validate_environment(container, path, errors);
-    validate_mounts(container, path, volumes, errors);
     let ports = container["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
     for (index, port) in ports.iter().enumerate() {
         let path = format!("{path}.ports[{index}]");
@@ -121,6 +118,9 @@ fn validate_container(container: &Value, path: &str, volumes: &HashSet<&str>, er
         }
         one_of(port, "protocol", &path, &["SCTP", "TCP", "UDP"], errors);
     }
+    validate_environment(container, path, errors);
+    validate_mounts(container, path, volumes, errors);
+    one_of(container, "imagePullPolicy", path, &["Always", "IfNotPresent", "Never"], errors);
     validate_resources(&container["resources"], &format!("{path}.resources"), errors);
 }
 

@@ -11,7 +11,7 @@ pub(super) static BEHAVIOUR: Behaviour = Behaviour {
     validate_update,
     returns_deleted: true,
     create_on_update: true,
-    name: NameRule::ServiceName,
+    name: NameRule::Label,
     ..PLAIN
 };
 
@@ -21,8 +21,11 @@ fn default(service: &mut Value) {
     set_default(spec, "sessionAffinity", "None");
     if spec.get("type").is_some_and(|type_| type_ != "ExternalName") {
         set_default(spec, "internalTrafficPolicy", "Cluster");
-        set_default(spec, "ipFamilyPolicy", "SingleStack");
-        set_default(spec, "ipFamilies", json!(["IPv4"]));
+        // Without a selector nobody knows which addresses a headless service will have.
+        let any_family =
+            spec.get("clusterIP").is_some_and(|address| address == "None") && !spec.contains_key("selector");
+        set_default(spec, "ipFamilyPolicy", if any_family { "RequireDualStack" } else { "SingleStack" });
+        set_default(spec, "ipFamilies", if any_family { json!(["IPv4", "IPv6"]) } else { json!(["IPv4"]) });
     }
     let ports = spec.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
@@ -75,6 +78,14 @@ fn validate(service: &Value, errors: &mut Vec<FieldError>) {
         if !(1..=65535).contains(&number) {
             let detail = "must be between 1 and 65535, inclusive";
             errors.push(FieldError::invalid(format!("{path}.port"), number, detail));
+        }
+        if port["targetPort"].as_i64().is_some_and(|target| !(1..=65535).contains(&target)) {
+            let detail = "must be between 1 and 65535, inclusive";
+            errors.push(FieldError::invalid(
+                format!("{path}.targetPort"),
+                port["targetPort"].clone(),
+                detail,
+            ));
         }
         const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
         if let Some(protocol) = port["protocol"].as_str()

@@ -53,7 +53,9 @@ impl<'a> Compiler<'a> {
         }
         let source = self.components.and_then(|components| components.get(name));
         let source = source.ok_or_else(|| SchemaError::UnknownReference(name.to_owned()))?;
-        let compiled = Arc::new(self.node(source, depth + 1, "")?);
+        let mut compiled = self.node(source, depth + 1, "")?;
+        compiled.quantity = name.ends_with(".resource.Quantity");
+        let compiled = Arc::new(compiled);
         self.named.insert(name.to_owned(), Arc::clone(&compiled));
         Ok(compiled)
     }

@@ -76,19 +76,14 @@ impl Rules {
             let problem = match failure.reason.as_deref() {
                 Some("FieldValueForbidden") => Problem::Forbidden(message),
                 Some("FieldValueRequired") => Problem::Required(message),
-                Some("FieldValueDuplicate") => Problem::Duplicate(shown(value)),
-                _ => Problem::Invalid(shown(value), message),
+                Some("FieldValueDuplicate") => Problem::Duplicate(value.clone()),
+                _ => match value {
+                    Value::Object(_) | Value::Array(_) => Problem::InvalidUnshown(message),
+                    scalar => Problem::Invalid(scalar.clone(), message),
+                },
             };
             errors.push(FieldError { field, problem });
         }
-    }
-}
-
-/// How a value appears in a rule's error: containers by their type only.
-fn shown(value: &Value) -> Value {
-    match value {
-        Value::Object(_) | Value::Array(_) => super::type_name(value).into(),
-        scalar => scalar.clone(),
     }
 }
 

@@ -43,6 +43,23 @@ pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut 
     }
 }
 
+/// Whether every quantity (`500m`, `1Gi`) in a built-in object is one.
+pub(crate) fn has_good_quantities(value: &Value, schema: &Schema) -> bool {
+    if schema.quantity {
+        return crate::kinds::is_quantity(value);
+    }
+    match value {
+        Value::Object(object) => object
+            .iter()
+            .all(|(name, child)| schema.field(name).is_none_or(|schema| has_good_quantities(child, schema))),
+        Value::Array(items) => schema
+            .items
+            .as_ref()
+            .is_none_or(|schema| items.iter().all(|item| has_good_quantities(item, schema))),
+        _ => true,
+    }
+}
+
 /// The first value whose type is not the schema's: its path, what it is and what it should be.
 pub(crate) fn check_types(
     value: &Value,
@@ -105,19 +122,6 @@ fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, err
             invalid(value.clone(), format!("should be a multiple of {factor}"));
         }
     }
-    if let Some(text) = value.as_str() {
-        if let Some(least) = limits.min_length
-            && text.chars().count() < least
-        {
-            invalid(value.clone(), format!("should be at least {least} chars long"));
-        }
-        if let Some(pattern) = &limits.pattern {
-            let regex = limits.compiled_pattern.get_or_init(|| regex::Regex::new(pattern).ok());
-            if !regex.as_ref().is_some_and(|regex| regex.is_match(text)) {
-                invalid(value.clone(), format!("should match '{pattern}'"));
-            }
-        }
-    }
     if let (Some(items), Some(least)) = (value.as_array(), limits.min_items)
         && items.len() < least
     {
@@ -136,10 +140,8 @@ fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, err
             errors.push(FieldError { field: path.to_owned(), problem });
         }
     }
-    if let (Some(text), Some(most)) = (value.as_str(), limits.max_length)
-        && text.chars().count() > most
-    {
-        errors.push(FieldError { field: path.to_owned(), problem: Problem::TooLong(most) });
+    if let Some(text) = value.as_str() {
+        errors.extend(check_text(text, limits, path));
     }
     if let (Some(items), Some(most)) = (value.as_array(), limits.max_items)
         && items.len() > most
@@ -154,6 +156,24 @@ fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, err
         errors.push(FieldError { field: path.to_owned(), problem });
     }
     check_logic(value, schema, limits, path, errors);
+}
+
+/// The first thing wrong with a string; the real server stops there as well.
+fn check_text(text: &str, limits: &Limits, path: &str) -> Option<FieldError> {
+    let length = text.chars().count();
+    if let Some(most) = limits.max_length.filter(|most| length > *most) {
+        return Some(FieldError { field: path.to_owned(), problem: Problem::TooLong(most) });
+    }
+    if let Some(least) = limits.min_length.filter(|least| length < *least) {
+        let detail = format!("{path} in body should be at least {least} chars long");
+        return Some(FieldError::invalid(path, text, detail));
+    }
+    let pattern = limits.pattern.as_ref()?;
+    let regex = limits.compiled_pattern.get_or_init(|| regex::Regex::new(pattern).ok());
+    if regex.as_ref().is_some_and(|regex| regex.is_match(text)) {
+        return None;
+    }
+    Some(FieldError::invalid(path, text, format!("{path} in body should match '{pattern}'")))
 }
 
 fn check_logic(value: &Value, schema: &Schema, limits: &Limits, path: &str, errors: &mut Vec<FieldError>) {

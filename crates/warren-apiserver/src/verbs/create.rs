@@ -33,7 +33,7 @@ pub(super) async fn create_object(
     let definition = &call.target.definition;
     place(call, &mut object)?;
     if !metadata::text(&object, "resourceVersion").is_empty() {
-        return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+        return Err(ApiError::version_on_create());
     }
     admission::fill_new_metadata(call, &mut object);
     if call.target.version().status

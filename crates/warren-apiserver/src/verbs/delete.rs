@@ -42,7 +42,7 @@ impl DeleteOptions {
             (Some("Orphan"), _) | (None, Some(true)) => Some(Propagation::Orphan),
             (None, None) => None,
             (Some(other), _) => {
-                let known = ["Background", "Foreground", "Orphan"];
+                let known = ["Foreground", "Background", "Orphan", "nil"];
                 let error = crate::status::FieldError::unsupported("propagationPolicy", other, &known);
                 let subject =
                     crate::status::Subject { group: "meta.k8s.io", kind: "DeleteOptions", name: "" };
@@ -135,7 +135,9 @@ impl RemoveError {
     fn into_api_error(self, call: &Call<'_>, name: &str) -> ApiError {
         let subject = call.target.definition.subject(name);
         match self {
-            RemoveError::Precondition(why) => ApiError::conflict(subject, &why),
+            RemoveError::Precondition(why) => {
+                ApiError::conflict(call.target.definition.kind_subject(name), &why)
+            }
             RemoveError::Forbidden(why) => ApiError::forbidden(subject, why),
             RemoveError::Write(error) => refused(call, name, error),
         }
@@ -156,7 +158,7 @@ pub(crate) async fn remove(
             server.store.newest(key).ok_or_else(|| RemoveError::Write(WriteError::Missing(key.clone())))?;
         if let Some(uid) = options.uid.as_deref().filter(|uid| **uid != *current.meta.uid) {
             let why = format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                "the UID in the precondition ({uid}) does not match the UID in record ({}). The object might have been deleted and then recreated",
                 current.meta.uid
             );
             return Err(RemoveError::Precondition(why));
@@ -164,7 +166,7 @@ pub(crate) async fn remove(
         let version = current.version.to_string();
         if let Some(wanted) = options.version.as_deref().filter(|wanted| *wanted != version) {
             let why = format!(
-                "Precondition failed: ResourceVersion in precondition: {wanted}, ResourceVersion in object meta: {version}"
+                "the ResourceVersion in the precondition ({wanted}) does not match the ResourceVersion in record ({version}). The object might have been modified"
             );
             return Err(RemoveError::Precondition(why));
         }

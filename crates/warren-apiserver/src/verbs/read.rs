@@ -27,7 +27,7 @@ impl Continue {
     fn decode(token: &str) -> Result<Continue, ApiError> {
         let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).ok();
         bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).ok_or_else(|| {
-            ApiError::bad_request("continue key is not valid: illegal base64 data or unexpected contents")
+            ApiError::bad_request("invalid continue token: continue key is not valid: illegal base64 data or unexpected contents")
         })
     }
 
@@ -72,7 +72,7 @@ fn requested_version(call: &Call<'_>) -> Result<Option<u64>, ApiError> {
     let version = match call.query.text("resourceVersion") {
         None => None,
         Some(text) => Some(text.parse::<u64>().map_err(|_| {
-            ApiError::bad_request(format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"))
+            ApiError::bad_request(format!("invalid resource version: resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"))
         })?),
     };
     match (call.query.text("resourceVersionMatch"), version) {

@@ -151,7 +151,7 @@ fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<(Value, boo
                     0,
                     "must be specified for an update",
                 );
-                let subject = call.target.definition.kind_subject(call.name.unwrap_or_default());
+                let subject = call.target.definition.subject(call.name.unwrap_or_default());
                 return Err(ApiError::invalid(subject, vec![error]));
             }
             Ok((object.clone(), insists))

@@ -41,7 +41,8 @@ impl NodeDialer for Kubelet {
             requests.lock().unwrap().push(request.uri().to_string());
             async move { Ok::<_, Infallible>(answer(request)) }
         });
-        let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(far), answer);
+        let connection =
+            hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(far), answer);
         tokio::spawn(connection.with_upgrades());
         Box::pin(async move { Ok(Box::new(near) as Box<dyn ByteStream>) })
     }
@@ -89,8 +90,12 @@ fn answer(request: Request<Incoming>) -> Response<Full<Bytes>> {
 async fn start() -> (ApiServer, Client, Arc<Mutex<Vec<String>>>) {
     let kubelet = Kubelet::default();
     let requests = Arc::clone(&kubelet.requests);
-    let config =
-        Config { storage: Storage::Memory, crds: Vec::new(), nodes: Arc::new(kubelet), now: jiff::Timestamp::now };
+    let config = Config {
+        storage: Storage::Memory,
+        crds: Vec::new(),
+        nodes: Arc::new(kubelet),
+        now: jiff::Timestamp::now,
+    };
     let server = ApiServer::open(config).await.unwrap();
     let client = client(&server);
     (server, client, requests)
@@ -133,20 +138,36 @@ async fn exec_goes_through_to_the_node_and_back() {
 async fn logs_are_streamed_from_the_node() {
     let (_server, client, requests) = start().await;
     let pods = make_pod(&client, "one", Some("here")).await;
-    let parameters =
-        LogParams { container: Some("side".to_owned()), follow: true, tail_lines: Some(5), ..LogParams::default() };
-    let lines: Vec<String> = pods.log_stream("one", &parameters).await.unwrap().lines().try_collect().await.unwrap();
+    let parameters = LogParams {
+        container: Some("side".to_owned()),
+        follow: true,
+        tail_lines: Some(5),
+        ..LogParams::default()
+    };
+    let lines: Vec<String> =
+        pods.log_stream("one", &parameters).await.unwrap().lines().try_collect().await.unwrap();
     assert_eq!(lines, ["one", "two"]);
-    assert_eq!(requests.lock().unwrap().as_slice(), ["/containerLogs/default/one/side?follow=true&tailLines=5"]);
+    assert_eq!(
+        requests.lock().unwrap().as_slice(),
+        ["/containerLogs/default/one/side?follow=true&tailLines=5"]
+    );
 }
 
 #[tokio::test]
 async fn what_cannot_be_reached_is_refused_with_a_reason() {
     let (_server, client, _) = start().await;
     let pods = make_pod(&client, "unscheduled", None).await;
-    let log = |container: Option<&str>| LogParams { container: container.map(str::to_owned), ..LogParams::default() };
-    let refused = refusal(pods.logs("unscheduled", &log(Some("main"))).await);
-    assert_eq!((refused.code, refused.message.as_str()), (400, "pod unscheduled does not have a host assigned"));
+    let log = |container: Option<&str>| LogParams {
+        container: container.map(str::to_owned),
+        ..LogParams::default()
+    };
+    assert_eq!(
+        pods.logs("unscheduled", &log(Some("main"))).await.unwrap(),
+        "",
+        "nothing ran, nothing was said"
+    );
+    let exec = pods.exec("unscheduled", ["true"], &AttachParams::default().container("main")).await;
+    assert!(exec.is_err(), "nobody can run it");
     let refused = refusal(pods.logs("unscheduled", &log(None)).await);
     assert_eq!(
         refused.message,

@@ -70,7 +70,8 @@ async fn the_kubeconfig_opens_the_tls_listener() {
     let server = tls_server().await;
     let text = server.pki.kubeconfig(&format!("https://{}", server.address)).unwrap();
     let kubeconfig: Kubeconfig = serde_json::from_str(&text).unwrap();
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let config =
+        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
     let namespaces: Api<Namespace> = Api::all(kube::Client::try_from(config).unwrap());
     assert_eq!(namespaces.list(&ListParams::default()).await.unwrap().items.len(), 4);
 }
@@ -78,7 +79,8 @@ async fn the_kubeconfig_opens_the_tls_listener() {
 #[tokio::test]
 async fn without_a_certificate_it_takes_a_token() {
     let server = tls_server().await;
-    let get = async |path: &str, token: Option<&str>| request(&server, Method::GET, path, token, Vec::new()).await;
+    let get =
+        async |path: &str, token: Option<&str>| request(&server, Method::GET, path, token, Vec::new()).await;
     for open in ["/healthz", "/livez", "/readyz", "/version"] {
         assert_eq!(get(open, None).await.0, StatusCode::OK, "{open}");
     }
@@ -96,7 +98,9 @@ async fn bad_bodies_are_refused_and_change_nothing() {
     let token = server.pki.admin_token().unwrap();
     let path = "/api/v1/namespaces/default/configmaps";
     let post = async |body: Vec<u8>| request(&server, Method::POST, path, Some(&token), body).await;
-    for body in [&b"{"[..], b"[]", b"null", b"\xff\xfe", br#"{"kind":"Pod","apiVersion":"v1"}"#, br#"{"metadata":7}"#] {
+    for body in
+        [&b"{"[..], b"[]", b"null", b"\xff\xfe", br#"{"kind":"Pod","apiVersion":"v1"}"#, br#"{"metadata":7}"#]
+    {
         let (status, answer) = post(body.to_vec()).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
         assert!(answer.contains(r#""kind":"Status""#));
@@ -123,11 +127,12 @@ async fn request(
     let mut roots = rustls::RootCertStore::empty();
     use rustls::pki_types::pem::PemObject as _;
     roots.add(rustls::pki_types::CertificateDer::from_pem_slice(&authority).unwrap()).unwrap();
-    let config = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config =
+        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
     let stream = TcpStream::connect(server.address).await.unwrap();
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     let stream = connector.connect("localhost".try_into().unwrap(), stream).await.unwrap();

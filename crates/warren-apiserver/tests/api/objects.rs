@@ -1,10 +1,10 @@
 //! Creating, reading, changing and deleting objects through a `kube::Client` in process.
 
+use crate::support::{client, eventually, object, open, refusal, server, widget, widget_api, widgets};
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Pod, Secret, Service};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use serde_json::{Value, json};
-use crate::support::{client, eventually, object, open, refusal, server, widget, widget_api, widgets};
 use warren_apiserver::Storage;
 
 fn pod(name: &str) -> Pod {
@@ -283,7 +283,7 @@ async fn preconditions_guard_a_deletion() {
     let refused = refusal(maps.delete("one", &DeleteParams::default().preconditions(wrong)).await);
     assert_eq!(refused.code, 409);
     assert!(
-        refused.message.contains("Precondition failed: UID in precondition: other, UID in object meta: ")
+        refused.message.contains("the UID in the precondition (other) does not match the UID in record (")
     );
 }
 

@@ -1,12 +1,12 @@
 //! Watches through a `kube::Client` in process.
 
+use crate::support::{object, server};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use crate::support::{object, server};
 
 fn config_map(name: &str, labels: Value) -> ConfigMap {
     object(json!({"metadata": {"name": name, "labels": labels}}))

@@ -108,6 +108,9 @@ impl<'a> Parser<'a> {
         if !self.take("(") {
             return Err(self.unexpected("unable to parse requirement: found", "'('"));
         }
+        if self.rest.is_empty() {
+            return Err(self.unexpected("unable to parse requirement: found", "',', ')' or identifier"));
+        }
         let mut values = vec![self.value()?];
         while self.take(",") {
             values.push(self.value()?);
