@@ -125,11 +125,18 @@ impl Home {
     }
 
     pub fn pod(&self, uid: &str, containers: Vec<ContainerRequest>) -> Pod {
-        let ids = self.allocator.lock().unwrap().allocate(uid).unwrap();
+        let (shim_pid, first_id) = self.spawn(uid, containers);
         let directory = self.directory(uid);
+        let client = eventually("the shim listens", || ShimClient::connect(&directory).ok());
+        Pod { client, directory, shim_pid, first_id }
+    }
+
+    /// Spawns a shim; its pid and the pod's first id.
+    pub fn spawn(&self, uid: &str, containers: Vec<ContainerRequest>) -> (i32, u32) {
+        let ids = self.allocator.lock().unwrap().allocate(uid).unwrap();
         let request = PodRequest {
             uid: uid.to_owned(),
-            directory: directory.clone(),
+            directory: self.directory(uid),
             cgroup: format!("{}/{uid}", cleanup::home_cgroup(&self.id)),
             hostname: uid.to_owned(),
             ids,
@@ -144,10 +151,7 @@ impl Home {
         harness.input.write_all(line.as_bytes()).unwrap();
         let mut answer = String::new();
         harness.output.read_line(&mut answer).unwrap();
-        let shim_pid = answer.trim().parse().expect("the harness says the shim's pid");
-        drop(guard);
-        let client = eventually("the shim listens", || ShimClient::connect(&directory).ok());
-        Pod { client, directory, shim_pid, first_id: ids.first }
+        (answer.trim().parse().expect("the harness says the shim's pid"), ids.first)
     }
 
     /// What `kill -9` of the daemon is.

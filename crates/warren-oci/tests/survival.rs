@@ -136,3 +136,45 @@ fn nothing_is_left_after_a_shutdown() {
         .collect();
     assert!(leaked.is_empty(), "{leaked:?}");
 }
+
+/// Processes in the pod's user namespace, wherever they got to.
+fn processes_with_ids(first: u32) -> Vec<String> {
+    let wanted = first.to_string();
+    std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| {
+            std::fs::read_to_string(entry.path().join("uid_map"))
+                .is_ok_and(|map| map.split_whitespace().nth(1) == Some(&wanted))
+        })
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+#[test]
+fn a_shim_killed_at_any_moment_of_a_start_leaves_nothing_that_cleanup_cannot_remove() {
+    if skipped() {
+        return;
+    }
+    let home = Home::new();
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").expect("the mount table");
+    let before = mounts();
+    for round in 0..60u32 {
+        let uid = format!("round-{round}");
+        let (shim, first_id) =
+            home.spawn(&uid, vec![home.container(&uid, "main", &["/.warren/init", "init"])]);
+        // Later in each round, to beyond the end of a start.
+        let moment = std::time::Instant::now() + std::time::Duration::from_micros(u64::from(round) * 200);
+        while std::time::Instant::now() < moment {
+            std::hint::spin_loop();
+        }
+        kill(shim);
+        eventually("the shim is gone", || (!alive(shim)).then_some(()));
+        cleanup::kill_pod(&home.id, &uid).unwrap();
+        eventually("its processes are gone", || processes_with_ids(first_id).is_empty().then_some(()));
+        cleanup::remove_pod_directory(&home.directory(&uid)).unwrap();
+    }
+    assert_eq!(cleanup::pods_with_cgroups(&home.id).unwrap(), Vec::<String>::new());
+    assert_eq!(mounts(), before);
+}
