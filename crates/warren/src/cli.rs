@@ -23,6 +23,8 @@ pub enum Command {
     Down(Down),
     /// Print where the kubeconfig of the local home is.
     Kubeconfig(Kubeconfig),
+    /// Print manifests that were written for `v1alpha1` as `v1beta1`.
+    Migrate(Migrate),
     /// Print the version.
     Version(Version),
     /// What `up --detach` starts: the local home without a terminal.
@@ -133,6 +135,13 @@ pub struct Kubeconfig {
     pub home: Home,
     #[command(flatten)]
     pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Migrate {
+    /// Files with one or more YAML documents each; `-` is standard input
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -6,6 +6,7 @@ mod down;
 mod home;
 mod interrupt;
 mod kubeconfig;
+mod migrate;
 mod progress;
 mod report;
 mod run;
@@ -48,6 +49,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Up(arguments) => up::up(&arguments)?,
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
+        Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
         Command::Version(arguments) => version::version(&arguments),
         Command::Daemon(arguments) => up::daemon(&arguments)?,
     }
