@@ -49,7 +49,7 @@ pub struct Process {
     /// Resource limits; `RLIMIT_CORE` 0 and a sane `RLIMIT_NOFILE` are set unless named here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rlimits: Vec<Rlimit>,
-    /// Set-user-id programs gain nothing. On unless switched off.
+    /// Set-user-id programs gain nothing. On unless switched off; then they can become the container's root, no more.
     #[serde(default = "yes")]
     pub no_new_privileges: bool,
     /// How willing the kernel's out-of-memory killer is to take it; never below the shim's own.

@@ -228,3 +228,28 @@ fn a_process_on_its_way_in_cannot_be_traced() {
     drop(streams);
     pod.shutdown();
 }
+
+#[test]
+fn set_user_id_programs_gain_nothing_unless_asked_for_and_then_only_inside() {
+    if skipped() {
+        return;
+    }
+    let home = Home::new();
+    for (uid, no_new_privileges, expected) in [("suid-off", true, "1000"), ("suid-on", false, "0")] {
+        let mut container = home.container(uid, "main", &["/.warren/init", "init"]);
+        container.spec.process.no_new_privileges = no_new_privileges;
+        let pod = home.pod(uid, vec![container]);
+        pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));
+        assert_eq!(
+            pod.shell("cp /usr/bin/id /usr/local/bin/id2 && chmod u+s /usr/local/bin/id2").exit.code,
+            0
+        );
+        let mut request = Pod::request(&["/usr/local/bin/id2", "-u"]);
+        request.user = Some(warren_oci::spec::User { uid: 1000, gid: 1000, additional_gids: Vec::new() });
+        assert_eq!(pod.run(request, b"").stdout.trim(), expected, "{uid}");
+        let status = pod.shell("cat /proc/self/status; mount -t tmpfs none /mnt").stdout;
+        assert!(status.contains("Seccomp:\t2") && status.contains("CapEff:\t00000000800405fb"), "{status}");
+        assert_ne!(pod.shell("mount -t tmpfs none /mnt").exit.code, 0);
+        pod.shutdown();
+    }
+}

@@ -1,10 +1,8 @@
 //! The descriptor-based mount API. A mount is made detached, known only by its descriptor, and appears where it is
 //! attached; one that is never attached vanishes with its descriptor, so a crash leaves nothing behind.
 
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
@@ -50,10 +48,6 @@ impl Attributes {
 pub enum FsOption<'a> {
     /// `key=value`.
     Text(&'a str, &'a str),
-    /// `key=path`.
-    Path(&'a str, &'a Path),
-    /// A directory by its descriptor.
-    Directory(&'a str, BorrowedFd<'a>),
     /// `key`.
     Flag(&'a str),
 }
@@ -64,8 +58,6 @@ pub fn new_file_system(name: &str, options: &[FsOption<'_>], attributes: Attribu
     for option in options {
         let result = match option {
             FsOption::Text(key, value) => rustix::mount::fsconfig_set_string(&context, *key, *value),
-            FsOption::Path(key, path) => rustix::mount::fsconfig_set_string(&context, *key, *path),
-            FsOption::Directory(key, directory) => rustix::mount::fsconfig_set_fd(&context, *key, directory),
             FsOption::Flag(key) => rustix::mount::fsconfig_set_flag(&context, *key),
         };
         result.map_err(|error| explain(&context, name, error))?;
@@ -142,16 +134,4 @@ pub fn change_root(root: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     Ok(rustix::process::chdir("/")?)
-}
-
-/// How much room the file system of `path` has left, in bytes.
-pub fn free_bytes(path: &Path) -> io::Result<u64> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let status = rustix::fs::statvfs(path.as_c_str())?;
-    Ok(status.f_bavail * status.f_frsize)
-}
-
-/// The root directory of a mount.
-pub fn root_of(mount: &OwnedFd) -> BorrowedFd<'_> {
-    mount.as_fd()
 }

@@ -76,7 +76,7 @@ pub(super) fn enter_root(spec: &Spec, mut mounts: Vec<Detached>) -> Result<(), S
     }
     restrict_paths(spec)?;
     if spec.root.readonly {
-        mount::restrict(root.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), None, false)
+        mount::restrict(root.as_fd(), Attributes::NONE.read_only(), None, false)
             .step(|| "make the root read-only".to_owned())?;
     }
     Ok(())
@@ -257,6 +257,11 @@ pub(super) fn become_program(
             .step(step)
             .map_err(starting)?;
     }
+    // The kernel takes a filter without privileges only from those who can gain none. Others install it while they have
+    // the privileges, and everything that follows here is on its list.
+    if !process.no_new_privileges {
+        install(filter)?;
+    }
     let user = &process.user;
     set_ids(user.uid, user.gid, &user.additional_gids)
         .step(|| format!("become user {}", user.uid))
@@ -282,12 +287,15 @@ pub(super) fn become_program(
     };
     let candidates = candidates(program, &environment);
 
-    // The kernel takes a filter without privileges only from those who can gain none.
     if process.no_new_privileges {
         rustix::thread::set_no_new_privs(true).step(|| "renounce new privileges".to_owned())?;
+        install(filter)?;
     }
-    filter.install().step(|| "install the system call filter".to_owned())?;
     run_first(program, &candidates, &arguments, &environment).map_err(starting)
+}
+
+fn install(filter: &Filter) -> Result<(), StepError> {
+    filter.install().step(|| "install the system call filter".to_owned())
 }
 
 fn take_streams(streams: &Streams<'_>) -> Result<(), StepError> {

@@ -21,10 +21,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::pipe::PipeFlags;
 use warren_sys::cgroup::{Cgroup, Entrance, Hierarchy};
+use warren_sys::namespace;
 use warren_sys::process::{self, Child, CloneOptions, Fork, Namespaces, SingleThreaded};
 use warren_sys::seccomp::Filter;
 use warren_sys::socket::Seqpacket;
-use warren_sys::{mount, namespace};
 
 use self::child::{Failure, Streams};
 use self::rootfs::{Detached, Step, StepError};
@@ -327,7 +327,8 @@ fn equip(
     else {
         return Err(io::Error::other("they were made above")).step(|| "find the pod's namespaces".to_owned());
     };
-    let mut mounts = rootfs::overlays(&request.rootfs, &writable, user.as_fd(), &mut kept)?;
+    let no_suid = request.spec.process.no_new_privileges;
+    let mut mounts = rootfs::overlays(&request.rootfs, &writable, user.as_fd(), no_suid, &mut kept)?;
     timeline.mark("shim", "overlays");
     mounts.extend(rootfs::files(&request.rootfs.files)?);
     let terminals = rootfs::terminals(pod.ids)?;
@@ -337,8 +338,7 @@ fn equip(
 
     let list: Vec<(&Path, bool)> =
         mounts.iter().map(|mount| (mount.target.as_path(), mount.is_directory)).collect();
-    let mut descriptors: Vec<BorrowedFd<'_>> =
-        mounts.iter().map(|mount| mount::root_of(&mount.mount)).collect();
+    let mut descriptors: Vec<BorrowedFd<'_>> = mounts.iter().map(|mount| mount.mount.as_fd()).collect();
     descriptors.extend(entrance.files());
     wire::send(&starter, &list, &descriptors).step(|| "hand over the mounts".to_owned())?;
     timeline.mark("shim", "mounts");

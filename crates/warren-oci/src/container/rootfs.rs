@@ -101,6 +101,7 @@ pub(crate) fn overlays(
     rootfs: &Rootfs,
     writable: &[Writable],
     user_namespace: BorrowedFd<'_>,
+    no_suid: bool,
     kept: &mut Vec<OwnedFd>,
 ) -> Result<Vec<Detached>, StepError> {
     rootfs
@@ -108,7 +109,7 @@ pub(crate) fn overlays(
         .iter()
         .zip(writable)
         .map(|(overlay, writable)| {
-            let mount = overlay_mount(overlay, writable, user_namespace, kept)?;
+            let mount = overlay_mount(overlay, writable, user_namespace, no_suid, kept)?;
             Ok(Detached { mount, target: overlay.target.clone(), is_directory: true })
         })
         .collect()
@@ -118,6 +119,7 @@ fn overlay_mount(
     overlay: &Overlay,
     writable: &Writable,
     user_namespace: BorrowedFd<'_>,
+    no_suid: bool,
     kept: &mut Vec<OwnedFd>,
 ) -> Result<OwnedFd, StepError> {
     let mut lower = Vec::new();
@@ -138,8 +140,9 @@ fn overlay_mount(
     // Without it the container's end waits until the host's whole file system is synced. What a container wrote does not
     // outlive a power cut anyway: it is made anew from its image.
     options.push(FsOption::Flag("volatile"));
-    let mount = mount::new_file_system("overlay", &options, Attributes::NO_SUID_NO_DEV)
-        .step(|| format!("make the overlay of {}", overlay.target.display()));
+    let mount =
+        mount::new_file_system("overlay", &options, Attributes { no_suid, ..Attributes::NO_SUID_NO_DEV })
+            .step(|| format!("make the overlay of {}", overlay.target.display()));
     kept.append(&mut lower);
     mount
 }
