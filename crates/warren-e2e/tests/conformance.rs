@@ -1,5 +1,15 @@
-//! The conformance scenarios are well-formed and recorded. `conformance_real.rs` plays them against a real control plane.
+//! Plays the conformance scenarios against the embedded server and holds its answers against those of a real
+//! kube-apiserver, as recorded. `conformance_real.rs` checks the recording and compares the two directly.
+//!
+//! | variable | effect |
+//! |---|---|
+//! | `WARREN_CONFORMANCE_ONLY` | only scenarios whose `topic/name` contains this |
+//! | `WARREN_CONFORMANCE_SHRINK` | scenarios that no longer differ are taken off `scenarios/not-yet.txt` |
 
+use std::time::Duration;
+
+use warren_e2e::conformance::ours::Ours;
+use warren_e2e::conformance::runner::Pace;
 use warren_e2e::conformance::suite::Suite;
 
 #[test]
@@ -17,4 +27,22 @@ fn there_are_at_least_200_scenarios_and_each_is_recorded() {
             assert_eq!(transcript.stopped, None, "{topic}/{name}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ours_answers_as_the_real_server_did() {
+    let only = std::env::var("WARREN_CONFORMANCE_ONLY").ok();
+    let suite = Suite::load(only.as_deref()).unwrap();
+    let ours = Ours::start().await.unwrap();
+    let run = suite.play(&ours, Pace { parallel: 8, patience: Duration::from_secs(5) }).await;
+    ours.stop().await;
+    let recorded = suite.recorded().unwrap();
+    let mut report = suite.judge_ours(&recorded, &run).unwrap();
+    if std::env::var_os("WARREN_CONFORMANCE_SHRINK").is_some() {
+        suite.shrink_list(&report).unwrap();
+        report = suite.judge_ours(&recorded, &run).unwrap();
+    }
+    println!("{report}");
+    let complaints = report.complaints();
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }

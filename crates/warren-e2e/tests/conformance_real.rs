@@ -1,4 +1,5 @@
-//! Plays the conformance scenarios against a real control plane and holds its answers against the recorded ones.
+//! Plays the conformance scenarios against a real control plane, holds its answers against the recorded ones, and those
+//! of the embedded server against both.
 //!
 //! | variable | effect |
 //! |---|---|
@@ -10,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use warren_e2e::conformance::kubeconfig;
+use warren_e2e::conformance::ours::Ours;
 use warren_e2e::conformance::report::judge;
 use warren_e2e::conformance::runner::Pace;
 use warren_e2e::conformance::suite::Suite;
@@ -21,11 +23,12 @@ fn real() -> HttpsTarget {
         Some(path) => PathBuf::from(path),
         None => ControlPlane::start().kubeconfig().to_owned(),
     };
-    HttpsTarget::new(&kubeconfig::read(Path::new(&path)).unwrap()).unwrap()
+    let access = kubeconfig::read(Path::new(&path)).expect("read the kubeconfig");
+    HttpsTarget::new(&access).expect("prepare TLS")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_real_control_plane_answers_as_recorded() {
+async fn a_real_control_plane_answers_as_recorded_and_ours_answers_the_same() {
     let target = real();
     let only = std::env::var("WARREN_CONFORMANCE_ONLY").ok();
     let suite = Suite::load(only.as_deref()).unwrap();
@@ -34,6 +37,13 @@ async fn a_real_control_plane_answers_as_recorded() {
         suite.record(&run).unwrap();
     }
     let report = judge(&suite.recorded().unwrap(), &run);
-    println!("{report}");
+    println!("the real server, against what was recorded of it\n{report}");
+    assert_eq!(report.complaints(), Vec::<String>::new());
+
+    let ours = Ours::start().await.unwrap();
+    let own_run = suite.play(&ours, Pace { parallel: 6, patience: Duration::from_secs(5) }).await;
+    ours.stop().await;
+    let report = suite.judge_ours(&run, &own_run).unwrap();
+    println!("ours, against the real server\n{report}");
     assert_eq!(report.complaints(), Vec::<String>::new());
 }

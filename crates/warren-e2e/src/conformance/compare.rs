@@ -45,7 +45,8 @@ pub fn differences(expected: &Transcript, actual: &Transcript) -> Vec<Difference
         let (left, right) = (expected.exchanges.get(index), actual.exchanges.get(index));
         let request = &left.or(right).unwrap_or(&empty).request;
         let step = format!("step {} {request}", index + 1);
-        let as_value = |side: Option<&Exchange>| side.and_then(|exchange| serde_json::to_value(exchange).ok());
+        let as_value =
+            |side: Option<&Exchange>| side.and_then(|exchange| serde_json::to_value(exchange).ok());
         walk(&step, "", as_value(left).as_ref(), as_value(right).as_ref(), &mut found);
     }
     if expected.stopped != actual.stopped {
@@ -62,7 +63,8 @@ pub fn differences(expected: &Transcript, actual: &Transcript) -> Vec<Difference
 fn walk(step: &str, field: &str, left: Option<&Value>, right: Option<&Value>, found: &mut Vec<Difference>) {
     match (left, right) {
         (Some(Value::Object(left)), Some(Value::Object(right))) => {
-            let mut keys: Vec<_> = left.keys().chain(right.keys().filter(|key| !left.contains_key(*key))).collect();
+            let mut keys: Vec<_> =
+                left.keys().chain(right.keys().filter(|key| !left.contains_key(*key))).collect();
             keys.sort();
             for key in keys {
                 let inner = if field.is_empty() { key.clone() } else { format!("{field}.{key}") };

@@ -134,7 +134,11 @@ fn find<'a, T>(path: &Path, all: &'a [Named<T>], name: &str, what: &str) -> Resu
     })
 }
 
-fn either(path: &Path, inline: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, KubeconfigError> {
+fn either(
+    path: &Path,
+    inline: Option<&str>,
+    file: Option<&Path>,
+) -> Result<Option<Vec<u8>>, KubeconfigError> {
     match (inline, file) {
         (Some(data), _) => base64::engine::general_purpose::STANDARD
             .decode(data.trim())

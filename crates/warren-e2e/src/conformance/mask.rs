@@ -10,6 +10,7 @@
 //! | `<generated1>`… | that the name is the prefix and five letters of the server's alphabet |
 //! | `<age>` | that the cell of a table holds an age in seconds |
 //! | `<the object>` | that an error message quotes the object there |
+//! | order of `managedFields` | that operations are in order; the seconds of the writes decide the rest |
 //! | `<continue>`, `<jwt>`, `<ip>`, `<port>` | that there is one |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +22,10 @@ use super::transcript::Transcript;
 
 /// kube-apiserver draws the end of generated names from these, which spell no words.
 const NAME_LETTERS: &str = "bcdfghjklmnpqrstvwxz2456789";
+
+/// The server sorts managers by operation, then by the second of their write. Two writes of a scenario may or may not
+/// fall into one second, so what comes after the operation is sorted by name here.
+const MANAGER_ORDER: [&str; 4] = ["operation", "manager", "subresource", "apiVersion"];
 
 /// Masks a whole transcript; `id` is the unique word of its run.
 pub fn mask(transcript: &mut Transcript, id: &str) {
@@ -37,6 +42,9 @@ pub fn mask(transcript: &mut Transcript, id: &str) {
         }
         masks.apply(&mut exchange.body, "", Versions::Object);
         exchange.events.iter_mut().flatten().for_each(|event| masks.apply(event, "", Versions::Object));
+        // Masks in keys have moved them.
+        exchange.body.sort_all_objects();
+        exchange.events.iter_mut().flatten().for_each(Value::sort_all_objects);
     }
     transcript.stopped = transcript.stopped.take().map(|reason| masks.text(&reason));
 }
@@ -68,7 +76,9 @@ impl Masks {
                 for (key, field) in fields {
                     let inner = inside(value, key, versions);
                     match field.as_str().and_then(|text| text.parse().ok()) {
-                        Some(version) if key == "resourceVersion" && inner == Versions::Object && version > 0 => {
+                        Some(version)
+                            if key == "resourceVersion" && inner == Versions::Object && version > 0 =>
+                        {
                             self.versions.insert(version);
                         }
                         _ => self.learn(field, inner),
@@ -94,7 +104,12 @@ impl Masks {
         match value {
             Value::String(text) => *text = self.string(key, text, versions),
             Value::Number(_) if key == "nodePort" || key == "healthCheckNodePort" => *value = "<port>".into(),
-            Value::Array(items) => items.iter_mut().for_each(|item| self.apply(item, key, versions)),
+            Value::Array(items) => {
+                items.iter_mut().for_each(|item| self.apply(item, key, versions));
+                if field_of(key) == "managedFields" {
+                    items.sort_by_key(|entry| MANAGER_ORDER.map(|part| entry[part].to_string()));
+                }
+            }
             Value::Object(_) => {
                 let whole = value.clone();
                 if let Value::Object(fields) = value {
@@ -110,13 +125,11 @@ impl Masks {
 
     fn string(&mut self, key: &str, text: &str, versions: Versions) -> String {
         match field_of(key) {
-            "resourceVersion" if text.parse::<u64>().is_ok_and(|version| version > 0) => {
-                match versions {
-                    Versions::Object => self.version(text),
-                    Versions::List => "<list-rv>".to_owned(),
-                    Versions::Bookmark => "<bookmark-rv>".to_owned(),
-                }
-            }
+            "resourceVersion" if text.parse::<u64>().is_ok_and(|version| version > 0) => match versions {
+                Versions::Object => self.version(text),
+                Versions::List => "<list-rv>".to_owned(),
+                Versions::Bookmark => "<bookmark-rv>".to_owned(),
+            },
             "continue" if !text.is_empty() => "<continue>".to_owned(),
             "token" if text.starts_with("ey") && text.matches('.').count() == 2 => "<jwt>".to_owned(),
             "cells" if is_young_age(text) => "<age>".to_owned(),
@@ -126,7 +139,11 @@ impl Masks {
     }
 
     fn version(&self, text: &str) -> String {
-        match text.parse().ok().and_then(|version: u64| self.versions.iter().position(|known| *known == version)) {
+        match text
+            .parse()
+            .ok()
+            .and_then(|version: u64| self.versions.iter().position(|known| *known == version))
+        {
             Some(index) => format!("<rv{}>", index + 1),
             None => text.to_owned(),
         }
@@ -200,7 +217,9 @@ fn inside(value: &Value, key: &str, outer: Versions) -> Versions {
     match key {
         "object" if value.get("type").is_some_and(|kind| kind == "BOOKMARK") => Versions::Bookmark,
         "object" => Versions::Object,
-        "metadata" if value.get("items").is_some() || value.get("rows").is_some() || kind.ends_with("List") => {
+        "metadata"
+            if value.get("items").is_some() || value.get("rows").is_some() || kind.ends_with("List") =>
+        {
             Versions::List
         }
         "items" | "rows" => Versions::Object,
@@ -226,7 +245,9 @@ fn without_quoted_object(text: &str) -> String {
 
 /// The age that a table shows of an object that the scenario has just made.
 fn is_young_age(text: &str) -> bool {
-    text.strip_suffix('s').is_some_and(|digits| (1..=2).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit()))
+    text.strip_suffix('s').is_some_and(|digits| {
+        (1..=2).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())
+    })
 }
 
 fn is_uid(text: &str) -> bool {
@@ -262,10 +283,11 @@ mod tests {
     #[test]
     fn versions_keep_their_order_and_uids_their_identity() {
         let uid = |digit: char| format!("{digit}1111111-2222-4333-8444-555555555555");
-        let object = |version: &str, uid: String| json!({"metadata": {"resourceVersion": version, "uid": uid}});
-        let bodies =
-            masked(&[object("90", uid('b')), object("101", uid('a')), object("90", uid('b'))]);
-        let expected = |version: &str, uid: &str| json!({"metadata": {"resourceVersion": version, "uid": uid}});
+        let object =
+            |version: &str, uid: String| json!({"metadata": {"resourceVersion": version, "uid": uid}});
+        let bodies = masked(&[object("90", uid('b')), object("101", uid('a')), object("90", uid('b'))]);
+        let expected =
+            |version: &str, uid: &str| json!({"metadata": {"resourceVersion": version, "uid": uid}});
         assert_eq!(
             bodies,
             [expected("<rv1>", "<uid1>"), expected("<rv2>", "<uid2>"), expected("<rv1>", "<uid1>")]

@@ -12,6 +12,7 @@
 pub mod compare;
 pub mod kubeconfig;
 pub mod mask;
+pub mod ours;
 pub mod report;
 pub mod runner;
 pub mod scenario;

@@ -48,7 +48,9 @@ pub fn judge(expected: &BTreeMap<String, Recorded>, actual: &BTreeMap<String, Re
 
 fn flat(run: &BTreeMap<String, Recorded>) -> BTreeMap<String, &Transcript> {
     run.iter()
-        .flat_map(|(topic, recorded)| recorded.iter().map(move |(name, one)| (format!("{topic}/{name}"), one)))
+        .flat_map(|(topic, recorded)| {
+            recorded.iter().map(move |(name, one)| (format!("{topic}/{name}"), one))
+        })
         .collect()
 }
 
@@ -68,6 +70,12 @@ impl Report {
             }
         }
         Ok(())
+    }
+
+    /// Whether `name` is a scenario of this run that does not differ.
+    #[must_use]
+    pub fn is_same(&self, name: Option<&str>) -> bool {
+        name.and_then(|name| self.outcomes.get(name)) == Some(&Outcome::Same)
     }
 
     /// What makes the run fail: differences that are not on the list, and names on the list that do not differ.

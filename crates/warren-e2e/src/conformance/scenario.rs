@@ -15,8 +15,8 @@
 //! ```
 //!
 //! `${…}` is replaced in paths, headers and strings of bodies. `${id}` is unique to the run of the scenario, `${ns}` is its
-//! namespace, `${core}` is `/api/v1/namespaces/${ns}`, `${i}` counts a step's repetitions from zero; everything else was
-//! saved by an earlier step.
+//! namespace, `${core}` is `/api/v1/namespaces/${ns}`, `${i}` counts a step's repetitions from zero, `${large}` is a
+//! very long word; everything else was saved by an earlier step.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

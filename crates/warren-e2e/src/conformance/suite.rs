@@ -23,6 +23,11 @@ fn recordings() -> PathBuf {
     folder().join("recorded")
 }
 
+/// The scenarios in which our server is known to differ.
+fn list() -> PathBuf {
+    folder().join("not-yet.txt")
+}
+
 /// The checkout, where the product's own definitions are.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -37,7 +42,9 @@ impl Suite {
         let mut topics = scenario::load(&folder())?;
         for topic in &mut topics {
             let name = topic.topic.clone();
-            topic.scenarios.retain(|one| only.is_none_or(|word| format!("{name}/{}", one.name).contains(word)));
+            topic
+                .scenarios
+                .retain(|one| only.is_none_or(|word| format!("{name}/{}", one.name).contains(word)));
         }
         topics.retain(|topic| !topic.scenarios.is_empty());
         Ok(Self { topics, whole: only.is_none() })
@@ -78,11 +85,25 @@ impl Suite {
     pub fn record(&self, run: &BTreeMap<String, Recorded>) -> Result<(), RecordError> {
         for topic in &self.topics {
             let played = run.get(&topic.topic).cloned().unwrap_or_default();
-            let mut recorded = if self.whole { Recorded::new() } else { transcript::read(&recordings(), &topic.topic)? };
+            let mut recorded =
+                if self.whole { Recorded::new() } else { transcript::read(&recordings(), &topic.topic)? };
             recorded.extend(played);
             transcript::write(&recordings(), &topic.topic, &recorded)?;
         }
         Ok(())
+    }
+
+    /// Takes the scenarios that no longer differ off the list; never adds any.
+    ///
+    /// # Errors
+    /// When the list cannot be read or written.
+    pub fn shrink_list(&self, report: &Report) -> Result<(), RecordError> {
+        let path = list();
+        let failed = |source| RecordError::File { path: path.clone(), source };
+        let text = std::fs::read_to_string(&path).map_err(failed)?;
+        let kept: Vec<_> =
+            text.lines().filter(|line| !report.is_same(line.split_whitespace().next())).collect();
+        std::fs::write(&path, kept.join("\n") + "\n").map_err(failed)
     }
 
     /// Holds a run of our server against an expected one, with the list of what is known to differ.
@@ -95,7 +116,7 @@ impl Suite {
         ours: &BTreeMap<String, Recorded>,
     ) -> Result<Report, RecordError> {
         let mut report = judge(expected, ours);
-        report.allow(&folder().join("not-yet.txt"))?;
+        report.allow(&list())?;
         if !self.whole {
             report.not_yet.retain(|name, _| report.outcomes.contains_key(name));
         }

@@ -79,7 +79,10 @@ impl HttpsTarget {
 }
 
 impl Target for HttpsTarget {
-    fn call(&self, mut request: Request<Bytes>) -> BoxFuture<'_, Result<Response<AnswerBody>, TransportError>> {
+    fn call(
+        &self,
+        mut request: Request<Bytes>,
+    ) -> BoxFuture<'_, Result<Response<AnswerBody>, TransportError>> {
         Box::pin(async move {
             let connector = if request.headers().contains_key(header::AUTHORIZATION) {
                 &self.anonymous
@@ -112,7 +115,10 @@ impl UnixTarget {
 }
 
 impl Target for UnixTarget {
-    fn call(&self, mut request: Request<Bytes>) -> BoxFuture<'_, Result<Response<AnswerBody>, TransportError>> {
+    fn call(
+        &self,
+        mut request: Request<Bytes>,
+    ) -> BoxFuture<'_, Result<Response<AnswerBody>, TransportError>> {
         Box::pin(async move {
             request.headers_mut().insert(header::HOST, HeaderValue::from_static("localhost"));
             over(UnixStream::connect(&self.path).await?, request).await

@@ -67,9 +67,7 @@ pub enum RecordError {
 pub fn read(folder: &Path, topic: &str) -> Result<Recorded, RecordError> {
     let path = folder.join(format!("{topic}.json"));
     match std::fs::read(&path) {
-        Ok(bytes) => {
-            serde_json::from_slice(&bytes).map_err(|source| RecordError::Parse { path, source })
-        }
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|source| RecordError::Parse { path, source }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Recorded::new()),
         Err(source) => Err(RecordError::File { path, source }),
     }
