@@ -3,8 +3,9 @@
 use serde_json::{Map, Value};
 
 use crate::call::{Call, FieldValidation};
-use crate::definition::Target;
+use crate::definition::{SchemaSource, Target};
 use crate::metadata::{self, metadata_mut};
+use crate::protobuf;
 use crate::schema::{
     apply_defaults, check_rules, check_types, drop_nulls, has_good_quantities, prune, validate,
 };
@@ -16,25 +17,45 @@ pub(crate) struct Decoded {
     pub warnings: Vec<String>,
 }
 
-/// Reads a body as JSON or YAML.
-pub(crate) fn parse(content_type: &str, body: &[u8]) -> Result<Value, ApiError> {
+/// Reads a body as JSON, YAML or Kubernetes' protobuf; `message` is the type that it should be.
+pub(crate) fn parse(content_type: &str, body: &[u8], message: &str) -> Result<Value, ApiError> {
+    let kind = message.rsplit('.').next().unwrap_or(message);
+    let unrecognized = |cause: String| {
+        ApiError::bad_request(format!(
+            "the object provided is unrecognized (must be of type {kind}): {cause}"
+        ))
+    };
     let value: Value = match content_type {
-        "application/json" | "" | "*/*" => serde_json::from_slice(body).map_err(|error| {
-            ApiError::bad_request(format!(
-                "the object provided is unrecognized (must be of type Object): {error}"
-            ))
-        })?,
+        "application/json" | "" | "*/*" => serde_json::from_slice(body)
+            .map_err(|error| unrecognized(format!("couldn't get version/kind; json parse error: {error}")))?,
         "application/yaml" => {
             let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
             serde_saphyr::from_str(text)
                 .map_err(|error| ApiError::bad_request(format!("error converting YAML to JSON: {error}")))?
         }
+        "application/vnd.kubernetes.protobuf" if message.contains('.') => {
+            protobuf::decode(message, body).map_err(|error| unrecognized(error.to_string()))?
+        }
+        _ if message.contains('.') => {
+            let accepted = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+            return Err(ApiError::unsupported_media_type(accepted));
+        }
         _ => return Err(ApiError::unsupported_media_type("application/json, application/yaml")),
     };
     match value {
         Value::Object(_) => Ok(value),
-        _ => Err(ApiError::bad_request("the object provided is unrecognized (must be of type Object)")),
+        _ => Err(unrecognized("couldn't get version/kind; json parse error: not an object".to_owned())),
     }
+}
+
+/// The body of a request that creates or replaces an object of the kind in the path.
+pub(crate) fn parse_object(call: &Call<'_>, body: &[u8]) -> Result<Value, ApiError> {
+    let message: &str = match call.target.version().schema.source {
+        SchemaSource::Builtin(message) => message,
+        // Custom resources have no protobuf form.
+        SchemaSource::Custom { .. } => &call.target.definition.kind,
+    };
+    parse(call.content_type(), body, message)
 }
 
 /// Checks that an object is of the kind and version that the path says, and drops what its schema does not know.

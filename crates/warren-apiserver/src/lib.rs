@@ -25,6 +25,7 @@ mod node;
 mod openapi;
 mod patch;
 pub mod pki;
+mod protobuf;
 mod query;
 mod registry;
 mod respond;

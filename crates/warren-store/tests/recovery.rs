@@ -17,28 +17,22 @@ fn child_that_is_killed() {
     runtime.block_on(async {
         let store = Store::open(&Storage::File(file.into())).unwrap();
         println!("version {}", store.version());
-        let writers: Vec<_> = (0..16)
-            .map(|_| {
-                let store = store.clone();
-                tokio::spawn(async move {
-                    loop {
-                        let name = format!("o-{:016x}", random());
-                        let write = Write {
-                            key: Key::new("things", "a", name.as_str()),
-                            expect: Expect::Absent,
-                            action: Action::Put(
-                                json!({"metadata": {"name": name, "uid": name}, "data": "x".repeat(3000)}),
-                            ),
-                        };
-                        let object = store.write_one(write).await.unwrap();
-                        println!("ack {} {}", object.key.name, object.version);
-                    }
-                })
-            })
-            .collect();
-        for writer in writers {
-            writer.await.unwrap();
+        // They write until the process is killed; one that ends has failed.
+        let mut writers = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let store = store.clone();
+            writers.spawn(async move {
+                loop {
+                    let name = format!("o-{:016x}", random());
+                    let body = json!({"metadata": {"name": name, "uid": name}, "data": "x".repeat(3000)});
+                    let key = Key::new("things", "a", name.as_str());
+                    let write = Write { key, expect: Expect::Absent, action: Action::Put(body) };
+                    let object = store.write_one(write).await.unwrap();
+                    println!("ack {} {}", object.key.name, object.version);
+                }
+            });
         }
+        let _: Result<(), _> = writers.join_next().await.unwrap();
     });
 }
 

@@ -1,5 +1,7 @@
 //! The store as its callers see it, in memory and on a file.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers as well")]
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};

@@ -19,7 +19,7 @@ pub(super) async fn create(
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
     let admission::Decoded { object, warnings } =
-        admission::decode(call, admission::parse(call.content_type(), body)?)?;
+        admission::decode(call, admission::parse_object(call, body)?)?;
     let response = create_object(server, call, object).await?;
     Ok(warn(response, call, &warnings))
 }

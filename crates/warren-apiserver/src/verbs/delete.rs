@@ -15,6 +15,7 @@ use crate::server::Inner;
 use crate::status::ApiError;
 
 const ATTEMPTS: usize = 64;
+const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 /// Deletions of a collection that wait for the disk at the same time.
 const CONCURRENT_DELETIONS: usize = 64;
 
@@ -30,7 +31,11 @@ pub(crate) struct DeleteOptions {
 
 impl DeleteOptions {
     fn read(call: &Call<'_>, body: &[u8]) -> Result<DeleteOptions, ApiError> {
-        let sent = if body.is_empty() { Value::Null } else { admission::parse(call.content_type(), body)? };
+        let sent = if body.is_empty() {
+            Value::Null
+        } else {
+            admission::parse(call.content_type(), body, DELETE_OPTIONS)?
+        };
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let policy =
             text(&sent["propagationPolicy"]).or(call.query.text("propagationPolicy").map(str::to_owned));

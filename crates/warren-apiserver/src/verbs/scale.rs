@@ -26,7 +26,7 @@ pub(super) async fn update(
     call: &Call<'_>,
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
-    let sent = admission::parse(call.content_type(), body)?;
+    let sent = admission::parse(call.content_type(), body, "Scale")?;
     change(server, call, |_| Ok(sent.clone())).await
 }
 

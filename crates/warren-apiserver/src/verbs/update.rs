@@ -36,7 +36,7 @@ pub(super) async fn update(
     call: &Call<'_>,
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
-    let Decoded { object, warnings } = admission::decode(call, admission::parse(call.content_type(), body)?)?;
+    let Decoded { object, warnings } = admission::decode(call, admission::parse_object(call, body)?)?;
     let name = call.name.unwrap_or_default();
     let sent_name = metadata::text(&object, "name");
     if sent_name != name {
@@ -181,7 +181,7 @@ pub(super) async fn bind(
     call: &Call<'_>,
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
-    let binding = admission::parse(call.content_type(), body)?;
+    let binding = admission::parse(call.content_type(), body, "io.k8s.api.core.v1.Binding")?;
     let node = binding["target"]["name"].as_str().unwrap_or_default().to_owned();
     let name = call.name.unwrap_or_default();
     let subject = call.target.definition.subject(name);

@@ -121,34 +121,32 @@ impl Stream {
                 return Some(initial);
             }
         }
-        loop {
-            let bookmark_at = self.next_bookmark;
-            let Feed::Open(watch) = &mut self.feed else { return None };
-            let change = tokio::select! {
-                biased;
-                change = watch.next() => change?,
-                () = self.shutdown.cancelled() => return None,
-                () = tokio::time::sleep_until(self.deadline) => return None,
-                () = tokio::time::sleep_until(bookmark_at), if self.bookmarks => {
-                    self.next_bookmark = Instant::now() + BOOKMARK_INTERVAL;
-                    // Everything up to this version has been handed to the feed; if the feed is empty, it has all
-                    // been sent as well.
-                    let version = self.store.version();
-                    match watch.next_ready() {
-                        Some(change) => change,
-                        None => return Some(self.bookmark(version, false)),
-                    }
+        let bookmark_at = self.next_bookmark;
+        let Feed::Open(watch) = &mut self.feed else { return None };
+        let change = tokio::select! {
+            biased;
+            change = watch.next() => change?,
+            () = self.shutdown.cancelled() => return None,
+            () = tokio::time::sleep_until(self.deadline) => return None,
+            () = tokio::time::sleep_until(bookmark_at), if self.bookmarks => {
+                self.next_bookmark = Instant::now() + BOOKMARK_INTERVAL;
+                // Everything up to this version has been handed to the feed; if the feed is empty, it has all
+                // been sent as well.
+                let version = self.store.version();
+                match watch.next_ready() {
+                    Some(change) => change,
+                    None => return Some(self.bookmark(version, false)),
                 }
-            };
-            let mut frame = BytesMut::new();
-            self.write_event(&mut frame, &change);
-            while frame.len() < LARGEST_FRAME {
-                let Feed::Open(watch) = &mut self.feed else { break };
-                let Some(change) = watch.next_ready() else { break };
-                self.write_event(&mut frame, &change);
             }
-            return Some(frame.freeze());
+        };
+        let mut frame = BytesMut::new();
+        self.write_event(&mut frame, &change);
+        while frame.len() < LARGEST_FRAME {
+            let Feed::Open(watch) = &mut self.feed else { break };
+            let Some(change) = watch.next_ready() else { break };
+            self.write_event(&mut frame, &change);
         }
+        Some(frame.freeze())
     }
 
     /// The present objects, and the mark that ends them where the client asked for it.

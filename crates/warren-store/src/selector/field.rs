@@ -54,8 +54,8 @@ impl FieldSelector {
     pub(crate) fn matches(&self, object: &Object) -> bool {
         self.0.iter().all(|term| {
             let equal = match term.path.as_str() {
-                "metadata.name" => &*object.key.name == term.value,
-                "metadata.namespace" => &*object.key.namespace == term.value,
+                "metadata.name" => *object.key.name == term.value,
+                "metadata.namespace" => *object.key.namespace == term.value,
                 path => lookup(&object.body, path).unwrap_or_default() == term.value,
             };
             equal == term.equal
