@@ -76,7 +76,7 @@ impl ClaimController {
             if let Next::Settled { look_again, retry } = plan.next {
                 return self.settle(&key, &world, plan.notes, failures, look_again, retry);
             }
-            if failures.iter().any(|failure| failure.kind == FailureKind::Other) {
+            if failures.iter().any(is_lasting) {
                 return self.give_up(&key, &world, &failures).await;
             }
             if !failures.is_empty() {
@@ -165,16 +165,8 @@ impl ClaimController {
         if let Next::Settled { look_again, retry } = plan.next {
             return self.settle(key, world, plan.notes, unpublished, look_again, retry);
         }
-        let Some(world) = self.look(key, &Offer::NotAsked, &BTreeSet::new()) else { return Outcome::Done };
-        let plan = give_up(&world, failures, &self.settings, Timestamp::now());
-        match plan.next {
-            Next::Settled { look_again, retry } => {
-                let unpublished = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
-                self.settle(key, &world, plan.notes, unpublished, look_again, retry)
-            }
-            // The claim moved on while we gave up: the next pass finds out where it stands.
-            Next::DecideAgain | Next::AskForOffer | Next::Confirm(_) => Outcome::Retry,
-        }
+        // Giving up always settles; were it not to, the next pass would find out where the claim stands.
+        Outcome::Retry
     }
 
     /// Asks the pool for a sandbox. A claim that has to wait for one is woken when there is.
@@ -321,6 +313,11 @@ impl ClaimController {
     fn first_seen_map(&self) -> MutexGuard<'_, HashMap<ObjectKey, (Option<String>, Timestamp)>> {
         self.first_seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether looking again would not help.
+fn is_lasting(failure: &Failure) -> bool {
+    matches!(failure.kind, FailureKind::Refused | FailureKind::Unknown)
 }
 
 fn pool_key(claim: &SandboxClaim) -> PoolKey {

@@ -78,7 +78,8 @@ macro_rules! with_cache {
 enum Refusal {
     Conflict(String),
     NotFound(String),
-    Other(String),
+    Refused(String),
+    Unknown(String),
 }
 
 impl Cluster {
@@ -153,7 +154,8 @@ impl Cluster {
                 }
             }
         }
-        let reason = undone.first().map(|(_, failure)| failure.clone());
+        // The rest was never tried, so nothing of it can have been written.
+        let reason = undone.first().map(|(_, failure)| Failure { kind: FailureKind::Refused, ..failure.clone() });
         undone.extend(waiting.filter_map(|step| Some((step, reason.clone()?))));
         undone
     }
@@ -233,7 +235,8 @@ impl Write<'_> {
                     }
                     Err((FailureKind::AlreadyExists, text))
                 }
-                Refusal::NotFound(text) | Refusal::Other(text) => Err((FailureKind::Other, text)),
+                Refusal::NotFound(text) | Refusal::Refused(text) => Err((FailureKind::Refused, text)),
+                Refusal::Unknown(text) => Err((FailureKind::Unknown, text)),
             },
         }
     }
@@ -264,7 +267,8 @@ impl Write<'_> {
                     cache.forget(&ObjectKey { namespace: self.namespace.to_owned(), name: name.to_owned() });
                     (FailureKind::NotFound, text)
                 }
-                Refusal::Other(text) => (FailureKind::Other, text),
+                Refusal::Refused(text) => (FailureKind::Refused, text),
+                Refusal::Unknown(text) => (FailureKind::Unknown, text),
             }),
         }
     }
@@ -297,7 +301,8 @@ impl Write<'_> {
                 Refusal::NotFound(_) => Ok(()),
                 // Another object has the name by now: the one that was meant is gone.
                 Refusal::Conflict(_) => Ok(()),
-                Refusal::Other(text) => Err((FailureKind::Other, text)),
+                Refusal::Refused(text) => Err((FailureKind::Refused, text)),
+                Refusal::Unknown(text) => Err((FailureKind::Unknown, text)),
             },
         }
     }
@@ -344,7 +349,9 @@ fn refusal(error: &kube::Error) -> Refusal {
             match status.code {
                 404 => Refusal::NotFound(text),
                 409 => Refusal::Conflict(text),
-                _ => Refusal::Other(text),
+                // The server may have failed after it had written.
+                429 | 500.. => Refusal::Unknown(text),
+                _ => Refusal::Refused(text),
             }
         }
         other => {
@@ -354,7 +361,7 @@ fn refusal(error: &kube::Error) -> Refusal {
                 text = format!("{text}: {source}");
                 cause = source.source();
             }
-            Refusal::Other(text)
+            Refusal::Unknown(text)
         }
     }
 }

@@ -8,7 +8,7 @@ use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{NameHash, Sandbox, SandboxTemplate, SandboxWarmPool, annotations};
 use warren_decide::ownership;
 use warren_decide::pool::{Memory, Settings, World, decide};
-use warren_decide::step::{Action, Failure, Step};
+use warren_decide::step::{Action, Failure, FailureKind, Step};
 
 use crate::cache::{Change, Index};
 use crate::cluster::Cluster;
@@ -65,8 +65,11 @@ impl PoolController {
         let undone: Vec<(Step, Failure)> = self.cluster.apply_slowly(&key.namespace, MANAGER, steps).await;
         let mut memories = self.memories();
         let expectations = &mut memories.entry(key.clone()).or_default().expectations;
-        for (step, _) in &undone {
+        for (step, failure) in &undone {
             match &step.action {
+                Action::Create(_) if failure.kind == FailureKind::Unknown => {
+                    expectations.creation_in_doubt(Timestamp::now());
+                }
                 Action::Create(_) => expectations.creation_settled(),
                 Action::Delete { uid, .. } => expectations.deletion_settled(uid),
                 Action::Merge { .. } | Action::MergeStatus { .. } => {}

@@ -1,11 +1,13 @@
 //! The Sandbox controller: a pod, its volumes and its service for every sandbox.
 
+use std::collections::HashSet;
+
 use jiff::Timestamp;
 use warren_api::conditions::ReportingController;
 use warren_api::{Sandbox, annotations, labels};
 use warren_decide::ownership;
 use warren_decide::sandbox::{Settings, World, conclude, decide};
-use warren_decide::step::FailureKind;
+use warren_decide::step::{Action, Failure, FailureKind, Step};
 
 use crate::cache::Index;
 use crate::cluster::Cluster;
@@ -16,8 +18,8 @@ use crate::wake::Sides;
 /// The field manager of this controller's writes.
 const MANAGER: &str = "sandbox-controller";
 
-/// How often one pass looks again after the server has shown it something new. One surprise is ordinary (an object in the
-/// way, a cache behind); more than that is for another pass.
+/// How often one pass tries writes. One try and one surprise (an object in the way, a cache behind) are ordinary; more than
+/// that is for another pass.
 const LOOKS: usize = 3;
 
 /// Reconciles sandboxes.
@@ -30,24 +32,29 @@ pub(crate) struct SandboxController {
 impl SandboxController {
     /// One pass over one sandbox.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
-        let mut failures = Vec::new();
-        for _ in 0..LOOKS {
+        let mut deleted = HashSet::new();
+        let mut failed: Vec<Failure> = Vec::new();
+        let mut looks = 0;
+        // What is published must be about the same look as what was decided, so the pass goes on until a look asks for
+        // nothing that was not tried.
+        let (world, failures) = loop {
             let Some(world) = self.look(&key) else { return Outcome::Done };
-            let plan = decide(&world, Timestamp::now());
-            failures = plan.problems;
+            let mut plan = decide(&world, Timestamp::now());
+            // A deletion that is done may not have reached the cache yet.
+            plan.steps.retain(|step| deletion(step).is_none_or(|uid| !deleted.contains(uid)));
+            let surprised = !failed.is_empty() && failed.iter().all(is_surprise);
             if plan.steps.is_empty() {
-                break;
+                // Whatever surprised us has turned out well.
+                failed.retain(|failure| !is_surprise(failure));
             }
-            let failed = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
-            let surprised = failed
-                .iter()
-                .any(|failure| matches!(failure.kind, FailureKind::AlreadyExists | FailureKind::Conflict));
-            failures.extend(failed);
-            if !surprised {
-                break;
+            if plan.steps.is_empty() || looks == LOOKS || !(failed.is_empty() || surprised) {
+                plan.problems.append(&mut failed);
+                break (world, plan.problems);
             }
-        }
-        let Some(world) = self.look(&key) else { return Outcome::Done };
+            deleted.extend(plan.steps.iter().filter_map(deletion).map(str::to_owned));
+            failed = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
+            looks += 1;
+        };
         let conclusion = conclude(&world, &failures, &self.settings, Timestamp::now());
         for failure in &failures {
             tracing::warn!(sandbox = %key, problem = %failure.message, "sandbox has a problem");
@@ -92,6 +99,18 @@ impl SandboxController {
             sandbox,
         })
     }
+}
+
+fn deletion(step: &Step) -> Option<&str> {
+    match &step.action {
+        Action::Delete { uid, .. } => Some(uid),
+        _ => None,
+    }
+}
+
+/// Whether the world turned out to be different from what was seen, so that looking again helps.
+fn is_surprise(failure: &Failure) -> bool {
+    matches!(failure.kind, FailureKind::AlreadyExists | FailureKind::Conflict)
 }
 
 /// Wakes the sandbox that controls a changed child, if the child carries the tracking label.

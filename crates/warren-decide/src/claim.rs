@@ -161,8 +161,8 @@ pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     plan
 }
 
-/// Plans what to publish when a step of the last plan has failed in a way that looking again does not heal. To be called
-/// again, with a new look at the world, while it says so.
+/// Plans what to publish when a step of the last plan has failed in a way that looking again does not heal. A commitment
+/// stays, even when the server has refused a cold sandbox: another controller may be making it at this moment.
 #[must_use]
 pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Timestamp) -> Plan {
     let text = failures.iter().map(|failure| failure.message.as_str()).collect::<Vec<_>>().join("\n");
@@ -174,11 +174,6 @@ pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Ti
     } else {
         Trouble::Error(text)
     };
-    if matches!(trouble, Trouble::Error(_)) && world.is_committed_cold() {
-        // The server refused the cold sandbox for good, so none is on its way: the claim may look elsewhere again. The
-        // status comes after that, when this is called again.
-        return Plan::write(search::drop_reference(world));
-    }
     status::publish_trouble(world, &trouble, settings, now)
 }
 

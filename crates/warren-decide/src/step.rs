@@ -128,8 +128,10 @@ pub enum FailureKind {
     Conflict,
     /// The object to be patched is gone.
     NotFound,
-    /// Anything else: refused, unreachable, invalid.
-    Other,
+    /// The server said no: nothing was written.
+    Refused,
+    /// There was no answer, or none that tells: it may have been written.
+    Unknown,
 }
 
 /// A step that failed, or a problem that a decision found before any step.
@@ -147,7 +149,7 @@ impl Failure {
     /// A problem that was found by looking, before anything was tried.
     #[must_use]
     pub fn found(stage: Stage, message: impl Into<String>) -> Self {
-        Self { stage, kind: FailureKind::Other, message: message.into() }
+        Self { stage, kind: FailureKind::Refused, message: message.into() }
     }
 }
 

@@ -4,75 +4,67 @@
 pub mod kubelet;
 
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Namespace;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::wait::{Condition, await_condition, conditions};
-use kube::{Api, Client, Config, Resource, ResourceExt};
+use kube::client::Body;
+use kube::runtime::wait::{Condition, await_condition};
+use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::sync::{Mutex, MutexGuard};
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
-use warren_testkit::kube::ControlPlane;
 
 /// Nothing here takes this long unless it will never come.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-
 /// The writes that went through a client, as `VERB path`.
-pub type Writes = Arc<std::sync::Mutex<Vec<String>>>;
+pub type Writes = Arc<Mutex<Vec<String>>>;
 
-/// A namespace on a control plane that the test has to itself, as controllers look at all namespaces.
+/// A namespace of a server that the scenario has to itself, as controllers look at all namespaces.
 pub struct Place {
     pub client: Client,
     pub namespace: String,
-    config: Config,
-    _alone: MutexGuard<'static, ()>,
+    connect: Box<dyn Fn(Writes) -> Client + Send + Sync>,
+    _alone: Box<dyn std::any::Any + Send>,
+}
+
+/// Writes down every write that passes.
+pub fn recording(
+    writes: Writes,
+) -> tower::util::MapRequestLayer<impl Fn(http::Request<Body>) -> http::Request<Body> + Clone> {
+    tower::util::MapRequestLayer::new(move |request: http::Request<Body>| {
+        if request.method() != http::Method::GET {
+            writes.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
+        }
+        request
+    })
 }
 
 impl Place {
-    pub async fn new(name: &str) -> Self {
-        let alone = ONE_AT_A_TIME.lock().await;
+    /// A new namespace of the server that `connect` gives clients of. `alone` is held for as long as the place is.
+    pub async fn new(
+        connect: impl Fn(Writes) -> Client + Send + Sync + 'static,
+        alone: impl std::any::Any + Send,
+    ) -> Self {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
             .try_init();
-        let kubeconfig = Kubeconfig::read_from(ControlPlane::start().kubeconfig()).unwrap();
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-        let client = Client::try_from(config.clone()).unwrap();
-        let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-        for definition in warren_api::crds() {
-            let name = definition.name_any();
-            let params = PatchParams::apply("test").force();
-            definitions.patch(&name, &params, &Patch::Apply(&definition)).await.unwrap();
-            let established = await_condition(definitions.clone(), &name, conditions::is_crd_established());
-            tokio::time::timeout(DEADLINE, established).await.unwrap().unwrap();
-        }
+        let client = connect(Writes::default());
         let namespace: Namespace =
-            serde_json::from_value(json!({"metadata": {"generateName": format!("{name}-")}})).unwrap();
+            serde_json::from_value(json!({"metadata": {"generateName": "test-"}})).unwrap();
         let namespace = Api::all(client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
-        Self { client, namespace: namespace.name_any(), config, _alone: alone }
+        let namespace = namespace.name_any();
+        Self { client, namespace, connect: Box::new(connect), _alone: Box::new(alone) }
     }
 
-    /// A client that writes down every write.
+    /// A client of its own that writes down every write.
     pub fn watched_client(&self) -> (Client, Writes) {
         let writes = Writes::default();
-        let log = writes.clone();
-        let layer = tower::util::MapRequestLayer::new(move |request: http::Request<kube::client::Body>| {
-            if request.method() != http::Method::GET {
-                log.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
-            }
-            request
-        });
-        let client = ClientBuilder::try_from(self.config.clone()).unwrap().with_layer(&layer).build();
-        (client, writes)
+        ((self.connect)(writes.clone()), writes)
     }
 
     /// A template, and a pool of that many.
@@ -81,12 +73,12 @@ impl Place {
         for (key, value) in template.as_object().unwrap() {
             spec[key] = value.clone();
         }
-        self.create::<SandboxTemplate>(json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1",
-            "kind": "SandboxTemplate", "metadata": {"name": name}, "spec": spec}))
+        let group = "extensions.agents.x-k8s.io/v1beta1";
+        self.create::<SandboxTemplate>(json!({"apiVersion": group, "kind": "SandboxTemplate",
+            "metadata": {"name": name}, "spec": spec}))
             .await;
-        self.create::<SandboxWarmPool>(json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1",
-            "kind": "SandboxWarmPool", "metadata": {"name": name},
-            "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": name}}}))
+        self.create::<SandboxWarmPool>(json!({"apiVersion": group, "kind": "SandboxWarmPool",
+            "metadata": {"name": name}, "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": name}}}))
             .await;
     }
 

@@ -10,6 +10,9 @@ use super::Settings;
 /// After this long an expectation is given up: an event that has not come by then never will.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
+/// How long a creation is waited for that may not have happened: much longer than a watch is behind, as a rule.
+const DOUBT: Duration = Duration::from_secs(30);
+
 /// Writes of the pool's own that the cache has not shown yet. While there are any, the pool neither creates nor removes
 /// for its size: it would count wrongly.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -50,6 +53,12 @@ impl Expectations {
             self.deletions.insert(uid.to_owned());
             self.raised_at = Some(now);
         }
+    }
+
+    /// Nobody knows whether a creation happened. If it did, the watch tells; if not, waiting for it ends soon.
+    pub fn creation_in_doubt(&mut self, now: Timestamp) {
+        let soon = now.checked_sub(PATIENCE - DOUBT).unwrap_or(now);
+        self.raised_at = Some(self.raised_at.map_or(soon, |since| since.min(soon)));
     }
 
     /// A creation was seen, or did not happen.

@@ -532,7 +532,7 @@ fn row_10_expiry_is_announced_before_anything_goes() {
             Suspended=False NotSuspended: Sandbox is not suspended
             Finished=True PodSucceeded: Pod completed successfully"#]],
     );
-    let failed = Failure { stage: Stage::Pod, kind: FailureKind::Other, message: "no".to_owned() };
+    let failed = Failure { stage: Stage::Pod, kind: FailureKind::Refused, message: "no".to_owned() };
     expect![[r#"
         delete Pod my-sandbox
         delete Service my-sandbox
