@@ -18,7 +18,8 @@ mod pods_validation;
 mod services;
 mod volumes;
 
-/// The types of the built-in kinds, from Kubernetes' own OpenAPI document, without descriptions.
+/// The types of the built-in kinds, from Kubernetes' own OpenAPI document, without descriptions;
+/// `schemas/generate.py` makes it.
 const SCHEMAS: &str = include_str!("../schemas/builtin.json");
 
 /// Parsed only where somebody asks for the OpenAPI document; the compiled form below is what stays.

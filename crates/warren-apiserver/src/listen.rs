@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::{Request, header};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
@@ -134,7 +134,10 @@ async fn serve(
         let server = Arc::clone(&server.inner);
         async move { Ok::<_, Infallible>(service::handle(&server, request).await) }
     });
-    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    // With a timer, a client that never finishes its headers is cut off.
+    builder.http1().timer(TokioTimer::new());
+    builder.http2().timer(TokioTimer::new());
     let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), answer);
     tokio::pin!(connection);
     let outcome = tokio::select! {

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 /// Message name, then one indented line per field: number, JSON name, flags, type. Flags: `r` repeated, `m` map, `p`
 /// a pointer (so that zero differs from absent), `n` its fields belong to the surrounding object. Types: `s` string,
-/// `b` bytes, `t` bool, `i` integer, `d` double, or a message.
+/// `b` bytes, `t` bool, `i` integer, `d` double, or a message. `schemas/generate.py` makes it.
 const TABLE: &str = include_str!("../schemas/builtin.fields");
 
 /// What every encoded object begins with.
