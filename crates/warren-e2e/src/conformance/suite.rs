@@ -77,8 +77,8 @@ impl Suite {
         Ok(all)
     }
 
-    /// Makes a run of the real server the recording. A scenario that is not part of the run keeps what it had, one that
-    /// is no longer there loses it.
+    /// Makes a run of the real server the recording: a run of the whole suite replaces it, a run of a part of the suite
+    /// replaces that part.
     ///
     /// # Errors
     /// When a recording cannot be read or written.
