@@ -137,7 +137,8 @@ fn nothing_is_left_after_a_shutdown() {
     assert!(leaked.is_empty(), "{leaked:?}");
 }
 
-/// Processes in the pod's user namespace, wherever they got to.
+/// Living processes in the pod's user namespace, wherever they got to. Dead ones are the machine's init's to reap, and
+/// some take their time.
 fn processes_with_ids(first: u32) -> Vec<String> {
     let wanted = first.to_string();
     std::fs::read_dir("/proc")
@@ -149,6 +150,7 @@ fn processes_with_ids(first: u32) -> Vec<String> {
                 .is_ok_and(|map| map.split_whitespace().nth(1) == Some(&wanted))
         })
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|pid| pid.parse().is_ok_and(alive))
         .collect()
 }
 
