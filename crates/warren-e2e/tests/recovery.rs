@@ -11,6 +11,7 @@ use warren_client::kube::api::{Api, Patch, PatchParams};
 use warren_client::kube::{Client, ResourceExt as _};
 use warren_client::sandbox;
 use warren_e2e::local_home::LocalHome;
+use warren_testkit::leaks;
 
 /// Generous: everything here takes a fraction of a second on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -70,6 +71,10 @@ async fn pod_until(client: &Client, name: &str, condition: impl Fn(&Pod) -> bool
     }
 }
 
+fn process(pid: u32) -> Pid {
+    Pid::from_raw(i32::try_from(pid).expect("a small number")).expect("a process")
+}
+
 /// The processes of a marker command, as the host sees them.
 fn processes(marker: &str) -> Vec<i32> {
     let mut found = Vec::new();
@@ -84,11 +89,19 @@ fn processes(marker: &str) -> Vec<i32> {
     found
 }
 
-fn kill_daemon(pid: u32) {
-    let pid = Pid::from_raw(i32::try_from(pid).expect("a small number")).expect("a process");
+/// The process that forks shims: the daemon's only child.
+fn zygote_of(daemon: u32) -> u32 {
+    let children =
+        std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).expect("read children");
+    children.trim().parse().expect("one child")
+}
+
+/// `kill -9`; returns when the process has ended.
+fn kill(pid: u32) {
+    let pid = process(pid);
     let handle =
         rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).expect("open the process");
-    kill_process(pid, Signal::KILL).expect("kill the daemon");
+    kill_process(pid, Signal::KILL).expect("kill the process");
     rustix::event::poll(&mut [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)], None)
         .expect("wait for its end");
 }
@@ -104,8 +117,11 @@ async fn a_sandbox_outlives_a_killed_daemon_and_is_found_again() {
     assert_eq!(code, 0);
     let before = processes(marker);
     assert_eq!(before.len(), 1, "one process of the sandbox");
+    // What the checker will look for afterwards is there now, and it sees it.
+    let seen = leaks::find(home.path()).expect("look");
+    assert!(seen.processes.len() >= 2 && !seen.cgroups.is_empty() && seen.files.len() == 1, "{seen:#?}");
 
-    kill_daemon(first);
+    kill(first);
     assert_eq!(processes(marker), before, "the process lives on");
 
     let second = home.up();
@@ -134,13 +150,27 @@ async fn what_ended_while_no_daemon_ran_is_known_afterwards() {
     let sandbox = started(&client, "ender", json!({ "command": ["sh", "-c", script] })).await;
     let (code, _) = exec(&client, &sandbox, "(sleep 0.3; touch /tmp/go) >/dev/null 2>&1 &").await;
     assert_eq!(code, 0);
-    kill_daemon(daemon);
+    kill(daemon);
     home.up();
     let client = home.client().await;
     let pod = pod_until(&client, "ender", |pod| phase(pod) == "Failed").await;
     let terminated = terminated(&pod).expect("a terminated container");
     assert_eq!(terminated["exitCode"], 3, "{terminated}");
     sandbox::delete(&client, &sandbox).await.expect("delete");
+    home.assert_nothing_left();
+}
+
+#[test]
+fn a_home_that_lost_its_zygote_is_replaced() {
+    let Some(home) = LocalHome::new() else { return };
+    let daemon = home.up();
+    let handle =
+        rustix::process::pidfd_open(process(daemon), rustix::process::PidfdFlags::empty()).expect("open");
+    kill(zygote_of(daemon));
+    rustix::event::poll(&mut [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)], None)
+        .expect("wait for the daemon's end");
+    let ended = home.shell("echo again");
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "again\n"), "{ended:?}");
     home.assert_nothing_left();
 }
 

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 use warren_apiserver::pki::Pki;
@@ -32,6 +35,8 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Runtime)?;
 
+    let zygote = Arc::new(zygote);
+    let zygote_ended = watch_zygote(Arc::clone(&zygote)).map_err(StartError::Runtime)?;
     let dialer = LocalDialer::default();
     let server = open_server(&config, dialer.clone()).await?;
     let client = |name: &str| {
@@ -43,7 +48,7 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
         NODE_NAME.to_owned(),
         config.directory.clone(),
         client("system:node:local"),
-        Arc::new(zygote),
+        zygote,
         config.executable.clone(),
     ))?);
 
@@ -60,10 +65,12 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     info!(%address, directory = %config.directory.display(), "ready");
     on_ready();
 
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
+    let outcome = tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+        // Without it no pod can be started. The next daemon has a new one, and the same pods.
+        _ = zygote_ended => Err(StartError::ZygoteEnded),
+    };
     info!("stopping; sandboxes run on");
     // Nobody new gets in; then those who write stop, and last the one they write to.
     shutdown.cancel();
@@ -77,7 +84,28 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
         let _ = listener.await;
     }
     info!("stopped");
-    Ok(())
+    outcome
+}
+
+/// Tells when the zygote has ended. A thread of its own: the connection is also read by whoever starts a pod, and only
+/// a hang-up, which the runtime does not single out, is of interest here.
+fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::Builder::new().name("warren-watch".to_owned()).spawn(move || {
+        loop {
+            match poll(&mut [PollFd::new(&*zygote, PollFlags::empty())], None) {
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the zygote cannot be watched");
+                    return;
+                }
+            }
+        }
+        // Nobody listens any more when the home is on its way down.
+        let _ = sender.send(());
+    })?;
+    Ok(receiver)
 }
 
 async fn open_server(config: &Config, dialer: LocalDialer) -> Result<ApiServer, StartError> {

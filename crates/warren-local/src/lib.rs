@@ -48,6 +48,9 @@ pub enum StartError {
     /// The process that forks shims could not be made.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
+    /// That process has ended.
+    #[error("the zygote has ended, and no pod can be started without it")]
+    ZygoteEnded,
     /// No threads.
     #[error("start the runtime")]
     Runtime(#[source] std::io::Error),

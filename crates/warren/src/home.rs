@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
@@ -14,6 +14,9 @@ use warren_client::kube::Client;
 
 use crate::cli;
 use crate::progress;
+
+/// How much of what daemons said is kept, and as much again of what they said before.
+const LONGEST_LOG: u64 = 10 << 20;
 
 /// The one line that a detached daemon writes to its standard output, for the process that started it.
 #[derive(Debug, Deserialize, Serialize)]
@@ -69,11 +72,7 @@ pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
 /// between themselves which one stays; both callers then see a running home.
 pub fn start(data_dir: &DataDir, listen: Option<SocketAddr>) -> anyhow::Result<Report> {
     let log_path = data_dir.daemon_log();
-    let log = File::options()
-        .create(true)
-        .append(true)
-        .open(&log_path)
-        .with_context(|| format!("open `{}`", log_path.display()))?;
+    let log = open_log(&log_path).with_context(|| format!("open `{}`", log_path.display()))?;
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut command = Command::new(&program);
     command.arg("daemon").arg("--data-dir").arg(data_dir.path());
@@ -111,4 +110,12 @@ pub fn start(data_dir: &DataDir, listen: Option<SocketAddr>) -> anyhow::Result<R
             )
         }
     }
+}
+
+/// Opens the log for appending. One that has grown long is put aside first, in place of the one before it.
+fn open_log(path: &Path) -> std::io::Result<File> {
+    if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > LONGEST_LOG) {
+        std::fs::rename(path, path.with_extension("log.1"))?;
+    }
+    File::options().create(true).append(true).open(path)
 }

@@ -56,9 +56,9 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     let wanted = wanted(arguments)?;
     let mut interrupt = Interrupt::listen().context("listen for signals")?;
     timings.mark("prepare");
-    let client = match &arguments.kubeconfig {
-        Some(path) => warren_client::connect::from_kubeconfig(path).await?,
-        None => home::connect(&arguments.home).await?,
+    let client = tokio::select! {
+        signal = interrupt.wait() => return Ok(interrupt::exit_code(signal)),
+        client = connect(arguments) => client?,
     };
     timings.mark("connect");
 
@@ -82,6 +82,13 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     }
     timings.mark("delete");
     result
+}
+
+async fn connect(arguments: &cli::Run) -> anyhow::Result<Client> {
+    match &arguments.kubeconfig {
+        Some(path) => Ok(warren_client::connect::from_kubeconfig(path).await?),
+        None => home::connect(&arguments.home).await,
+    }
 }
 
 /// Waits for the sandbox and runs the command in it.
