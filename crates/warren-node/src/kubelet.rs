@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tracing::debug;
-use warren_oci::protocol::ContainerStatus;
+use warren_oci::protocol::{ContainerStatus, PodState};
 
 use crate::log_file::{LogOptions, LogRequestError, read_log};
 use crate::node::Shared;
@@ -142,15 +142,22 @@ fn exec(
     if !object.spec.iter().flat_map(|spec| &spec.containers).any(|known| known.name == container) {
         return text(StatusCode::NOT_FOUND, format!("container not found (\"{container}\")"));
     }
-    let runs = entry
-        .state
-        .borrow()
-        .as_ref()
-        .and_then(|state| state.containers.get(container))
-        .is_some_and(|container| matches!(container.status, ContainerStatus::Running { .. }));
-    if !runs {
-        return text(StatusCode::INTERNAL_SERVER_ERROR, format!("container \"{container}\" is not running"));
-    }
+    let runs = |state: &PodState| {
+        let found = state.containers.get(container);
+        found.is_some_and(|container| matches!(container.status, ContainerStatus::Running { .. }))
+    };
+    // A node that has just started may not have heard of the shim yet: the shim itself is asked then. Connected before the
+    // upgrade is through, it answers while the client reads our answer.
+    let known_not_to_run = entry.state.borrow().as_ref().is_some_and(|state| !runs(state));
+    let shim = match Shim::connect(&entry.directory.0) {
+        Ok(shim) if !known_not_to_run => shim,
+        _ => {
+            return text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("container \"{container}\" is not running"),
+            );
+        }
+    };
     let headers = request.headers();
     let wants_websocket =
         joined(headers, UPGRADE).to_ascii_lowercase().split(',').any(|word| word.trim() == "websocket");
@@ -165,9 +172,8 @@ fn exec(
         );
     };
 
-    // Connected before the upgrade is through: the shim answers while the client reads our answer.
     let target = ExecTarget {
-        shim: Shim::connect(&entry.directory.0),
+        shim,
         pod_uid: object.metadata.uid.clone().unwrap_or_default(),
         container: container.to_owned(),
     };

@@ -8,6 +8,7 @@
 
 mod config;
 mod descriptor;
+mod directory_watch;
 mod kubelet;
 mod log_file;
 mod machine;

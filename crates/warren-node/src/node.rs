@@ -45,10 +45,12 @@ impl Shared {
     }
 }
 
-/// A running node. Dropping it stops its tasks and leaves its pods running, like [`Node::shutdown`].
+/// A running node. Dropping it stops its tasks soon and leaves its pods running; [`Node::shutdown`] waits for it.
 pub struct Node {
     shared: Arc<Shared>,
-    tasks: Vec<AbortHandle>,
+    stopping: watch::Sender<bool>,
+    registering: AbortHandle,
+    watching: AbortHandle,
 }
 
 /// A node could not be started.
@@ -114,8 +116,14 @@ impl Node {
             ids: Mutex::new(ids),
         });
         let registered = tokio::spawn(register(config.client.clone(), config, MachineFacts::read()));
-        let watched = tokio::spawn(watch_pods(shared.clone()));
-        Ok(Node { shared, tasks: vec![registered.abort_handle(), watched.abort_handle()] })
+        let (stopping, stop) = watch::channel(false);
+        let watched = tokio::spawn(watch_pods(shared.clone(), stop));
+        Ok(Node {
+            shared,
+            stopping,
+            registering: registered.abort_handle(),
+            watching: watched.abort_handle(),
+        })
     }
 
     /// Serves kubelet's HTTP API on a connection until it closes.
@@ -134,17 +142,20 @@ impl Node {
         kubelet::serve(self.shared.clone(), stream)
     }
 
-    /// Stops the node's tasks and leaves its pods running.
-    pub fn shutdown(self) {
-        drop(self);
+    /// Stops the node's tasks, wherever they are, and leaves its pods running. When it returns, another node may be started
+    /// on the same data directory.
+    pub async fn shutdown(&self) {
+        self.registering.abort();
+        self.stopping.send_replace(true);
+        // The watching task holds the other end until it and all workers are gone.
+        self.stopping.closed().await;
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
+        self.registering.abort();
+        self.watching.abort();
     }
 }
 
@@ -155,8 +166,8 @@ fn make_private(directory: &Path) -> io::Result<()> {
     std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
 }
 
-/// Watches pods for ever. Workers end with it.
-async fn watch_pods(shared: Arc<Shared>) {
+/// Watches pods until told to stop. Workers end with it.
+async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let config = if shared.facts.bind_unassigned {
         watcher::Config::default()
     } else {
@@ -170,6 +181,10 @@ async fn watch_pods(shared: Arc<Shared>) {
     loop {
         let event = tokio::select! {
             event = events.try_next() => event,
+            () = told_to_stop(&mut stop) => {
+                workers.shutdown().await;
+                return;
+            }
             Some(finished) = workers.join_next() => {
                 match finished {
                     Ok(uid) => shared.registry.remove(&uid),
@@ -202,6 +217,11 @@ async fn watch_pods(shared: Arc<Shared>) {
             Err(error) => warn!(%error, "pod watch interrupted"),
         }
     }
+}
+
+/// Also when the node is gone.
+async fn told_to_stop(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Tells a pod's worker of its pod, or starts one.

@@ -19,6 +19,7 @@ use warren_oci::cleanup;
 use warren_oci::client::CallError;
 use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus, PodState, Target};
 
+use crate::directory_watch::DirectoryWatch;
 use crate::machine;
 use crate::node::Shared;
 use crate::pod_request::{PodDirectory, RequestError};
@@ -30,6 +31,10 @@ const ROUNDS: usize = 32;
 const AFTER_TOO_MANY_ROUNDS: Duration = Duration::from_secs(5);
 /// Only the kernel can hold a killed process for longer (say, on a hung disk); it is killed again then.
 const AFTER_KILL: Duration = Duration::from_secs(10);
+/// A file in a pod's directory from just before its shim is forked until it is cleaned up.
+const START_MARK: &str = "starting";
+/// How long a forked shim may take until it listens: milliseconds, on a machine that does nothing else.
+const UNBORN_SHIM: Duration = Duration::from_secs(5);
 /// After the API server did not take a write.
 const AFTER_API_ERROR: Duration = Duration::from_secs(1);
 
@@ -157,7 +162,10 @@ impl Worker {
 
     /// Looks for what an earlier daemon left running.
     async fn find(&mut self) {
-        match Shim::connect(&self.directory.0) {
+        if !self.directory.0.exists() {
+            return;
+        }
+        match self.connect_to_earlier().await {
             Ok(mut shim) => match shim.subscribe().await {
                 Ok(state) => {
                     info!("shim found again");
@@ -174,6 +182,29 @@ impl Worker {
             Ok(_) => {}
             Err(problem) => warn!(error = %problem, "unreadable record of the pod"),
         }
+    }
+
+    /// Connects to the shim of an earlier daemon. That daemon may have died right after it had the shim forked, which then
+    /// is there without listening yet; a second one beside it would be a leak. So a pod that has the mark of a start, but
+    /// neither socket nor record, is given some time.
+    async fn connect_to_earlier(&self) -> io::Result<Shim> {
+        let directory = &self.directory.0;
+        let watch = DirectoryWatch::new(directory)?;
+        let arrival = async {
+            loop {
+                let attempt = Shim::connect(directory);
+                // Refused: the socket has its name but does not listen yet. The record is written right after it does.
+                let silent = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+                let may_come = matches!(&attempt, Err(error) if silent.contains(&error.kind()))
+                    && directory.join(START_MARK).exists()
+                    && !directory.join("state.json").exists();
+                if !may_come {
+                    return attempt;
+                }
+                watch.event().await?;
+            }
+        };
+        tokio::time::timeout(UNBORN_SHIM, arrival).await.unwrap_or_else(|late| Err(late.into()))
     }
 
     fn heard(&mut self, state: io::Result<PodState>) {
@@ -348,6 +379,7 @@ impl Worker {
         for (name, attempt) in &starts {
             request.containers.push(self.container(pod, name, *attempt)?);
         }
+        std::fs::write(self.directory.0.join(START_MARK), "")?;
         let prepared = begun.elapsed();
         let zygote = self.shared.zygote.clone();
         // A fork of a small process: a fraction of a millisecond, but behind every other start.
@@ -469,8 +501,17 @@ impl Worker {
                 }
             }
         }
-        let (home, uid) = (self.shared.home_id.clone(), self.uid.clone());
-        blocking(move || cleanup::kill_pod(&home, &uid)).await?;
+        let (home, uid, directory) =
+            (self.shared.home_id.clone(), self.uid.clone(), self.directory.0.clone());
+        blocking(move || {
+            cleanup::kill_pod(&home, &uid)?;
+            // From here on they tell of the next shim. Usually they are not there: no error.
+            for name in ["shim.sock", "state.json", START_MARK] {
+                let _ = std::fs::remove_file(directory.join(name));
+            }
+            Ok(())
+        })
+        .await?;
         self.machine = Machine::Absent;
         self.state.send_replace(None);
         Ok(())

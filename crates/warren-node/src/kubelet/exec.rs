@@ -74,7 +74,7 @@ impl ExecOptions {
 
 /// Where a process is to run.
 pub(super) struct ExecTarget {
-    pub(super) shim: io::Result<Shim>,
+    pub(super) shim: Shim,
     pub(super) pod_uid: String,
     pub(super) container: String,
 }
@@ -179,8 +179,7 @@ impl Process {
 }
 
 async fn start(target: ExecTarget, options: &ExecOptions) -> Result<(Process, InputEnd), CallError> {
-    let ExecTarget { shim, pod_uid, container } = target;
-    let mut shim = shim?;
+    let ExecTarget { mut shim, pod_uid, container } = target;
     let call = Call::Exec(ExecRequest {
         container,
         args: options.command.clone(),

@@ -2,22 +2,17 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use jiff::Timestamp;
-use rustix::fs::inotify;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 use warren_oci::protocol::{ContainerStatus, PodState};
 
 use super::{LogOptions, position};
-use crate::readiness::watched;
+use crate::directory_watch::DirectoryWatch;
 
 /// How much is read and sent at once.
 const CHUNK: usize = 64 << 10;
@@ -58,7 +53,7 @@ pub(super) async fn copy(
 ) -> io::Result<()> {
     // Watched before the first look, so that nothing that comes between goes unnoticed.
     let watch = match (options.follow, path.parent()) {
-        (true, Some(directory)) => Some(Watch::new(directory)?),
+        (true, Some(directory)) => Some(DirectoryWatch::new(directory)?),
         _ => None,
     };
     let files = blocking({
@@ -231,32 +226,6 @@ impl Lines {
         if !self.inside_line {
             shown.extend_from_slice(b"\n");
         }
-    }
-}
-
-/// Tells when something in a directory is written or renamed.
-struct Watch {
-    descriptor: AsyncFd<OwnedFd>,
-}
-
-impl Watch {
-    fn new(directory: &Path) -> io::Result<Watch> {
-        let descriptor = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
-        let events = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVE;
-        inotify::add_watch(&descriptor, directory, events)?;
-        Ok(Watch { descriptor: watched(descriptor)? })
-    }
-
-    /// Waits for at least one event and takes all that are there. Safe to drop and call again.
-    async fn event(&mut self) -> io::Result<()> {
-        self.descriptor
-            .async_io(Interest::READABLE, |descriptor| {
-                let mut space = [MaybeUninit::uninit(); 4096];
-                let mut events = inotify::Reader::new(descriptor, &mut space);
-                events.next()?;
-                Ok(())
-            })
-            .await
     }
 }
 

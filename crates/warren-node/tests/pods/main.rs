@@ -3,6 +3,11 @@
 //! There is no test harness: a zygote must be forked before the process has any thread, and a harness is threads.
 //! `cargo test -p warren-node --test pods -- NAME` runs the scenarios whose name has NAME in it.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "this is all test, though no harness says so: what cannot go on fails"
+)]
+
 mod api_servers;
 mod scenarios;
 mod support;
@@ -37,6 +42,7 @@ const SCENARIOS: &[(&str, Scenario)] = scenarios![
     a_pod_is_started_as_its_spec_says,
     a_node_finds_its_pods_again,
     pods_that_vanished_while_no_node_ran_are_removed,
+    a_node_that_keeps_dying_loses_and_leaks_nothing,
     limits_show_in_the_status,
     what_cannot_be_run_says_why,
     fifty_pods_at_once,

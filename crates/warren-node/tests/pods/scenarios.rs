@@ -137,12 +137,21 @@ pub async fn exec_ends_with_its_client(machine: Machine) {
 pub async fn an_endless_writer_waits_for_its_reader(machine: Machine) {
     let home = Home::new(&machine, "endless").await;
     home.create_ready("box").await;
-    let mut exec =
-        Exec::start(home.node(), "endless", "box", &["sh", "-c", "cat /dev/zero"], "output=1").await;
-    exec.read_until("\0").await;
+    let script = "echo $$ is it; exec cat /dev/zero";
+    let mut exec = Exec::start(home.node(), "endless", "box", &["sh", "-c", script], "output=1").await;
+    let said = exec.read_until(" is it").await;
+    let pid = said.split_whitespace().next().unwrap().to_owned();
     let before = resident_kib();
-    // Nobody reads now. Without a bound this is hundreds of megabytes.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Nobody reads now, so after a while the writer stands still. Without a bound it never would.
+    let written = async || {
+        let script = format!("grep wchar /proc/{pid}/io");
+        kubelet::run(home.node(), "endless", "box", &["sh", "-c", &script]).await.stdout
+    };
+    until("the writer stands still", async || {
+        let first = written().await;
+        first.contains("wchar") && first == written().await && first == written().await
+    })
+    .await;
     let grown = resident_kib().saturating_sub(before);
     assert!(grown < 16 << 10, "grew by {grown} KiB");
     drop(exec);
@@ -262,7 +271,7 @@ pub async fn a_node_finds_its_pods_again(machine: Machine) {
     let mut home = Home::new(&machine, "again").await;
     let before = home.create_ready("box").await;
     kubelet::run(home.node(), "again", "box", &["touch", "/tmp/mark"]).await;
-    home.stop_node();
+    home.stop_node().await;
     home.start_node();
     until("the node knows its pod", async || kubelet::get(home.node(), "/pods").await.1.contains("\"box\""))
         .await;
@@ -287,7 +296,7 @@ pub async fn a_node_finds_its_pods_again(machine: Machine) {
     assert_eq!(fresh.exit_code(), 1, "{fresh:?}");
 
     // The same while no node looks.
-    home.stop_node();
+    home.stop_node().await;
     let state = warren_oci::cleanup::read_state(&home.data.path().join("pods").join(&uid)).unwrap().unwrap();
     let shim = rustix::process::Pid::from_raw(state.shim.pid).unwrap();
     rustix::process::kill_process(shim, rustix::process::Signal::KILL).unwrap();
@@ -302,13 +311,41 @@ pub async fn pods_that_vanished_while_no_node_ran_are_removed(machine: Machine) 
     let mut home = Home::new(&machine, "vanished").await;
     home.create_ready("one").await;
     home.create_ready("two").await;
-    home.stop_node();
+    home.stop_node().await;
     // Nobody but the node removes a bound pod, unless by force.
     home.pods().delete("one", &DeleteParams::default().grace_period(0)).await.unwrap();
     home.pods().delete("two", &DeleteParams::default()).await.unwrap();
     home.wait_gone("one").await;
     home.start_node();
     home.wait_gone("two").await;
+    home.close().await;
+}
+
+pub async fn a_node_that_keeps_dying_loses_and_leaks_nothing(machine: Machine) {
+    let mut home = Home::new(&machine, "dying").await;
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let names: Vec<String> = (0..12).map(|number| format!("box-{number}")).collect();
+    for name in &names {
+        home.create(name, json!({}), json!({})).await;
+        // Dropping a node stops it between any two steps, like a crash.
+        tokio::time::sleep(Duration::from_micros(random.u64(0..30_000))).await;
+        home.stop_node().await;
+        home.start_node();
+    }
+    for name in &names {
+        home.wait(name, "ready", is_ready).await;
+    }
+    for name in &names {
+        home.pods().delete(name, &DeleteParams::default()).await.unwrap();
+        tokio::time::sleep(Duration::from_micros(random.u64(0..15_000))).await;
+        home.stop_node().await;
+        home.start_node();
+    }
+    for name in &names {
+        home.wait_gone(name).await;
+    }
     home.close().await;
 }
 
@@ -391,7 +428,7 @@ pub async fn pods_that_nobody_placed_are_taken_and_used_through_the_api(machine:
         return;
     }
     let mut home = Home::new(&machine, "unplaced").await;
-    home.stop_node();
+    home.stop_node().await;
     home.bind_unassigned = true;
     home.start_node();
     home.create(
@@ -429,7 +466,7 @@ pub async fn a_scheduler_places_pods_on_the_node(machine: Machine) {
         return;
     }
     let mut home = Home::new(&machine, "scheduled").await;
-    home.stop_node();
+    home.stop_node().await;
     home.heartbeat = Some(Duration::from_secs(10));
     home.start_node();
     let wish = json!({"nodeName": null, "nodeSelector": {"kubernetes.io/hostname": "scheduled"}});
@@ -449,7 +486,7 @@ pub async fn a_scheduler_places_pods_on_the_node(machine: Machine) {
 /// Prints where the time goes; only when asked for by name, as a measurement proves nothing.
 pub async fn measure(machine: Machine) {
     let mut home = Home::new(&machine, "measure").await;
-    home.stop_node();
+    home.stop_node().await;
     home.bind_unassigned = true;
     home.start_node();
     let mut ready = Vec::new();

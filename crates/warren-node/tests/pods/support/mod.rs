@@ -78,8 +78,8 @@ impl Home {
         self.node = Some(node);
     }
 
-    pub fn stop_node(&mut self) {
-        self.node = None;
+    pub async fn stop_node(&mut self) {
+        self.node.take().expect("running").shutdown().await;
         self.machine.nodes.0.lock().unwrap().remove(&self.name);
     }
 
@@ -164,7 +164,7 @@ impl Home {
         let path = self.data.path().to_owned();
         let checked = tokio::task::spawn_blocking(move || warren_testkit::leaks::assert_nothing_left(&path));
         checked.await.expect("nothing left");
-        self.stop_node();
+        self.stop_node().await;
     }
 }
 

@@ -1,0 +1,39 @@
+//! The kernel's word that something happened in a directory, instead of looking again and again.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::inotify;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::readiness::watched;
+
+/// Tells when something in a directory is written or renamed.
+#[derive(Debug)]
+pub(crate) struct DirectoryWatch {
+    descriptor: AsyncFd<OwnedFd>,
+}
+
+impl DirectoryWatch {
+    pub(crate) fn new(directory: &Path) -> io::Result<DirectoryWatch> {
+        let descriptor = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+        let events = inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVE;
+        inotify::add_watch(&descriptor, directory, events)?;
+        Ok(DirectoryWatch { descriptor: watched(descriptor)? })
+    }
+
+    /// Waits for at least one event and takes all that are there. Safe to drop and call again.
+    pub(crate) async fn event(&self) -> io::Result<()> {
+        self.descriptor
+            .async_io(Interest::READABLE, |descriptor| {
+                let mut space = [MaybeUninit::uninit(); 4096];
+                let mut events = inotify::Reader::new(descriptor, &mut space);
+                events.next()?;
+                Ok(())
+            })
+            .await
+    }
+}
