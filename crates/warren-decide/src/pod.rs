@@ -5,6 +5,7 @@
 //! report of the shim (or the record the shim left on disk), and the last published status in the API.
 
 mod backoff;
+mod conditions;
 mod environment;
 mod limits;
 mod quantity;
@@ -18,11 +19,12 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 
 pub use backoff::restart_delay;
+pub use conditions::{ISOLATION_CONDITION, LIMITS_CONDITION};
 pub use environment::{Addresses, FieldError, environment, expand};
 pub use limits::{DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES, DEFAULT_PIDS, Limits, LimitsError};
 pub use quantity::{Quantity, QuantityError};
 pub use refusal::{BuiltInImage, ContainerProblem, HOST_IMAGE, Refusal, container_problem, refusal};
-pub use status::{ISOLATION_CONDITION, LIMITS_CONDITION, same_status};
+pub use status::same_status;
 
 /// Everything a decision about one pod rests on.
 #[derive(Debug, Clone)]

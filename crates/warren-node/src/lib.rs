@@ -13,6 +13,7 @@ mod kubelet;
 mod log_file;
 mod machine;
 mod node;
+mod pod_api;
 mod pod_request;
 mod readiness;
 mod registration;

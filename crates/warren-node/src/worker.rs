@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Binding, Pod, PodStatus};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::json;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
@@ -22,6 +22,7 @@ use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus, PodS
 use crate::directory_watch::DirectoryWatch;
 use crate::machine;
 use crate::node::Shared;
+use crate::pod_api::{bind, name, pods, resource_version, status_patch};
 use crate::pod_request::{PodDirectory, RequestError};
 use crate::registry::Seen;
 use crate::shim::Shim;
@@ -601,44 +602,4 @@ async fn blocking<T: Send + 'static>(
 
 fn until(time: Timestamp) -> Duration {
     Duration::try_from(time.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO)
-}
-
-fn name(pod: &Pod) -> &str {
-    pod.metadata.name.as_deref().unwrap_or_default()
-}
-
-fn pods(shared: &Shared, pod: &Pod) -> Api<Pod> {
-    Api::namespaced(shared.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"))
-}
-
-/// Versions can be compared as numbers since Kubernetes 1.35; 0 for a server that does not keep to it, whose objects we
-/// then always believe.
-fn resource_version(pod: &Pod) -> u64 {
-    pod.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
-}
-
-/// The status as a merge patch: fields that are there no longer are taken away.
-fn status_patch(before: Option<&PodStatus>, after: &PodStatus) -> serde_json::Value {
-    let mut patch = serde_json::to_value(after).unwrap_or_default();
-    let before = before.and_then(|status| serde_json::to_value(status).ok()).unwrap_or_default();
-    if let (Some(patch), Some(before)) = (patch.as_object_mut(), before.as_object()) {
-        for key in before.keys() {
-            patch.entry(key.clone()).or_insert(serde_json::Value::Null);
-        }
-        patch.retain(|key, value| before.get(key) != Some(value));
-    }
-    patch
-}
-
-async fn bind(shared: &Shared, pod: &Pod) -> kube::Result<()> {
-    let binding = json!({
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": name(pod), "namespace": pod.metadata.namespace, "uid": pod.metadata.uid},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": shared.facts.name},
-    });
-    let binding: Binding = serde_json::from_value(binding).map_err(kube::Error::SerdeError)?;
-    let answer: kube::Result<kube::core::Status> =
-        pods(shared, pod).create_subresource("binding", name(pod), &PostParams::default(), &binding).await;
-    answer.map(drop)
 }

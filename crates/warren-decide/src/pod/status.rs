@@ -5,33 +5,16 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     self as core, Container, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+    ContainerStatus, HostIP, Pod, PodIP, PodStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
+use super::conditions::conditions;
 use super::{
     ContainerReport, ContainerState, Exit, ExitCause, Limits, Machine, Outlook, Quantity, Refusal, World,
     address_without_network, containers,
 };
-
-/// The pod condition that says which isolation was reached: a condition because it then rides on the status write that is
-/// made anyway. True when the pod runs; the reason is the level, the message its parts.
-pub const ISOLATION_CONDITION: &str = "warren.dev/isolation";
-
-/// The pod condition that appears when a container has run into a limit, also when only a process of it had to pay and
-/// the container runs on. It does not count: a fork bomb must not become a flood of writes.
-pub const LIMITS_CONDITION: &str = "warren.dev/limit-reached";
-
-const CONDITIONS: [&str; 7] = [
-    "PodReadyToStartContainers",
-    "Initialized",
-    "Ready",
-    "ContainersReady",
-    "PodScheduled",
-    ISOLATION_CONDITION,
-    LIMITS_CONDITION,
-];
 
 /// Whether two statuses are the same to a reader of the API, where times have seconds and an empty thing is as good as none:
 /// a real server gives back `lastState: {}` where nothing was written.
@@ -348,166 +331,6 @@ fn full_name(pod: &Pod) -> String {
     let meta = &pod.metadata;
     let or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
     format!("{}_{}({})", or_empty(&meta.name), or_empty(&meta.namespace), or_empty(&meta.uid))
-}
-
-struct Verdict {
-    holds: bool,
-    reason: Option<String>,
-    message: Option<String>,
-}
-
-impl Verdict {
-    fn yes() -> Verdict {
-        Verdict { holds: true, reason: None, message: None }
-    }
-
-    fn no(reason: &str, message: Option<String>) -> Verdict {
-        Verdict { holds: false, reason: Some(reason.to_owned()), message }
-    }
-}
-
-fn conditions(
-    world: &World<'_>,
-    phase: &str,
-    statuses: &[ContainerStatus],
-    now: Timestamp,
-) -> Vec<PodCondition> {
-    let before =
-        world.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    let mut all: Vec<PodCondition> = CONDITIONS
-        .iter()
-        .filter_map(|kind| {
-            let verdict = verdict(world, kind, phase, statuses, before)?;
-            let status = if verdict.holds { "True" } else { "False" };
-            let unchanged = before.iter().find(|old| old.type_ == *kind && old.status == status);
-            Some(PodCondition {
-                type_: (*kind).to_owned(),
-                status: status.to_owned(),
-                reason: verdict.reason,
-                message: verdict.message,
-                last_transition_time: unchanged
-                    .and_then(|old| old.last_transition_time.clone())
-                    .or(Some(Time(now))),
-                last_probe_time: None,
-                observed_generation: world.pod.metadata.generation,
-            })
-        })
-        .collect();
-    // Readiness gates and the like belong to others.
-    all.extend(before.iter().filter(|old| !CONDITIONS.contains(&old.type_.as_str())).cloned());
-    all
-}
-
-fn verdict(
-    world: &World<'_>,
-    kind: &str,
-    phase: &str,
-    statuses: &[ContainerStatus],
-    before: &[PodCondition],
-) -> Option<Verdict> {
-    let present = match world.machine {
-        Machine::Present(report) => Some(report),
-        _ => None,
-    };
-    let kept = || {
-        before.iter().find(|old| old.type_ == kind).map(|old| Verdict {
-            holds: old.status == "True",
-            reason: old.reason.clone(),
-            message: old.message.clone(),
-        })
-    };
-    match kind {
-        "PodScheduled" => Some(Verdict::yes()),
-        "PodReadyToStartContainers" => {
-            Some(Verdict { holds: present.is_some(), reason: None, message: None })
-        }
-        "Initialized" if phase == "Succeeded" => {
-            Some(Verdict { reason: Some("PodCompleted".to_owned()), ..Verdict::yes() })
-        }
-        "Initialized" => Some(Verdict::yes()),
-        "ContainersReady" => Some(containers_ready(phase, statuses)),
-        "Ready" => {
-            let ready = containers_ready(phase, statuses);
-            Some(if ready.holds { readiness_gates(world.pod, before) } else { ready })
-        }
-        ISOLATION_CONDITION => match present.and_then(|report| report.isolation.as_ref()) {
-            Some(reached) => Some(Verdict {
-                holds: true,
-                reason: Some(reached.level.clone()),
-                message: Some(reached.detail.clone()),
-            }),
-            None => kept(),
-        },
-        LIMITS_CONDITION => limit_reached(world).or_else(kept),
-        _ => None,
-    }
-}
-
-fn containers_ready(phase: &str, statuses: &[ContainerStatus]) -> Verdict {
-    match phase {
-        "Succeeded" => return Verdict::no("PodCompleted", None),
-        "Failed" => return Verdict::no("PodFailed", None),
-        _ => {}
-    }
-    let unready: Vec<&str> =
-        statuses.iter().filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
-    if unready.is_empty() && !statuses.is_empty() {
-        return Verdict::yes();
-    }
-    Verdict::no(
-        "ContainersNotReady",
-        Some(format!("containers with unready status: [{}]", unready.join(" "))),
-    )
-}
-
-fn readiness_gates(pod: &Pod, conditions: &[PodCondition]) -> Verdict {
-    let gates = pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_deref()).unwrap_or_default();
-    let closed: Vec<String> = gates
-        .iter()
-        .filter_map(|gate| match conditions.iter().find(|condition| condition.type_ == gate.condition_type) {
-            None => Some(format!(
-                "corresponding condition of pod readiness gate \"{}\" does not exist.",
-                gate.condition_type
-            )),
-            Some(condition) if condition.status != "True" => Some(format!(
-                "the status of pod readiness gate \"{}\" is not \"True\", but {}",
-                gate.condition_type, condition.status
-            )),
-            Some(_) => None,
-        })
-        .collect();
-    if closed.is_empty() {
-        Verdict::yes()
-    } else {
-        Verdict::no("ReadinessGatesNotReady", Some(closed.join(", ")))
-    }
-}
-
-/// Which limits the pod's containers have run into. Memory first: it is the one that costs a process its life.
-fn limit_reached(world: &World<'_>) -> Option<Verdict> {
-    let report = world.machine.report()?;
-    let mut reason = None;
-    let mut messages = Vec::new();
-    for container in containers(world.pod) {
-        let Some(reported) = report.containers.get(&container.name) else { continue };
-        let Ok(limits) = Limits::of(container) else { continue };
-        if reported.memory_limit_hit {
-            reason = Some("OOMKilled");
-            messages.push(format!(
-                "container \"{}\" reached its memory limit of {} bytes",
-                container.name, limits.memory_bytes
-            ));
-        }
-        if reported.pids_limit_hit {
-            reason = reason.or(Some("PidsLimit"));
-            messages.push(format!(
-                "container \"{}\" reached its limit of {} processes",
-                container.name, limits.pids
-            ));
-        }
-    }
-    let reason = reason?;
-    Some(Verdict { holds: true, reason: Some(reason.to_owned()), message: Some(messages.join("; ")) })
 }
 
 /// The API server works this out on creation; this is for servers that do not.

@@ -78,7 +78,7 @@ pub(super) async fn copy(
         }
         current = Some(file);
     }
-    let Some(mut watch) = watch else { return Ok(()) };
+    let Some(watch) = watch else { return Ok(()) };
     loop {
         if lines.full() {
             return Ok(());
