@@ -155,7 +155,8 @@ impl Cluster {
             }
         }
         // The rest was never tried, so nothing of it can have been written.
-        let reason = undone.first().map(|(_, failure)| Failure { kind: FailureKind::Refused, ..failure.clone() });
+        let reason =
+            undone.first().map(|(_, failure)| Failure { kind: FailureKind::Refused, ..failure.clone() });
         undone.extend(waiting.filter_map(|step| Some((step, reason.clone()?))));
         undone
     }
@@ -192,8 +193,9 @@ impl Cluster {
                     result => result,
                 }
             }
-            Action::Delete { kind, name, uid, propagation } => {
-                with_cache!(self, kind, cache => write.delete(cache, &name, uid, propagation).await)
+            Action::Delete { kind, name, uid, version, propagation } => {
+                let preconditions = Preconditions { uid: Some(uid), resource_version: version };
+                with_cache!(self, kind, cache => write.delete(cache, &name, preconditions, propagation).await)
             }
         }
     }
@@ -277,11 +279,11 @@ impl Write<'_> {
         &self,
         cache: &Cache<K>,
         name: &str,
-        uid: String,
+        preconditions: Preconditions,
         propagation: Propagation,
     ) -> Result<(), (FailureKind, String)> {
         let params = DeleteParams {
-            preconditions: Some(Preconditions { uid: Some(uid), resource_version: None }),
+            preconditions: Some(preconditions.clone()),
             propagation_policy: Some(match propagation {
                 Propagation::Background => PropagationPolicy::Background,
                 Propagation::Foreground => PropagationPolicy::Foreground,
@@ -299,8 +301,14 @@ impl Write<'_> {
             }
             Err(error) => match refusal(&error) {
                 Refusal::NotFound(_) => Ok(()),
-                // Another object has the name by now: the one that was meant is gone.
-                Refusal::Conflict(_) => Ok(()),
+                // It has changed since it was looked at; or another object has its name, and it is gone.
+                Refusal::Conflict(text) => match preconditions.resource_version {
+                    Some(_) => {
+                        self.refresh(cache, name).await;
+                        Err((FailureKind::Conflict, text))
+                    }
+                    None => Ok(()),
+                },
                 Refusal::Refused(text) => Err((FailureKind::Refused, text)),
                 Refusal::Unknown(text) => Err((FailureKind::Unknown, text)),
             },

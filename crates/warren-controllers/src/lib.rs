@@ -8,6 +8,7 @@ mod claim;
 pub mod cluster;
 mod config;
 mod events;
+pub mod leader;
 mod pool;
 pub mod queue;
 mod sandbox;

@@ -89,7 +89,7 @@ pub enum Action {
         /// The merge patch: `{"status": …}`.
         body: Value,
     },
-    /// Delete the object if it still has this uid. Not-found is a success.
+    /// Delete the object if it still has this uid, and this version if one is given. Not-found is a success.
     Delete {
         /// What kind of object.
         kind: Kind,
@@ -97,6 +97,9 @@ pub enum Action {
         name: String,
         /// The uid that was looked at, as a precondition.
         uid: String,
+        /// The version that was looked at, where the reason to delete may have gone since: a waiting sandbox may have
+        /// been claimed, a deadline extended. The server then refuses.
+        version: Option<String>,
         /// Foreground or background.
         propagation: Propagation,
     },

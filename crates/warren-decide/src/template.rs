@@ -104,6 +104,7 @@ pub(crate) fn delete(policy: &NetworkPolicy) -> Action {
         kind: Kind::NetworkPolicy,
         name: policy.metadata.name.clone().unwrap_or_default(),
         uid: policy.metadata.uid.clone().unwrap_or_default(),
+        version: None,
         propagation: Propagation::Background,
     }
 }

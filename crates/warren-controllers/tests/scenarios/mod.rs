@@ -1,9 +1,11 @@
 //! What the controllers must do, through the API only, so that the same scenarios run on any server.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::support::kubelet::Kubelet;
 use crate::support::{self, Place, condition, is_ready};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt;
@@ -11,6 +13,7 @@ use kube::api::ListParams;
 use kube::runtime::wait::Condition;
 use serde_json::json;
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use warren_controllers::leader::Election;
 use warren_controllers::{Config, Controllers};
 
 fn extensions() -> Config {
@@ -278,7 +281,7 @@ pub async fn rows_25_and_27_a_pool_is_scaled_and_rolled(place: Place) {
     let deadline = tokio::time::Instant::now() + support::DEADLINE;
     while !rolled().await {
         assert!(tokio::time::Instant::now() < deadline, "the pool was never rolled");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     place.full("pool", 2).await;
     assert!(names().await.is_disjoint(&fewer));
@@ -326,6 +329,94 @@ pub async fn row_29_a_claim_expires_in_two_steps(place: Place) {
     controllers.shutdown().await;
 }
 
+pub async fn a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends(place: Place) {
+    let election = |identity: &str| Election {
+        lease_duration: Duration::from_secs(2),
+        renew_period: Duration::from_millis(200),
+        ..Election::new(place.namespace.clone(), identity)
+    };
+    let first = election("first").lead(place.client.clone()).await;
+    let second = tokio::spawn(election("second").lead(place.client.clone()));
+    let held_by = |name: &'static str| {
+        move |lease: Option<&Lease>| {
+            lease.and_then(|lease| lease.spec.clone()?.holder_identity).is_some_and(|holder| holder == name)
+        }
+    };
+    let lease = "a3317529.agent-sandbox.x-k8s.io";
+    place.wait::<Lease>(lease, "the first one's", held_by("first")).await;
+    assert!(!second.is_finished());
+    first.release().await;
+    let second = tokio::time::timeout(support::DEADLINE, second).await.unwrap().unwrap();
+    place.wait::<Lease>(lease, "the second one's", held_by("second")).await;
+
+    // Dies without a word; the lease runs out, and a third one takes it.
+    drop(second);
+    let third =
+        tokio::time::timeout(support::DEADLINE, election("third").lead(place.client.clone())).await.unwrap();
+    // Somebody who does not wait takes it by force: the leader notices.
+    let theft = json!({"spec": {"holderIdentity": "thief"}});
+    place.patch::<Lease>(lease, theft).await;
+    tokio::time::timeout(support::DEADLINE, third.lost()).await.unwrap();
+}
+
+pub async fn rows_1_and_2_a_pod_that_lingers_holds_up_suspending_and_resuming(place: Place) {
+    let controllers = Controllers::start(place.client.clone(), Config::default());
+    let _kubelet = Kubelet::start(place.client.clone(), &place.namespace);
+    place.create::<Sandbox>(sandbox("slow", json!({}))).await;
+    let up = place.wait::<Sandbox>("slow", "ready", is_ready("True/DependenciesReady")).await.unwrap();
+    let pod = place.patch::<Pod>("slow", json!({"metadata": {"finalizers": ["test.warren.dev/hold"]}})).await;
+    place.patch::<Sandbox>("slow", json!({"spec": {"operatingMode": "Suspended"}})).await;
+    let reason = |wanted: &'static str| {
+        move |sandbox: Option<&Sandbox>| {
+            sandbox
+                .and_then(|sandbox| condition(sandbox, "Suspended"))
+                .is_some_and(|found| found["reason"] == wanted)
+        }
+    };
+    let waiting = place.wait::<Sandbox>("slow", "suspending", reason("PodTerminating")).await.unwrap();
+    let since = |sandbox: &Sandbox| condition(sandbox, "Suspended").unwrap()["lastTransitionTime"].clone();
+    assert_eq!(since(&waiting), since(&up), "both are False");
+    // Resumed before the old pod is gone: it is neither replaced nor joined by a second one.
+    place.patch::<Sandbox>("slow", json!({"spec": {"operatingMode": "Running"}})).await;
+    place.wait::<Sandbox>("slow", "asked to run", reason("NotSuspended")).await;
+    let pods = place.api::<Pod>().list(&ListParams::default()).await.unwrap();
+    assert_eq!(pods.items.iter().map(|pod| pod.uid()).collect::<Vec<_>>(), [pod.uid()]);
+    place.patch::<Pod>("slow", json!({"metadata": {"finalizers": null}})).await;
+    let replaced = |new: Option<&Pod>| new.is_some_and(|new| new.uid() != pod.uid());
+    place.wait::<Pod>("slow", "replaced", replaced).await;
+    place.wait::<Sandbox>("slow", "ready again", is_ready("True/DependenciesReady")).await;
+    controllers.shutdown().await;
+}
+
+pub async fn rows_6_13_and_22_objects_in_the_way_are_named_and_left_alone(place: Place) {
+    let (client, writes) = place.watched_client();
+    let controllers = Controllers::start(client, extensions());
+    let _kubelet = Kubelet::start(place.client.clone(), &place.namespace);
+    let stranger = |name: &str, labels: serde_json::Value| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
+            "spec": {"containers": [{"name": "x", "image": "i"}]}})
+    };
+    let foreign = place.create::<Pod>(stranger("taken", json!({}))).await;
+    let free = place.create::<Pod>(stranger("free", json!({"agents.x-k8s.io/adoptable": "true"}))).await;
+    place.create::<Sandbox>(sandbox("taken", json!({}))).await;
+    place.create::<Sandbox>(sandbox("free", json!({}))).await;
+    place.wait::<Sandbox>("taken", "told", is_ready("False/ReconcilerError")).await;
+    place.wait::<Sandbox>("free", "ready", is_ready("True/DependenciesReady")).await;
+    assert_eq!(place.api::<Pod>().get("free").await.unwrap().uid(), free.uid(), "adopted, not replaced");
+    let left = place.api::<Pod>().get("taken").await.unwrap();
+    assert_eq!((left.uid(), left.owner_references().len()), (foreign.uid(), 0));
+
+    place.pool("pool", 1, json!({})).await;
+    place.full("pool", 1).await;
+    place.claim("taken", "pool", json!({})).await;
+    place.wait::<SandboxClaim>("taken", "told", is_ready("False/ReconcilerError")).await;
+    assert_eq!(place.full("pool", 1).await.status.unwrap().replicas, 1, "the pool was not touched");
+    // Trouble that lasts is said once: trying again writes nothing.
+    let about = |name: &str| writes.lock().unwrap().iter().filter(|write| write.ends_with(name)).count();
+    assert_eq!((about("/sandboxes/taken/status"), about("/sandboxclaims/taken/status")), (1, 1));
+    controllers.shutdown().await;
+}
+
 /// Makes a test of every scenario, each in a place that `$place` gives.
 macro_rules! tests {
     ($place:path) => {
@@ -339,6 +430,9 @@ macro_rules! tests {
             rows_25_and_27_a_pool_is_scaled_and_rolled
             row_28_a_template_keeps_its_policy_while_it_manages_one
             row_29_a_claim_expires_in_two_steps
+            a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends
+            rows_1_and_2_a_pod_that_lingers_holds_up_suspending_and_resuming
+            rows_6_13_and_22_objects_in_the_way_are_named_and_left_alone
         }
     };
     ($place:path: $($name:ident)+) => {

@@ -66,7 +66,8 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     };
     if let Some(propagation) = propagation {
         let (name, uid) = (world.name().to_owned(), world.uid().to_owned());
-        let action = Action::Delete { kind: Kind::SandboxClaim, name, uid, propagation };
+        let version = world.claim.metadata.resource_version.clone();
+        let action = Action::Delete { kind: Kind::SandboxClaim, name, uid, version, propagation };
         let mut plan = Plan { steps: vec![Step::new(Stage::Subject, action)], ..Plan::settled(None) };
         plan.notes.extend(note(
             settings,
@@ -84,6 +85,7 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
             kind: Kind::Sandbox,
             name: place.to_owned(),
             uid: sandbox.metadata.uid.clone().unwrap_or_default(),
+            version: None,
             propagation: Propagation::Background,
         };
         plan.steps.insert(0, Step::new(Stage::Subject, action));

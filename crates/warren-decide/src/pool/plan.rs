@@ -266,7 +266,10 @@ fn remove(member: &Sandbox, memory: &mut Memory, now: Timestamp, steps: &mut Vec
     let uid = member.metadata.uid.clone().unwrap_or_default();
     memory.expectations.expect_deletion(&uid, now);
     let name = member.metadata.name.clone().unwrap_or_default();
-    let action = Action::Delete { kind: Kind::Sandbox, name, uid, propagation: Propagation::Background };
+    // Guarded: a claim may take it at this moment, and then it is no longer ours to delete.
+    let version = member.metadata.resource_version.clone();
+    let action =
+        Action::Delete { kind: Kind::Sandbox, name, uid, version, propagation: Propagation::Background };
     steps.push(Step::new(Stage::Members, action));
 }
 

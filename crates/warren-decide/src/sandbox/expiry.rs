@@ -56,6 +56,7 @@ pub(super) fn conclude(world: &World, failures: &[Failure], now: Timestamp) -> C
             kind: Kind::Sandbox,
             name: world.name().to_owned(),
             uid: world.uid().to_owned(),
+            version: world.sandbox.metadata.resource_version.clone(),
             propagation: Propagation::Background,
         };
         // Deleting the sandbox takes its children with it, so what went wrong with them no longer matters.

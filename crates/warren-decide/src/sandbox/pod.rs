@@ -119,6 +119,7 @@ pub(super) fn delete(pod: &Pod) -> Action {
         kind: Kind::Pod,
         name: pod.metadata.name.clone().unwrap_or_default(),
         uid: pod.metadata.uid.clone().unwrap_or_default(),
+        version: None,
         propagation: Propagation::Background,
     }
 }

@@ -77,6 +77,7 @@ pub(super) fn delete(service: &Service) -> Action {
         kind: Kind::Service,
         name: service.metadata.name.clone().unwrap_or_default(),
         uid: service.metadata.uid.clone().unwrap_or_default(),
+        version: None,
         propagation: Propagation::Background,
     }
 }
