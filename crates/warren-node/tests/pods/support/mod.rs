@@ -165,6 +165,8 @@ impl Home {
         let checked = tokio::task::spawn_blocking(move || warren_testkit::leaks::assert_nothing_left(&path));
         checked.await.expect("nothing left");
         self.stop_node().await;
+        let home_id = warren_node::home_id(self.data.path()).unwrap();
+        warren_oci::cleanup::remove_home_cgroup(&home_id).unwrap();
     }
 }
 
