@@ -2,12 +2,13 @@
 //! request that it reads from standard input, one JSON document a line, and answers with the shim's pid.
 //!
 //! `warren-oci-harness init` is the init of the test containers; `warren-oci-harness measure [STARTS]` says where the
-//! time of a start goes.
+//! time of a start goes. With `WARREN_OCI_LAYERING=attached` overlays are made as kernels before 6.15 want them.
 
 mod measure;
 
 use std::io::{BufRead, Write};
 
+use warren_oci::kernel::Layering;
 use warren_oci::protocol::PodRequest;
 use warren_oci::zygote::Zygote;
 
@@ -17,15 +18,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some("init") => Ok(warren_oci::init::run()?),
         Some("measure") => {
             let starts = arguments.next().map_or(Ok(200), |text| text.parse())?;
-            measure::run(starts)
+            measure::run(&start_zygote()?, starts)
         }
         Some("serve") => serve(),
         _ => Err("usage: warren-oci-harness init | serve | measure [STARTS]".into()),
     }
 }
 
+fn start_zygote() -> Result<Zygote, Box<dyn std::error::Error>> {
+    let layering = match std::env::var("WARREN_OCI_LAYERING").as_deref() {
+        Ok("attached") => Some(Layering::Attached),
+        Ok(other) => return Err(format!("`{other}` is not a layering: `attached` is").into()),
+        Err(_) => None,
+    };
+    Ok(Zygote::start_with(layering)?)
+}
+
 fn serve() -> Result<(), Box<dyn std::error::Error>> {
-    let zygote = Zygote::start()?;
+    let zygote = start_zygote()?;
     let mut output = std::io::stdout();
     writeln!(output, "{}", zygote.pid())?;
     for line in std::io::stdin().lock().lines() {

@@ -20,10 +20,9 @@ type Failure = Box<dyn std::error::Error>;
 const HOME: &str = "bench0001";
 
 /// Starts `starts` pods on the host image, one after the other, runs `true` in each, and removes them.
-pub fn run(starts: usize) -> Result<(), Failure> {
-    let zygote = Zygote::start()?;
+pub fn run(zygote: &Zygote, starts: usize) -> Result<(), Failure> {
     let data = std::env::temp_dir().join(format!("warren-oci-measure-{}", std::process::id()));
-    let result = measure(&zygote, &data, starts);
+    let result = measure(zygote, &data, starts);
     cleanup::remove_home_cgroup(HOME)?;
     std::fs::remove_dir_all(&data)?;
     result

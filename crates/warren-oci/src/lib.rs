@@ -13,6 +13,7 @@ pub mod defaults;
 pub mod host_image;
 pub mod idmap;
 pub mod init;
+pub mod kernel;
 pub mod protocol;
 mod seccomp_profile;
 mod shim;

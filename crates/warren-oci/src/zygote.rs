@@ -13,6 +13,7 @@ use warren_sys::process::{self, Fork, SingleThreaded};
 use warren_sys::socket::Seqpacket;
 
 use crate::client::{ShimClient, socket_path};
+use crate::kernel::Layering;
 use crate::protocol::PodRequest;
 use crate::{shim, wire};
 
@@ -70,6 +71,12 @@ struct Forked(Result<i32, String>);
 impl Zygote {
     /// Forks the zygote. To be called at the very start of the daemon: it fails if the process already has threads.
     pub fn start() -> Result<Self, StartZygoteError> {
+        Self::start_with(None)
+    }
+
+    /// The same, with overlays made in a given way instead of the one that suits the kernel: new kernels can make them as
+    /// old ones must, which is how that is tested.
+    pub fn start_with(layering: Option<Layering>) -> Result<Self, StartZygoteError> {
         let proof = SingleThreaded::verify().map_err(StartZygoteError::Threads)?;
         let (ours, theirs) = Seqpacket::pair().map_err(StartZygoteError::Fork)?;
         match process::fork(proof).map_err(StartZygoteError::Fork)? {
@@ -86,7 +93,7 @@ impl Zygote {
             }
             Fork::Child => {
                 drop(ours);
-                let code = match serve(proof, &theirs) {
+                let code = match serve(proof, &theirs, layering) {
                     Ok(()) => 0,
                     Err(error) => {
                         eprintln!("warren: zygote: {error}");
@@ -131,7 +138,7 @@ impl AsFd for Zygote {
 }
 
 /// The zygote's life: one request, one fork, until the daemon is gone.
-fn serve(proof: SingleThreaded, socket: &Seqpacket) -> io::Result<()> {
+fn serve(proof: SingleThreaded, socket: &Seqpacket, layering: Option<Layering>) -> io::Result<()> {
     let _ = rustix::thread::set_name(c"warren-zygote");
     // A terminal's Ctrl-C is for the daemon, which then closes the socket.
     rustix::process::setsid()?;
@@ -141,7 +148,7 @@ fn serve(proof: SingleThreaded, socket: &Seqpacket) -> io::Result<()> {
     process::reset_signals(process::ALL_SIGNALS);
     // The kernel reaps shims by itself; nobody asks how they ended, their state is on disk.
     process::ignore_signals(&[libc::SIGCHLD]);
-    let prepared = match shim::Prepared::new(proof) {
+    let prepared = match shim::Prepared::new(proof, layering) {
         Ok(prepared) => prepared,
         Err(error) => return wire::send(socket, &Forked(Err(error.to_string())), &[]),
     };

@@ -2,6 +2,7 @@
 
 mod containers;
 mod isolation;
+mod older_kernels;
 #[expect(clippy::unwrap_used, reason = "a helper of tests fails the test")]
 mod support;
 mod survival;

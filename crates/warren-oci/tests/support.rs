@@ -163,14 +163,13 @@ impl Home {
 
     pub fn cgroups(&self) -> Vec<PathBuf> {
         let name = cleanup::home_cgroup(&self.id);
-        let mut found = Vec::new();
-        for root in std::fs::read_dir("/sys/fs/cgroup").unwrap() {
-            let path = root.unwrap().path().join(&name);
-            if path.is_dir() {
-                found.push(path);
-            }
-        }
-        found
+        // Version 2 has it at the top, version 1 below each controller.
+        let roots = std::fs::read_dir("/sys/fs/cgroup").unwrap().map(|root| root.unwrap().path());
+        std::iter::once(PathBuf::from("/sys/fs/cgroup"))
+            .chain(roots)
+            .map(|root| root.join(&name))
+            .filter(|path| path.is_dir())
+            .collect()
     }
 }
 

@@ -137,6 +137,25 @@ fn nothing_is_left_after_a_shutdown() {
     assert!(leaked.is_empty(), "{leaked:?}");
 }
 
+#[test]
+fn layers_are_attached_for_a_moment_and_only_in_the_shim() {
+    if skipped() {
+        return;
+    }
+    let home = Home::new();
+    let pod = home.idle_pod("layers");
+    let shim = format!("/proc/{}", pod.shim_pid);
+    let namespace = |process: &str| std::fs::read_link(format!("{process}/ns/mnt")).unwrap();
+    if std::env::var_os("WARREN_OCI_LAYERING").is_some() {
+        assert_ne!(namespace(&shim), namespace("/proc/self"), "that was to be tried");
+    }
+    let data = home.data.to_str().unwrap();
+    eventually("the shim has let go of the layers", || {
+        (!std::fs::read_to_string(format!("{shim}/mountinfo")).unwrap().contains(data)).then_some(())
+    });
+    pod.shutdown();
+}
+
 /// Living processes in the pod's user namespace, wherever they got to. Dead ones are the machine's init's to reap, and
 /// some take their time.
 fn processes_with_ids(first: u32) -> Vec<String> {

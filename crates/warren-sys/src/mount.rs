@@ -5,7 +5,10 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags,
+};
 
 /// Restrictions of a mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -124,6 +127,35 @@ pub fn restrict(
 /// Attaches a detached mount at `path`, not following a link there.
 pub fn attach(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(mount, "", rustix::fs::CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// Takes the mount behind `mount`, and everything on top of it, out of this mount namespace.
+pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
+    let path = format!("/proc/self/fd/{}", mount.as_raw_fd());
+    Ok(rustix::mount::unmount(path, UnmountFlags::DETACH)?)
+}
+
+/// Keeps what is mounted in this mount namespace from showing in others. What others mount and unmount still shows here,
+/// so that nobody's disk stays busy because of us.
+pub fn keep_mounts_private() -> io::Result<()> {
+    let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    Ok(rustix::mount::mount_change("/", flags)?)
+}
+
+/// Whether the kernel knows `mount_setattr`, which is younger than everything else here.
+pub fn can_restrict() -> bool {
+    // SAFETY: the kernel refuses the size 0 before it looks at anything else; one that does not know the call says so.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            -1,
+            c"".as_ptr(),
+            0,
+            std::ptr::null::<libc::mount_attr>(),
+            0usize,
+        )
+    };
+    !(result == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS))
 }
 
 /// Makes the mount behind `root` the root of this mount namespace and drops the old one with everything in it.

@@ -27,8 +27,9 @@ use warren_sys::seccomp::Filter;
 use warren_sys::socket::Seqpacket;
 
 use self::child::{Failure, Streams};
-use self::rootfs::{Detached, Step, StepError};
+use self::rootfs::{Detached, Kept, Layers, Step, StepError};
 use crate::defaults;
+use crate::kernel::{self, Layering};
 use crate::protocol::{ContainerRequest, PodRequest, Refusal, RefusalReason};
 use crate::spec::Spec;
 use crate::timeline::Timeline;
@@ -43,6 +44,7 @@ pub(crate) struct Workshop {
     pub(crate) filter: Filter,
     pub(crate) hierarchy: Hierarchy,
     pub(crate) pid_namespace: OwnedFd,
+    pub(crate) layering: Layering,
 }
 
 /// Namespaces that the containers of a pod share. They live as long as the shim holds them, whichever containers run.
@@ -52,8 +54,8 @@ pub(crate) struct PodNamespaces {
     ipc: OwnedFd,
     uts: OwnedFd,
     network: Network,
-    /// Mounts that are only of use to the overlays made from them, closed when the shim ends.
-    mounts: Vec<OwnedFd>,
+    /// Layers of overlays, closed when the shim ends.
+    layers: Vec<OwnedFd>,
 }
 
 /// The network namespace is made by the first container's process while the shim does other things.
@@ -169,7 +171,7 @@ fn start_steps(
         early.map_or_else(|| make_cgroup(workshop, pod, request), Ok).and_then(|(cgroup, entrance)| {
             timeline.mark("shim", "cgroups");
             let (pid_namespace, terminals) =
-                equip(pod, request, namespaces, &child, &entrance, starter, timeline)?;
+                equip(workshop, pod, request, namespaces, &child, &entrance, starter, timeline)?;
             Ok((cgroup, entrance, pid_namespace, terminals))
         });
     match equipped {
@@ -245,7 +247,8 @@ fn clone_container(
     let Some(namespaces) = namespaces else {
         let shared = Namespaces::USER.with(Namespaces::IPC).with(Namespaces::UTS);
         let options = CloneOptions { namespaces: own.with(shared), sibling: false, cgroup };
-        return match process::clone(workshop.proof, options).step(step)? {
+        let cloned = process::clone(workshop.proof, options).map_err(kernel::explain_namespaces);
+        return match cloned.step(step)? {
             Fork::Child => Ok(None),
             Fork::Parent(child) => Ok(Some(child)),
         };
@@ -293,7 +296,12 @@ fn read_blocking(pipe: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
 }
 
 /// The shim's work between the child's birth and its start: id maps, mounts, and the word to go.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "it is the second half of a start and needs what the first has"
+)]
 fn equip(
+    workshop: &Workshop,
     pod: &PodRequest,
     request: &ContainerRequest,
     namespaces: &mut Option<PodNamespaces>,
@@ -322,13 +330,18 @@ fn equip(
     let pid_namespace = namespace::open(pid, "pid").step(|| "open the pid namespace".to_owned())?;
     timeline.mark("shim", "id maps");
 
-    let mut kept = Vec::new();
+    let mut kept = Kept::default();
     let Some(user) = fresh.as_ref().map(|(user, ..)| user).or(namespaces.as_ref().map(|shared| &shared.user))
     else {
         return Err(io::Error::other("they were made above")).step(|| "find the pod's namespaces".to_owned());
     };
-    let no_suid = request.spec.process.no_new_privileges;
-    let mut mounts = rootfs::overlays(&request.rootfs, &writable, user.as_fd(), no_suid, &mut kept)?;
+    let layers = Layers {
+        layering: workshop.layering,
+        place: &directory,
+        user_namespace: user.as_fd(),
+        no_suid: request.spec.process.no_new_privileges,
+    };
+    let mut mounts = rootfs::overlays(&request.rootfs, &writable, &layers, &mut kept)?;
     timeline.mark("shim", "overlays");
     mounts.extend(rootfs::files(&request.rootfs.files)?);
     let terminals = rootfs::terminals(pod.ids)?;
@@ -345,10 +358,10 @@ fn equip(
     // Only now that nothing can fail any more: a second container must not find the namespaces of one that never was.
     if let Some((user, ipc, uts)) = fresh {
         *namespaces =
-            Some(PodNamespaces { user, ipc, uts, network: Network::Promised(starter), mounts: Vec::new() });
+            Some(PodNamespaces { user, ipc, uts, network: Network::Promised(starter), layers: Vec::new() });
     }
     if let Some(namespaces) = namespaces {
-        namespaces.mounts.append(&mut kept);
+        namespaces.layers.append(&mut kept.detached);
     }
     Ok((pid_namespace, terminals_kept))
 }

@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use warren_sys::mount::{self, Attributes, FsOption};
 
 use crate::idmap::IdRange;
+use crate::kernel::{self, Layering};
 use crate::protocol::{Overlay, Rootfs};
 use crate::spec::{Mount, MountKind};
 
@@ -95,21 +96,51 @@ fn make_pair(directory: &Path, index: usize, overlay: &Overlay, ids: IdRange) ->
     Ok(Writable { upper, work })
 }
 
-/// The overlays, in order. The mounts below them go to `kept`: an overlay has its own copies, but closing the last
-/// descriptor of a detached mount makes the kernel wait for all processors, and there is time for that later.
+/// Overlays are made of these.
+#[derive(Debug)]
+pub(crate) struct Layers<'a> {
+    pub(crate) layering: Layering,
+    /// A directory to attach layers to, where that has to be.
+    pub(crate) place: &'a Path,
+    pub(crate) user_namespace: BorrowedFd<'a>,
+    pub(crate) no_suid: bool,
+}
+
+/// Mounts that are only of use to the overlays made from them. An overlay has its own copies, but letting go of a mount
+/// makes the kernel wait for all processors, and there is time for that later.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// Closed when the shim ends.
+    pub(crate) detached: Vec<OwnedFd>,
+    /// The layers in the shim's mount namespace, each on top of the one before.
+    attached: Vec<OwnedFd>,
+}
+
+impl Drop for Kept {
+    /// Takes the layers out of the shim's mount namespace, so that restarts do not pile them up there.
+    fn drop(&mut self) {
+        if let Some(lowest) = self.attached.first()
+            && let Err(error) = mount::detach(lowest.as_fd())
+        {
+            // They go with the shim.
+            eprintln!("warren: shim: detach layers: {error}");
+        }
+    }
+}
+
+/// The overlays, in order.
 pub(crate) fn overlays(
     rootfs: &Rootfs,
     writable: &[Writable],
-    user_namespace: BorrowedFd<'_>,
-    no_suid: bool,
-    kept: &mut Vec<OwnedFd>,
+    layers: &Layers<'_>,
+    kept: &mut Kept,
 ) -> Result<Vec<Detached>, StepError> {
     rootfs
         .overlays
         .iter()
         .zip(writable)
         .map(|(overlay, writable)| {
-            let mount = overlay_mount(overlay, writable, user_namespace, no_suid, kept)?;
+            let mount = overlay_mount(overlay, writable, layers, kept)?;
             Ok(Detached { mount, target: overlay.target.clone(), is_directory: true })
         })
         .collect()
@@ -118,34 +149,88 @@ pub(crate) fn overlays(
 fn overlay_mount(
     overlay: &Overlay,
     writable: &Writable,
-    user_namespace: BorrowedFd<'_>,
-    no_suid: bool,
-    kept: &mut Vec<OwnedFd>,
+    layers: &Layers<'_>,
+    kept: &mut Kept,
 ) -> Result<OwnedFd, StepError> {
     let mut lower = Vec::new();
     for directory in &overlay.lower {
         let step = || format!("map the owners of {}", directory.display());
         let copy = mount::copy_mount(directory, false).step(step)?;
-        mount::restrict(copy.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), Some(user_namespace), false)
+        let attributes = Attributes::NO_SUID_NO_DEV.read_only();
+        mount::restrict(copy.as_fd(), attributes, Some(layers.user_namespace), false)
+            .map_err(|error| kernel::explain_mapping(error, directory))
             .step(step)?;
         lower.push(copy);
     }
+    let attributes = Attributes { no_suid: layers.no_suid, ..Attributes::NO_SUID_NO_DEV };
+    let mount = match layers.layering {
+        Layering::Detached => overlay_on_detached(&lower, writable, attributes),
+        Layering::Attached => overlay_on_attached(&lower, writable, attributes, layers.place),
+    };
+    match layers.layering {
+        Layering::Detached => kept.detached.append(&mut lower),
+        Layering::Attached => kept.attached.append(&mut lower),
+    }
+    mount
+        .map_err(kernel::explain_overlay)
+        .step(|| format!("make the overlay of {}", overlay.target.display()))
+}
+
+/// Without `volatile` the container's end waits until the host's whole file system is synced. What a container wrote does
+/// not outlive a power cut anyway: it is made anew from its image.
+const VOLATILE: FsOption<'static> = FsOption::Flag("volatile");
+
+fn overlay_on_detached(
+    lower: &[OwnedFd],
+    writable: &Writable,
+    attributes: Attributes,
+) -> io::Result<OwnedFd> {
     // Directories go by descriptor: the option's text is limited to 255 bytes and a data directory may be deep.
     let name = |descriptor: &OwnedFd| format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     let names: Vec<String> = lower.iter().map(name).collect();
     let (upper, work) = (name(&writable.upper), name(&writable.work));
     let mut options: Vec<FsOption<'_>> = names.iter().map(|path| FsOption::Text("lowerdir+", path)).collect();
-    options.push(FsOption::Text("upperdir", &upper));
-    options.push(FsOption::Text("workdir", &work));
-    // Without it the container's end waits until the host's whole file system is synced. What a container wrote does not
-    // outlive a power cut anyway: it is made anew from its image.
-    options.push(FsOption::Flag("volatile"));
-    let mount =
-        mount::new_file_system("overlay", &options, Attributes { no_suid, ..Attributes::NO_SUID_NO_DEV })
-            .step(|| format!("make the overlay of {}", overlay.target.display()));
-    kept.append(&mut lower);
+    options.extend([FsOption::Text("upperdir", &upper), FsOption::Text("workdir", &work), VOLATILE]);
+    mount::new_file_system("overlay", &options, attributes)
+}
+
+/// As kernels before 6.15 want it: every layer is attached in the caller's mount namespace, and all of them are named in
+/// one option. It is short because names are looked up from the directory of our descriptors, and needs no quoting
+/// because they are numbers.
+fn overlay_on_attached(
+    lower: &[OwnedFd],
+    writable: &Writable,
+    attributes: Attributes,
+    place: &Path,
+) -> io::Result<OwnedFd> {
+    for layer in lower {
+        // Each on top of the one before: a descriptor still leads to its own mount.
+        mount::attach(layer.as_fd(), place)?;
+    }
+    let name = |descriptor: &OwnedFd| descriptor.as_raw_fd().to_string();
+    let lower = lower.iter().map(name).collect::<Vec<_>>().join(":");
+    if lower.len() > LONGEST_OPTION {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the image has more layers than overlays can be told of before Linux 6.15",
+        ));
+    }
+    let (upper, work) = (name(&writable.upper), name(&writable.work));
+    let options = [
+        FsOption::Text("lowerdir", &lower),
+        FsOption::Text("upperdir", &upper),
+        FsOption::Text("workdir", &work),
+        VOLATILE,
+    ];
+    let before = rustix::fs::open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::process::chdir("/proc/self/fd")?;
+    let mount = mount::new_file_system("overlay", &options, attributes);
+    rustix::process::fchdir(before)?;
     mount
 }
+
+/// What `fsconfig` takes as a text.
+const LONGEST_OPTION: usize = 255;
 
 /// The container's own terminals. The shim opens terminals through the descriptor that it keeps, so it never follows a
 /// path that the container could have changed.
@@ -220,6 +305,7 @@ fn volume_mount(volume: &Mount, ids: IdRange, user_namespace: BorrowedFd<'_>) ->
             let is_directory = fs::metadata(source).step(step)?.is_dir();
             let mount = mount::copy_mount(source, true).step(step)?;
             mount::restrict(mount.as_fd(), attributes, map_owners.then_some(user_namespace), true)
+                .map_err(|error| if map_owners { kernel::explain_mapping(error, source) } else { error })
                 .step(step)?;
             Ok(Detached { mount, target: volume.destination.clone(), is_directory })
         }

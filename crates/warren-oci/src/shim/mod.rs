@@ -19,15 +19,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use warren_sys::cgroup::{Cgroup, Hierarchy};
-use warren_sys::namespace;
-use warren_sys::process::{self, SingleThreaded};
+use warren_sys::process::{self, Namespaces, SingleThreaded};
 use warren_sys::socket::{Seqpacket, SeqpacketListener};
+use warren_sys::{mount, namespace};
 
 use self::clients::{Asker, Clients};
 use self::guest::{Guest, Visitor};
 use self::log::Stream;
 use crate::client::socket_path;
 use crate::container::{PodNamespaces, Workshop};
+use crate::kernel::{self, Layering};
 use crate::protocol::{Answer, PodRequest, PodState, ProcessName, Refusal, RefusalReason};
 use crate::seccomp_profile;
 use crate::timeline::Timeline;
@@ -37,7 +38,7 @@ use crate::timeline::Timeline;
 pub(crate) struct Prepared(Workshop);
 
 impl Prepared {
-    pub(crate) fn new(proof: SingleThreaded) -> io::Result<Self> {
+    pub(crate) fn new(proof: SingleThreaded, layering: Option<Layering>) -> io::Result<Self> {
         // Inherited by every shim: the host's memory killer should look elsewhere first, for a shim is small and its
         // death is a pod's. Without the right to ask for it, it stays as it is.
         let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
@@ -52,6 +53,10 @@ impl Prepared {
             filter: seccomp_profile::default_filter(),
             hierarchy: Hierarchy::detect()?,
             pid_namespace: namespace::open(0, "pid")?,
+            layering: match (kernel::probe()?, layering) {
+                (_, Some(wanted)) => wanted,
+                (found, None) => found,
+            },
         }))
     }
 }
@@ -96,6 +101,11 @@ fn live(workshop: Workshop, pod: PodRequest, client: Seqpacket) -> io::Result<()
     process::ignore_signals(IGNORED_SIGNALS);
     process::reset_signals(&[libc::SIGCHLD]);
     client.set_nonblocking(true)?;
+    if workshop.layering == Layering::Attached {
+        // Layers are attached here and nowhere else, and go with the shim however it ends.
+        namespace::unshare(Namespaces::MOUNT)?;
+        mount::keep_mounts_private()?;
+    }
     timeline.mark("shim", "detach");
     Shim::begin(workshop, pod, client, &mut timeline)?.serve_until_shut_down()
 }

@@ -73,8 +73,8 @@ pub enum Hierarchy {
 }
 
 impl Hierarchy {
-    /// Reads the mount table. Version 2 is used where it has the memory controller; a version 2 mount without
-    /// controllers beside version 1 ("hybrid") is not.
+    /// Reads the mount table. Version 2 is used where it has the controllers that limits need; a version 2 mount without
+    /// them beside version 1 ("hybrid") is not.
     pub fn detect() -> io::Result<Self> {
         Self::from_mount_table(&fs::read_to_string("/proc/self/mountinfo")?, |root| {
             fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default()
@@ -89,10 +89,12 @@ impl Hierarchy {
             let Some(mount_point) = left.split(' ').nth(4).map(PathBuf::from) else { continue };
             let mut right = right.split(' ');
             match (right.next(), right.nth(1)) {
-                (Some("cgroup2"), _)
-                    if controllers(&mount_point).split_whitespace().any(|name| name == "memory") =>
-                {
-                    return Ok(Self::V2(mount_point));
+                (Some("cgroup2"), _) => {
+                    let present = controllers(&mount_point);
+                    let is_present = |wanted: &&str| present.split_whitespace().any(|name| name == *wanted);
+                    if v2::CONTROLLERS.iter().all(is_present) {
+                        return Ok(Self::V2(mount_point));
+                    }
                 }
                 (Some("cgroup"), Some(options)) => mounts.note(&mount_point, options),
                 _ => {}
@@ -339,7 +341,8 @@ pub struct Watch {
 
 fn write_file(path: &Path, text: &str) -> io::Result<()> {
     // Without O_CREAT and O_TRUNC: these files exist or the controller does not.
-    fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes()).map_err(|error| {
+    let opened = fs::OpenOptions::new().write(true).open(path);
+    opened.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
         io::Error::new(error.kind(), format!("write `{text}` to {}: {error}", path.display()))
     })
 }

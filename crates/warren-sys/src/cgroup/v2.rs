@@ -7,9 +7,10 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::{Entrance, Limits, Stats, Watch, make_directories, read_number, write_file};
+use super::{Entrance, Limits, Stats, Watch, read_number, write_file};
 
-const CONTROLLERS: [&str; 3] = ["+memory", "+cpu", "+pids"];
+/// What limits and counts containers.
+pub(super) const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 
 pub(super) fn create(root: &Path, name: &str, limits: &Limits) -> io::Result<()> {
     // A controller reaches a cgroup only if every ancestor passes it on. Asking again for what is on is free, so
@@ -17,16 +18,13 @@ pub(super) fn create(root: &Path, name: &str, limits: &Limits) -> io::Result<()>
     if !root.join(name).join("memory.max").exists() {
         let mut ancestor = root.to_owned();
         for part in Path::new(name).components() {
-            for controller in CONTROLLERS {
-                write_file(&ancestor.join("cgroup.subtree_control"), controller)?;
-            }
+            pass_on_controllers(&ancestor)?;
             ancestor.push(part);
             match fs::create_dir(&ancestor) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
             }
         }
-        make_directories(root, name)?;
     }
     let directory = root.join(name);
     if let Some(bytes) = limits.memory_bytes {
@@ -47,6 +45,32 @@ pub(super) fn create(root: &Path, name: &str, limits: &Limits) -> io::Result<()>
         write_file(&directory.join("pids.max"), &pids.to_string())?;
     }
     Ok(())
+}
+
+fn pass_on_controllers(directory: &Path) -> io::Result<()> {
+    let request = CONTROLLERS.map(|controller| format!("+{controller}")).join(" ");
+    write_file(&directory.join("cgroup.subtree_control"), &request)
+        .map_err(|error| io::Error::new(error.kind(), explain_refusal(directory, &error)))
+}
+
+/// The kernel's one word for several situations, each with a way out of its own.
+fn explain_refusal(directory: &Path, error: &io::Error) -> String {
+    let name = directory.display();
+    let read = |file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
+    let present = read("cgroup.controllers");
+    let is_present = |wanted: &str| present.split_whitespace().any(|name| name == wanted);
+    let missing: Vec<&str> = CONTROLLERS.into_iter().filter(|wanted| !is_present(wanted)).collect();
+    if !missing.is_empty() {
+        return format!("the cgroup {name} was not given the controllers {}", missing.join(", "));
+    }
+    // Not so for the machine's own root, which has no such file.
+    if directory.join("cgroup.type").exists() && !read("cgroup.procs").trim().is_empty() {
+        return format!(
+            "the cgroup {name} holds processes itself, and then the kernel lets it pass no controllers on: move \
+             them to a cgroup below it"
+        );
+    }
+    error.to_string()
 }
 
 /// The kubelet's formula: 2–262144 onto 1–10000.
