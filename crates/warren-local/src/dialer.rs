@@ -22,6 +22,13 @@ impl LocalDialer {
         // There is one node in a home and one call.
         let _ = self.node.set(node);
     }
+
+    /// Stops the node and leaves its pods running.
+    pub async fn shutdown(&self) {
+        if let Some(node) = self.node.get() {
+            node.shutdown().await;
+        }
+    }
 }
 
 impl NodeDialer for LocalDialer {

@@ -26,7 +26,7 @@ use crate::{Config, StartError, kubeconfig};
 /// a node that does not exist.
 pub const NODE_NAME: &str = "local";
 
-/// How long the controllers may take to finish what they are at. Dying in the middle is an ordinary day for them.
+/// How long controllers and node may take to finish what they are at. Dying in the middle is an ordinary day for both.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs until a signal asks to stop.
@@ -75,8 +75,9 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     // Nobody new gets in; then those who write stop, and last the one they write to.
     shutdown.cancel();
     let _ = std::fs::remove_file(&config.api_socket);
-    if tokio::time::timeout(PATIENCE, controllers.shutdown()).await.is_err() {
-        info!("controllers cut off");
+    let writers = async { tokio::join!(controllers.shutdown(), dialer.shutdown()) };
+    if tokio::time::timeout(PATIENCE, writers).await.is_err() {
+        info!("controllers or node cut off");
     }
     server.shutdown().await;
     for listener in listeners {
