@@ -43,7 +43,7 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
         let identity = Identity::new(name, ["system:masters".to_owned()]);
         kube::Client::new(server.as_user(identity), "default")
     };
-    let controllers = Controllers::start(client("warren-controllers"), warren_controllers::Config::default());
+    let controllers = Controllers::start(client("warren-controllers"), controllers_config());
     dialer.connect(Node::start(NodeConfig::local(
         NODE_NAME.to_owned(),
         config.directory.clone(),
@@ -107,6 +107,11 @@ fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
         let _ = sender.send(());
     })?;
     Ok(receiver)
+}
+
+/// One machine has one home, so claims, pools and templates are always served.
+fn controllers_config() -> warren_controllers::Config {
+    warren_controllers::Config { extensions: true, ..warren_controllers::Config::default() }
 }
 
 async fn open_server(config: &Config, dialer: LocalDialer) -> Result<ApiServer, StartError> {
