@@ -7,7 +7,8 @@ use crate::definition::{SchemaSource, Target};
 use crate::metadata::{self, metadata_mut};
 use crate::protobuf;
 use crate::schema::{
-    apply_defaults, check_rules, check_types, drop_nulls, has_good_quantities, prune, validate,
+    apply_defaults, check_rules, check_types, drop_empty_maps, drop_nulls, has_good_quantities, prune,
+    validate,
 };
 use crate::status::{ApiError, FieldError, Problem};
 
@@ -65,9 +66,14 @@ pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiE
     let schema = target.schema()?;
     let definition = &target.definition;
     if definition.custom {
-        drop_nulls(object.get_mut("metadata").unwrap_or(&mut Value::Null));
+        let metadata = object.get_mut("metadata");
+        if let Some(metadata) = metadata {
+            drop_nulls(metadata);
+            drop_empty_maps(metadata, crate::kinds::metadata_schema());
+        }
     } else {
         drop_nulls(&mut object);
+        drop_empty_maps(&mut object, schema);
         if let Some((path, actual, wanted)) = check_types(&object, schema, "") {
             return Err(ApiError::bad_request(format!(
                 "{kind} in version {version:?} cannot be handled as a {kind}: json: cannot unmarshal {actual} into Go struct field {kind}.{path} of type {}",

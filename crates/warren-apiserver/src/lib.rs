@@ -5,8 +5,7 @@
 //! of the real server. It runs no controllers, knows no CRD of ours (they come in as data) and never starts a
 //! process: logs and exec are passed to a node's kubelet API through a [`NodeDialer`].
 //!
-//! Managed fields are not tracked yet, so objects have none and server-side apply is refused with 415; every
-//! authenticated user may do everything.
+//! Every authenticated user may do everything.
 //!
 //! Start reading at [`ApiServer`], then `service.rs` for the way of a request and `verbs` for what it does.
 
@@ -20,6 +19,7 @@ mod identity;
 mod json_path;
 mod kinds;
 mod listen;
+mod managed_fields;
 mod metadata;
 mod node;
 mod openapi;

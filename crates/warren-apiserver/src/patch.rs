@@ -13,6 +13,7 @@ pub(crate) enum Format {
     Json,
     Merge,
     Strategic,
+    Apply,
 }
 
 impl Format {
@@ -26,9 +27,7 @@ impl Format {
             "application/strategic-merge-patch+json" => Err(ApiError::unsupported_media_type(
                 "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml",
             )),
-            "application/apply-patch+yaml" => Err(ApiError::unsupported_media_type(
-                "application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
-            )),
+            "application/apply-patch+yaml" => Ok(Format::Apply),
             _ => Err(ApiError::unknown_patch_type()),
         }
     }
@@ -40,6 +39,8 @@ pub(crate) enum Patch {
     Json(json_patch::Patch),
     Merge(Value),
     Strategic(Value),
+    /// What a manager wants to own. It is not a change to make to an object: `managed_fields` works out which one is.
+    Apply(Value),
 }
 
 impl Patch {
@@ -50,6 +51,7 @@ impl Patch {
             Format::Json => Patch::Json(serde_json::from_slice(body).map_err(unreadable)?),
             Format::Merge => Patch::Merge(serde_json::from_slice(body).map_err(unreadable)?),
             Format::Strategic => Patch::Strategic(serde_json::from_slice(body).map_err(unreadable)?),
+            Format::Apply => Patch::Apply(parse_configuration(body)?),
         })
     }
 
@@ -66,6 +68,23 @@ impl Patch {
                 strategic::merge(object, patch, Some(schema));
                 Ok(())
             }
+            Patch::Apply(_) => Err(ApiError::unsupported_media_type(
+                "application/json-patch+json, application/merge-patch+json",
+            )),
         }
+    }
+}
+
+fn parse_configuration(body: &[u8]) -> Result<Value, ApiError> {
+    let undecodable = |cause: String| ApiError::bad_request(format!("error decoding YAML: {cause}"));
+    let text = std::str::from_utf8(body).map_err(|error| undecodable(error.to_string()))?;
+    // JSON is YAML, but its own reader is faster and most clients send it.
+    let value: Value = match serde_json::from_str(text) {
+        Ok(value) => value,
+        Err(_) => serde_saphyr::from_str(text).map_err(|error| undecodable(error.to_string()))?,
+    };
+    match value {
+        Value::Object(_) => Ok(value),
+        _ => Err(undecodable("the configuration is not an object".to_owned())),
     }
 }

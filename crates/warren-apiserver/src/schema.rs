@@ -15,7 +15,7 @@ mod validate;
 
 pub(crate) use compile::{Compiler, SchemaError};
 pub(crate) use defaults::apply_defaults;
-pub(crate) use prune::{drop_nulls, prune};
+pub(crate) use prune::{drop_empty_maps, drop_nulls, prune};
 pub(crate) use rules::check_rules;
 pub(crate) use validate::{check_types, has_good_quantities, validate};
 
@@ -35,6 +35,8 @@ pub(crate) struct Schema {
     /// Unknown fields stay: said so by the schema, or a schema that says nothing at all.
     pub preserve_unknown: bool,
     pub list: ListShape,
+    /// `x-kubernetes-map-type: atomic`: the object is owned as a whole.
+    pub atomic_map: bool,
     /// `x-kubernetes-patch-merge-key`: how a strategic merge patch finds list entries.
     pub merge_key: Option<Box<str>>,
     /// `x-kubernetes-patch-strategy` contains `merge`.

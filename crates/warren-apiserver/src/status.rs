@@ -176,6 +176,35 @@ impl ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
+    /// What the real server does not classify: an internal error without a reason.
+    pub(crate) fn without_reason(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
+    }
+
+    /// An apply that would change what others own: per owner, the fields.
+    pub(crate) fn apply_conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
+        let fields =
+            || conflicts.iter().flat_map(|(owner, fields)| fields.iter().map(move |field| (owner, field)));
+        let message = match fields().collect::<Vec<_>>().as_slice() {
+            [(owner, field)] => format!("Apply failed with 1 conflict: conflict with {owner}: {field}"),
+            all => {
+                let lists: Vec<_> = conflicts
+                    .iter()
+                    .map(|(owner, fields)| format!("conflicts with {owner}:\n- {}", fields.join("\n- ")))
+                    .collect();
+                format!("Apply failed with {} conflicts: {}", all.len(), lists.join("\n"))
+            }
+        };
+        let causes: Vec<_> = fields()
+            .map(|(owner, field)| {
+                json!({"reason": "FieldManagerConflict", "message": format!("conflict with {owner}"), "field": field})
+            })
+            .collect();
+        let mut details = Map::new();
+        details.insert("causes".to_owned(), causes.into());
+        ApiError::new(StatusCode::CONFLICT, "Conflict", message).about(details)
+    }
+
     pub(crate) fn unauthorized() -> ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
     }

@@ -8,9 +8,12 @@ mod update;
 mod watch;
 
 use http::{HeaderValue, Method, Response};
+use serde_json::Value;
 use warren_store::WriteError;
 
 use crate::call::Call;
+use crate::managed_fields::Tracker;
+use crate::metadata::metadata_mut;
 use crate::respond::ResponseBody;
 use crate::server::Inner;
 use crate::status::ApiError;
@@ -58,6 +61,33 @@ fn check_subresource(call: &Call<'_>) -> Result<(), ApiError> {
         Some(other) => version.subresources.iter().any(|(name, ..)| *name == other),
     };
     if known { Ok(()) } else { Err(ApiError::no_such_resource()) }
+}
+
+/// Records who owns what after a write that is not an apply. `sent` is what the client sent as `managedFields`; both
+/// objects are in stored form.
+fn track(
+    call: &Call<'_>,
+    old: Option<&Value>,
+    sent: Option<&Value>,
+    new: &mut Value,
+) -> Result<(), ApiError> {
+    let tracker = Tracker::new(call);
+    if call.target.version().conversion.is_none() {
+        return tracker.update(old, sent, new);
+    }
+    // Fields are owned by the names they have in the form that was asked for.
+    let asked_for = |stored: &Value| {
+        let mut object = stored.clone();
+        call.target.convert_from_stored(&mut object);
+        object
+    };
+    let mut shown = asked_for(new);
+    tracker.update(old.map(asked_for).as_ref(), sent, &mut shown)?;
+    match metadata_mut(&mut shown).shift_remove("managedFields") {
+        Some(list) => metadata_mut(new).insert("managedFields".to_owned(), list),
+        None => metadata_mut(new).shift_remove("managedFields"),
+    };
+    Ok(())
 }
 
 /// What a refused write means to the client.

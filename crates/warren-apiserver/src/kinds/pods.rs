@@ -19,6 +19,7 @@ pub(super) static BEHAVIOUR: Behaviour = Behaviour {
 };
 
 fn prepare_create(pod: &mut Value) {
+    pods_defaults::admit(pod);
     let mut status = json!({"phase": "Pending", "qosClass": quality_of_service(&pod["spec"])});
     let gated = pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty());
     if gated {
@@ -35,6 +36,7 @@ fn prepare_create(pod: &mut Value) {
 }
 
 fn prepare_update(new: &mut Value, old: &Value) {
+    pods_defaults::admit(new);
     // The class is decided once, at creation.
     if let (Some(status), Some(class)) =
         (new.get_mut("status").and_then(Value::as_object_mut), old["status"].get("qosClass"))

@@ -1,5 +1,5 @@
-//! The defaults that the real server gives a pod, including those of its standard admission plugins for priority and
-//! tolerations.
+//! The defaults that the real server gives a pod, and what its standard admission plugins for priority and tolerations
+//! add: those are the server's own, and no manager's.
 
 use serde_json::{Map, Value, json};
 
@@ -13,14 +13,11 @@ pub(super) fn default(pod: &mut Value) {
     set_default(spec, "securityContext", Map::new());
     set_default(spec, "schedulerName", "default-scheduler");
     set_default(spec, "enableServiceLinks", true);
-    set_default(spec, "priority", 0);
-    set_default(spec, "preemptionPolicy", "PreemptLowerPriority");
     // Either name of the service account stands for both.
     if let Some(account) = spec.get("serviceAccountName").or_else(|| spec.get("serviceAccount")).cloned() {
         spec.insert("serviceAccountName".to_owned(), account.clone());
         spec.insert("serviceAccount".to_owned(), account);
     }
-    default_tolerations(spec);
     let host_network = spec.get("hostNetwork") == Some(&Value::Bool(true));
     for list in ["initContainers", "containers", "ephemeralContainers"] {
         let containers = spec.get_mut(list).and_then(Value::as_array_mut);
@@ -32,6 +29,14 @@ pub(super) fn default(pod: &mut Value) {
     for volume in volumes.into_iter().flatten().filter_map(Value::as_object_mut) {
         default_volume(volume);
     }
+}
+
+/// What the admission plugins add.
+pub(super) fn admit(pod: &mut Value) {
+    let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    set_default(spec, "priority", 0);
+    set_default(spec, "preemptionPolicy", "PreemptLowerPriority");
+    default_tolerations(spec);
 }
 
 fn default_tolerations(spec: &mut Map<String, Value>) {

@@ -5,7 +5,7 @@ use crate::status::FieldError;
 
 pub(super) static BEHAVIOUR: Behaviour = Behaviour {
     default,
-    prepare_create: |service| service["status"] = json!({"loadBalancer": {}}),
+    prepare_create,
     prepare_update: keep_cluster_ip,
     validate,
     validate_update,
@@ -21,11 +21,6 @@ fn default(service: &mut Value) {
     set_default(spec, "sessionAffinity", "None");
     if spec.get("type").is_some_and(|type_| type_ != "ExternalName") {
         set_default(spec, "internalTrafficPolicy", "Cluster");
-        // Without a selector nobody knows which addresses a headless service will have.
-        let any_family =
-            spec.get("clusterIP").is_some_and(|address| address == "None") && !spec.contains_key("selector");
-        set_default(spec, "ipFamilyPolicy", if any_family { "RequireDualStack" } else { "SingleStack" });
-        set_default(spec, "ipFamilies", if any_family { json!(["IPv4", "IPv6"]) } else { json!(["IPv4"]) });
     }
     let ports = spec.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
@@ -37,13 +32,26 @@ fn default(service: &mut Value) {
     }
 }
 
+/// The families of addresses are chosen with the addresses, and are not the client's.
+fn prepare_create(service: &mut Value) {
+    service["status"] = json!({"loadBalancer": {}});
+    let Some(spec) = service.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    if spec.get("type").is_some_and(|type_| type_ != "ExternalName") {
+        // Without a selector nobody knows which addresses a headless service will have.
+        let any_family =
+            spec.get("clusterIP").is_some_and(|address| address == "None") && !spec.contains_key("selector");
+        set_default(spec, "ipFamilyPolicy", if any_family { "RequireDualStack" } else { "SingleStack" });
+        set_default(spec, "ipFamilies", if any_family { json!(["IPv4", "IPv6"]) } else { json!(["IPv4"]) });
+    }
+}
+
 /// An update that leaves the address out means the one it has.
 fn keep_cluster_ip(new: &mut Value, old: &Value) {
     let (Some(spec), Some(old)) = (new.get_mut("spec").and_then(Value::as_object_mut), old.get("spec"))
     else {
         return;
     };
-    for field in ["clusterIP", "clusterIPs"] {
+    for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
         if let Some(value) = old.get(field) {
             set_default(spec, field, value.clone());
         }

@@ -55,6 +55,12 @@ impl<'a> Compiler<'a> {
         let source = source.ok_or_else(|| SchemaError::UnknownReference(name.to_owned()))?;
         let mut compiled = self.node(source, depth + 1, "")?;
         compiled.quantity = name.ends_with(".resource.Quantity");
+        // The embedded schemas leave defaults out. This one is needed: it is part of the key of a port.
+        if name.ends_with(".ServicePort") || name.ends_with(".ContainerPort") {
+            let default = Some(Box::new(Value::from("TCP")));
+            let protocol = Schema { type_: Some(Type::String), default, ..Schema::default() };
+            compiled.properties.insert("protocol".into(), Arc::new(protocol));
+        }
         let compiled = Arc::new(compiled);
         self.named.insert(name.to_owned(), Arc::clone(&compiled));
         Ok(compiled)
@@ -81,6 +87,7 @@ impl<'a> Compiler<'a> {
             embedded_resource: flag("x-kubernetes-embedded-resource"),
             preserve_unknown: flag("x-kubernetes-preserve-unknown-fields"),
             list: list_shape(source),
+            atomic_map: text("x-kubernetes-map-type") == Some("atomic"),
             merge_key: text("x-kubernetes-patch-merge-key").map(Into::into),
             merges: strategy.split(',').any(|part| part == "merge"),
             default: source.get("default").cloned().map(Box::new),

@@ -36,6 +36,25 @@ fn prune_object(object: &mut Map<String, Value>, schema: &Schema, path: &str, un
     });
 }
 
+/// Removes empty maps the way encoding the real server's types does: there, an empty map and none are the same. An empty
+/// struct is not, and it is told apart by having named fields.
+pub(crate) fn drop_empty_maps(value: &mut Value, schema: &Schema) {
+    match value {
+        Value::Object(object) => object.retain(|name, child| {
+            let Some(below) = schema.field(name) else { return true };
+            drop_empty_maps(child, below);
+            let is_map = below.additional.is_some() && below.properties.is_empty();
+            !(is_map && child.as_object().is_some_and(Map::is_empty))
+        }),
+        Value::Array(items) => {
+            if let Some(below) = &schema.items {
+                items.iter_mut().for_each(|item| drop_empty_maps(item, below));
+            }
+        }
+        _ => {}
+    }
+}
+
 /// Removes nulls the way decoding into the real server's types does: an absent field and a null one are the same.
 pub(crate) fn drop_nulls(value: &mut Value) {
     match value {

@@ -2,9 +2,10 @@ use http::{Response, StatusCode};
 use serde_json::Value;
 use warren_store::{Action, Expect, Key, Write, WriteError};
 
-use super::{refused, warn};
+use super::{refused, track, warn};
 use crate::admission;
 use crate::call::Call;
+use crate::managed_fields::check_options;
 use crate::metadata::{self, metadata_mut};
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
@@ -18,17 +19,28 @@ pub(super) async fn create(
     call: &Call<'_>,
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
+    check_options(call, "CreateOptions", false)?;
     let admission::Decoded { object, warnings } =
         admission::decode(call, admission::parse_object(call, body)?)?;
-    let response = create_object(server, call, object).await?;
+    let response = create_object(server, call, object, Ownership::Update).await?;
     Ok(warn(response, call, &warnings))
 }
 
-/// Creates a decoded object: also what an update does for kinds that allow it to.
+/// How a new object comes by its managers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ownership {
+    /// Whoever creates it owns what it says.
+    Update,
+    /// It was applied, and says itself who owns what.
+    Applied,
+}
+
+/// Creates a decoded object: also what an apply does, and an update for kinds that allow it to.
 pub(super) async fn create_object(
     server: &Inner,
     call: &Call<'_>,
     mut object: Value,
+    ownership: Ownership,
 ) -> Result<Response<ResponseBody>, ApiError> {
     let definition = &call.target.definition;
     place(call, &mut object)?;
@@ -47,6 +59,11 @@ pub(super) async fn create_object(
         metadata_mut(&mut object).insert("name".to_owned(), metadata::generate_name(&base).into());
     }
     admission::default(&call.target, &mut object)?;
+    // What follows is the server's doing, and nobody's.
+    if ownership == Ownership::Update {
+        let sent = metadata_mut(&mut object).shift_remove("managedFields");
+        track(call, None, sent.as_ref(), &mut object)?;
+    }
     (definition.behaviour.prepare_create)(&mut object);
     admission::check(&call.target, &object, None)?;
     check_namespace(server, call, metadata::text(&object, "name"))?;

@@ -4,7 +4,7 @@ use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use warren_store::{Action, Expect, Object, Write, WriteError};
 
-use super::refused;
+use super::{refused, track};
 use crate::admission;
 use crate::call::Call;
 use crate::definition::Scale;
@@ -70,6 +70,7 @@ async fn change(
         let old = current.value();
         let mut new = old.clone();
         set(&mut new, &paths.spec_replicas.fields().unwrap_or_default(), replicas.into());
+        track(call, Some(&old), None, &mut new)?;
         admission::bump_generation(call, &mut new, &old);
         admission::check(&call.target, &new, Some(&old))?;
         let write =

@@ -4,9 +4,11 @@ use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use warren_store::{Action, Expect, Object, Write, WriteError, deletion};
 
-use super::{create, refused, warn};
+use super::create::Ownership;
+use super::{create, refused, track, warn};
 use crate::admission::{self, Decoded};
 use crate::call::Call;
+use crate::managed_fields::{Tracker, check_options, differs_in_time_alone};
 use crate::metadata::{self, metadata_mut};
 use crate::patch::{Format, Patch};
 use crate::respond::{self, ResponseBody};
@@ -36,6 +38,7 @@ pub(super) async fn update(
     call: &Call<'_>,
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
+    check_options(call, "UpdateOptions", false)?;
     let Decoded { object, warnings } = admission::decode(call, admission::parse_object(call, body)?)?;
     let name = call.name.unwrap_or_default();
     let sent_name = metadata::text(&object, "name");
@@ -55,7 +58,7 @@ pub(super) async fn update(
     {
         let mut object = object;
         metadata_mut(&mut object).shift_remove("resourceVersion");
-        return create::create_object(server, call, object).await;
+        return create::create_object(server, call, object, Ownership::Update).await;
     }
     let changed = change(server, call, Intent::Replace(object)).await?;
     Ok(warn(answer(call, &changed), call, &warnings))
@@ -67,9 +70,45 @@ pub(super) async fn patch(
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
     let format = Format::from_content_type(call.content_type(), call.target.definition.custom)?;
+    check_options(call, "PatchOptions", format == Format::Apply)?;
     let patch = Patch::parse(format, body)?;
+    if let Patch::Apply(configuration) = &patch
+        && call.subresource.is_none()
+        && server.store.newest(&call.key()?).is_none()
+    {
+        match create_applied(server, call, configuration).await {
+            // Somebody else was faster, and there is something to apply to now.
+            Err(error) if error.reason == "AlreadyExists" => {}
+            answer => return answer,
+        }
+    }
     let changed = change(server, call, Intent::Patch(patch)).await?;
     Ok(answer(call, &changed))
+}
+
+/// An apply of an object that is not there makes it.
+async fn create_applied(
+    server: &Inner,
+    call: &Call<'_>,
+    configuration: &Value,
+) -> Result<Response<ResponseBody>, ApiError> {
+    let name = call.name.unwrap_or_default();
+    let object = Tracker::new(call).apply(None, configuration, call.query.is_on("force"))?;
+    let Decoded { object, warnings } = admission::decode(call, object)?;
+    if metadata::text(&object, "name").is_empty() {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+        )));
+    }
+    let uid = metadata::text(&object, "uid");
+    if !uid.is_empty() {
+        let why = format!(
+            "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+        );
+        return Err(ApiError::conflict(call.target.definition.subject(name), &why));
+    }
+    let response = create::create_object(server, call, object, Ownership::Applied).await?;
+    Ok(warn(response, call, &warnings))
 }
 
 fn answer(call: &Call<'_>, changed: &Changed) -> Response<ResponseBody> {
@@ -104,6 +143,7 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Chang
             );
             return Err(ApiError::conflict(subject, &why));
         }
+        let managed = metadata_mut(&mut new).shift_remove("managedFields");
         if call.subresource == Some("finalize") {
             let finalizers = new["spec"]["finalizers"].take();
             new = old.clone();
@@ -111,6 +151,15 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Chang
         } else {
             admission::combine_update(call, &mut new, &old);
             admission::default(&call.target, &mut new)?;
+            match (&intent, managed) {
+                (Intent::Patch(Patch::Apply(_)), Some(managed)) => {
+                    metadata_mut(&mut new).insert("managedFields".to_owned(), managed);
+                }
+                (Intent::Patch(Patch::Apply(_)), None) => {
+                    metadata_mut(&mut new).shift_remove("managedFields");
+                }
+                (_, sent) => track(call, Some(&old), sent.as_ref(), &mut new)?,
+            }
             if call.subresource != Some("status") {
                 (call.target.definition.behaviour.prepare_update)(&mut new, &old);
             }
@@ -120,18 +169,19 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Chang
         if call.dry_run()? {
             return Ok(Changed::DryRun(new));
         }
-        if new == old {
+        if new == old || differs_in_time_alone(&old, &new) {
             return Ok(Changed::Stored(current));
         }
         let holds_namespace = new["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
             && &*call.target.definition.resource == "namespaces";
         let finished = deletion::is_finished(&new) && !holds_namespace;
-        let action = if finished { Action::Delete } else { Action::Put(new) };
+        // An update that lets the object go is answered with what it wrote, although that was never stored.
+        let (action, last) = if finished { (Action::Delete, Some(new)) } else { (Action::Put(new), None) };
         let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
         match server.store.write_one(write).await {
             Ok(stored) => {
                 server.written(&stored, Some(&current));
-                return Ok(Changed::Stored(stored));
+                return Ok(last.map_or(Changed::Stored(stored), Changed::DryRun));
             }
             Err(WriteError::Conflict { .. }) if !insists => {}
             Err(error) => return Err(refused(call, name, error)),
@@ -159,7 +209,13 @@ fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<(Value, boo
         Intent::Patch(patch) => {
             let mut object = old.clone();
             call.target.convert_from_stored(&mut object);
-            patch.apply(&mut object, call.target.schema()?)?;
+            match patch {
+                Patch::Apply(configuration) => {
+                    let force = call.query.is_on("force");
+                    object = Tracker::new(call).apply(Some(&object), configuration, force)?;
+                }
+                patch => patch.apply(&mut object, call.target.schema()?)?,
+            }
             let Decoded { object, .. } = admission::decode(call, object)?;
             let version = metadata::text(&object, "resourceVersion");
             let insists = !version.is_empty() && version != metadata::text(old, "resourceVersion");
