@@ -14,12 +14,15 @@ import pathlib
 import re
 import sys
 
-CORE = "Binding ConfigMap Event Namespace Node PersistentVolumeClaim Pod Secret Service ServiceAccount".split()
+CORE = "Binding ConfigMap Event Namespace Node PersistentVolume PersistentVolumeClaim Pod Secret Service ServiceAccount".split()
 ROOTS = [f"io.k8s.api.core.v1.{kind}" for kind in CORE] + [
     "io.k8s.api.coordination.v1.Lease",
+    "io.k8s.api.discovery.v1.EndpointSlice",
     "io.k8s.api.events.v1.Event",
     "io.k8s.api.networking.v1.NetworkPolicy",
     "io.k8s.api.node.v1.RuntimeClass",
+    "io.k8s.api.policy.v1.Eviction",
+    "io.k8s.api.storage.v1.StorageClass",
     "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions",
 ]
 # Only as JSON: definitions and metadata on its own.
@@ -29,7 +32,16 @@ JSON_ROOTS = [
 ]
 GROUPS = ["api__v1"] + [
     f"apis__{group}__v1"
-    for group in ("apiextensions.k8s.io", "coordination.k8s.io", "events.k8s.io", "networking.k8s.io", "node.k8s.io")
+    for group in (
+        "apiextensions.k8s.io",
+        "coordination.k8s.io",
+        "discovery.k8s.io",
+        "events.k8s.io",
+        "networking.k8s.io",
+        "node.k8s.io",
+        "policy",
+        "storage.k8s.io",
+    )
 ]
 # Encoded by hand in src/protobuf.rs.
 SPECIAL = {
@@ -95,7 +107,7 @@ def schemas(modules, version):
 def read_messages(modules, version):
     """Per message its fields (label, type, name, number), and per field of a Go struct its type and JSON name."""
     packages = {f"io.k8s.api.{group}.v1": f"api@v0.{version}/{group}/v1" for group in
-                ("core", "coordination", "events", "networking", "node")}
+                ("core", "coordination", "discovery", "events", "networking", "node", "policy", "storage")}
     packages["io.k8s.apimachinery.pkg.apis.meta.v1"] = f"apimachinery@v0.{version}/pkg/apis/meta/v1"
     messages, structs = {}, {}
     for package, folder in packages.items():

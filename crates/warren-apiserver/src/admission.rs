@@ -7,8 +7,8 @@ use crate::definition::{SchemaSource, Target};
 use crate::metadata::{self, metadata_mut};
 use crate::protobuf;
 use crate::schema::{
-    apply_defaults, check_rules, check_types, drop_empty_maps, drop_nulls, has_good_quantities, prune,
-    validate,
+    apply_defaults, canonical_quantities, check_rules, check_types, drop_empty_maps, drop_nulls,
+    drop_unwanted_nulls, prune, validate,
 };
 use crate::status::{ApiError, FieldError, Problem};
 
@@ -23,12 +23,16 @@ pub(crate) fn parse(content_type: &str, body: &[u8], message: &str) -> Result<Va
     let kind = message.rsplit('.').next().unwrap_or(message);
     let unrecognized = |cause: String| {
         ApiError::bad_request(format!(
-            "the object provided is unrecognized (must be of type {kind}): {cause}"
+            "the object provided is unrecognized (must be of type {kind}): {cause} ({})",
+            summary(body)
         ))
     };
+    let unreadable =
+        |why: String| unrecognized(format!("couldn't get version/kind; json parse error: {why}"));
     let value: Value = match content_type {
-        "application/json" | "" | "*/*" => serde_json::from_slice(body)
-            .map_err(|error| unrecognized(format!("couldn't get version/kind; json parse error: {error}")))?,
+        "application/json" | "" | "*/*" => {
+            serde_json::from_slice(body).map_err(|error| unreadable(crate::go_json::message(body, &error)))?
+        }
         "application/yaml" => {
             let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
             serde_saphyr::from_str(text)
@@ -45,7 +49,25 @@ pub(crate) fn parse(content_type: &str, body: &[u8], message: &str) -> Result<Va
     };
     match value {
         Value::Object(_) => Ok(value),
-        _ => Err(unrecognized("couldn't get version/kind; json parse error: not an object".to_owned())),
+        Value::Null => Ok(Value::Object(Map::new())),
+        other => Err(unreadable(format!(
+            "json: cannot unmarshal {} into Go value of type struct {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}",
+            crate::schema::type_name(&other)
+        ))),
+    }
+}
+
+/// The beginning of a body, as text if it looks like an object.
+fn summary(body: &[u8]) -> String {
+    const LONGEST: usize = 30;
+    let (shown, more) = match body.get(..LONGEST) {
+        Some(beginning) if body.len() > LONGEST => (beginning, " ..."),
+        _ => (body, ""),
+    };
+    match body.first() {
+        None => "<empty>".to_owned(),
+        Some(b'{') => format!("{}{more}", String::from_utf8_lossy(shown)),
+        Some(_) => shown.iter().map(|byte| format!("{byte:02x}")).chain([more.to_owned()]).collect(),
     }
 }
 
@@ -83,15 +105,35 @@ pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiE
             )));
         }
     }
-    if !definition.custom && !has_good_quantities(&object, schema) {
+    if !definition.custom && !canonical_quantities(&mut object, schema) {
         return Err(ApiError::bad_request(format!(
             "{kind} in version {version:?} cannot be handled as a {kind}: quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
             kind = definition.kind,
             version = target.version().name,
         )));
     }
+    if definition.custom {
+        drop_unwanted_nulls(&mut object, schema);
+    }
+    for field in definition.behaviour.binary_maps {
+        check_base64(&object[field]).map_err(|at| {
+            ApiError::bad_request(format!(
+                "{kind} in version {version:?} cannot be handled as a {kind}: illegal base64 data at input byte {at}",
+                kind = definition.kind,
+                version = target.version().name,
+            ))
+        })?;
+    }
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        // An empty list of managers means something: to forget those there are.
+        metadata
+            .retain(|name, value| name == "managedFields" || !value.as_array().is_some_and(Vec::is_empty));
+    }
     let mut unknown = Vec::new();
     prune(&mut object, schema, "", &mut unknown);
+    if definition.custom {
+        unknown.sort();
+    }
     let warnings = match call.field_validation()? {
         _ if unknown.is_empty() => Vec::new(),
         FieldValidation::Ignore => Vec::new(),
@@ -108,6 +150,17 @@ pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiE
     };
     target.convert_to_stored(&mut object);
     Ok(Decoded { object, warnings })
+}
+
+/// The place of the first byte in a map's values that is not base64.
+fn check_base64(map: &Value) -> Result<(), usize> {
+    use base64::Engine as _;
+    let mut values = map.as_object().into_iter().flat_map(Map::values).filter_map(Value::as_str);
+    values.try_for_each(|text| match base64::engine::general_purpose::STANDARD.decode(text) {
+        Ok(_) => Ok(()),
+        Err(base64::DecodeError::InvalidByte(at, _)) => Err(at),
+        Err(_) => Err(text.len() / 4 * 4),
+    })
 }
 
 fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
@@ -152,6 +205,12 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
             }
         }
     }
+    // Kind and version stand first, where a list can leave them out without reading the object.
+    for field in ["apiVersion", "kind"] {
+        if let Some(value) = object.shift_remove(field) {
+            object.shift_insert(0, field.to_owned(), value);
+        }
+    }
     if !object.get("metadata").is_none_or(|metadata| metadata.is_object() || metadata.is_null()) {
         return Err(ApiError::bad_request("metadata must be an object"));
     }
@@ -173,7 +232,12 @@ pub(crate) fn check(target: &Target, object: &Value, old: Option<&Value>) -> Res
     let mut errors = Vec::new();
     metadata::validate(object, definition, &mut errors);
     if let Some(old) = old {
+        // The real server checks the metadata of a built-in kind once for all kinds and once more for the kind.
         metadata::validate_update(object, old, &mut errors);
+        if !definition.custom {
+            metadata::validate_update(object, old, &mut errors);
+            metadata::validate_contents(object, &mut errors);
+        }
     }
     if definition.custom {
         check_custom(target, object, old, &mut errors)?;
@@ -196,15 +260,26 @@ fn check_custom(
 ) -> Result<(), ApiError> {
     let schema = target.schema()?;
     validate(object, schema, "", errors);
-    let replicas = target.version().scale.as_ref().and_then(|scale| scale.spec_replicas.first(object));
-    if let Some(negative) = replicas.and_then(Value::as_i64).filter(|replicas| *replicas < 0) {
-        errors.push(FieldError::invalid(".spec.replicas", negative, "should be a non-negative integer"));
+    if let Some(scale) = &target.version().scale {
+        for path in [&scale.spec_replicas, &scale.status_replicas] {
+            check_replicas(object, &path.fields().unwrap_or_default(), errors);
+        }
     }
     if !schema.has_rules {
         return Ok(());
     }
     // Rules assume a value of the right shape. Where the shape is broken they are not run, and the answer says so.
-    if !errors.is_empty() {
+    let is_blocking = |error: &FieldError| {
+        matches!(
+            error.problem,
+            Problem::Required(_)
+                | Problem::Unsupported(..)
+                | Problem::TooLong(_)
+                | Problem::TooMany(..)
+                | Problem::TypeInvalid(..)
+        )
+    };
+    if errors.iter().any(is_blocking) {
         let detail = "some validation rules were not checked because the object was invalid; correct the existing errors to complete validation";
         errors.push(FieldError {
             field: "<nil>".to_owned(),
@@ -214,6 +289,44 @@ fn check_custom(
     }
     check_rules(object, old, schema, "", errors);
     Ok(())
+}
+
+/// Replica counts are numbers, whatever the schema says about them.
+fn check_replicas(object: &Value, path: &[&str], errors: &mut Vec<FieldError>) {
+    let shown = format!(".{}", path.join("."));
+    let mut at = object;
+    for (depth, name) in path.iter().enumerate() {
+        let Some(next) = at.get(name) else { return };
+        at = next;
+        let last = depth + 1 == path.len();
+        let expected = if last { "int64" } else { "map[string]interface{}" };
+        let fits = if last { at.is_i64() } else { at.is_object() };
+        if !fits {
+            let value = at.as_str().map_or_else(|| at.to_string(), str::to_owned);
+            let detail = format!(
+                "{shown} accessor error: {value} is of the type {}, expected {expected}",
+                go_type(at)
+            );
+            errors.push(FieldError::invalid(shown, 0, detail));
+            return;
+        }
+    }
+    if let Some(negative) = at.as_i64().filter(|replicas| *replicas < 0) {
+        errors.push(FieldError::invalid(shown, negative, "should be a non-negative integer"));
+    }
+}
+
+/// What the real server's decoder makes of a value.
+fn go_type(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "<nil>",
+        Value::Bool(_) => "bool",
+        Value::Number(number) if number.is_f64() => "float64",
+        Value::Number(_) => "int64",
+        Value::String(_) => "string",
+        Value::Array(_) => "[]interface {}",
+        Value::Object(_) => "map[string]interface {}",
+    }
 }
 
 /// The metadata that only the server sets.

@@ -40,12 +40,20 @@ impl Call<'_> {
         Key::new(self.target.definition.resource.clone(), self.namespace.unwrap_or_default(), name)
     }
 
+    /// Where the real server keeps an object: some of its errors say so.
+    pub fn registry_path(&self, name: &str) -> String {
+        let definition = &self.target.definition;
+        let group = if definition.custom { format!("{}/", definition.group) } else { String::new() };
+        let namespace = self.namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
+        format!("/registry/{group}{}/{namespace}{name}", definition.plural)
+    }
+
     pub fn not_found(&self) -> ApiError {
         ApiError::not_found(self.target.definition.subject(self.name.unwrap_or_default()))
     }
 
     pub fn dry_run(&self) -> Result<bool, ApiError> {
-        match self.query.text("dryRun") {
+        match self.query.get("dryRun") {
             None => Ok(false),
             Some("All") => Ok(true),
             Some(other) => {
@@ -64,7 +72,7 @@ impl Call<'_> {
             Some("Ignore") => Ok(FieldValidation::Ignore),
             Some("Strict") => Ok(FieldValidation::Strict),
             Some(other) => {
-                let known = ["Ignore", "Strict", "Warn"];
+                let known = ["", "Ignore", "Strict", "Warn"];
                 let error = crate::status::FieldError::unsupported("fieldValidation", other, &known);
                 let subject =
                     crate::status::Subject { group: "meta.k8s.io", kind: "CreateOptions", name: "" };

@@ -132,7 +132,14 @@ impl HeadVersion {
                 name: column.name,
                 type_: column.type_,
                 format: column.format,
-                description: column.description,
+                description: match &*column.description {
+                    "" => format!(
+                        "Custom resource definition column (in JSONPath format): {}",
+                        column.json_path
+                    )
+                    .into(),
+                    _ => column.description,
+                },
                 priority: column.priority,
             })
         });
@@ -187,8 +194,10 @@ pub(crate) fn default_definition(definition: &mut Value) {
     set_default(spec, "conversion", json!({"strategy": "None"}));
     if let Some(names) = spec.get_mut("names").and_then(Value::as_object_mut) {
         let kind = names.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
-        set_default(names, "singular", kind.to_lowercase());
-        set_default(names, "listKind", format!("{kind}List"));
+        if !kind.is_empty() {
+            set_default(names, "singular", kind.to_lowercase());
+            set_default(names, "listKind", format!("{kind}List"));
+        }
     }
     let versions = spec.get_mut("versions").and_then(Value::as_array_mut);
     for version in versions.into_iter().flatten() {
@@ -239,12 +248,13 @@ pub(crate) fn prepare_definition(definition: &mut Value) {
 pub(crate) fn validate_definition(definition: &Value, errors: &mut Vec<FieldError>) {
     let spec = &definition["spec"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let (group, plural, kind) =
-        (text(&spec["group"]), text(&spec["names"]["plural"]), text(&spec["names"]["kind"]));
-    for (field, value) in [("spec.group", &group), ("spec.names.plural", &plural), ("spec.names.kind", &kind)]
-    {
-        if value.is_empty() {
-            errors.push(FieldError::required(field, ""));
+    let (group, plural) = (text(&spec["group"]), text(&spec["names"]["plural"]));
+    if group.is_empty() {
+        errors.push(FieldError::required("spec.group", ""));
+    }
+    for name in ["plural", "singular", "kind", "listKind"] {
+        if text(&spec["names"][name]).is_empty() {
+            errors.push(FieldError::required(format!("spec.names.{name}"), ""));
         }
     }
     let wanted = format!("{plural}.{group}");
@@ -272,7 +282,7 @@ fn validate_version(version: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let schema = &version["schema"]["openAPIV3Schema"];
     let schema_path = format!("{path}.schema.openAPIV3Schema");
     if !schema.is_object() {
-        errors.push(FieldError::required(schema_path, "schemas are required"));
+        errors.push(FieldError::required(schema_path, ""));
         return;
     }
     if schema["type"] != "object" {

@@ -100,6 +100,7 @@ pub(crate) struct Column {
     pub type_: &'static str,
     pub format: &'static str,
     pub priority: i32,
+    pub description: &'static str,
     pub cell: fn(&Value, Timestamp) -> Value,
 }
 

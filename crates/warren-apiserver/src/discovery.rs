@@ -8,6 +8,9 @@ use crate::registry::Registry;
 use crate::respond::{self, ResponseBody};
 
 const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+/// Custom resources list theirs in another order.
+const CUSTOM_VERBS: [&str; 8] =
+    ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
 /// `/version`: the Kubernetes release whose behaviour this server follows.
@@ -95,7 +98,7 @@ pub(crate) fn resources(registry: &Registry, group: &str, version: &str) -> Opti
             "singularName": &*definition.singular,
             "namespaced": definition.namespaced,
             "kind": &*definition.kind,
-            "verbs": VERBS,
+            "verbs": verbs(definition),
         });
         if !definition.short_names.is_empty() {
             entry["shortNames"] = strings(&definition.short_names);
@@ -121,9 +124,11 @@ pub(crate) fn resources(registry: &Registry, group: &str, version: &str) -> Opti
         }
     }
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-    let body = json!({
-        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources,
-    });
+    let mut body = json!({"kind": "APIResourceList", "groupVersion": group_version, "resources": resources});
+    // The oldest of these documents is older than the field.
+    if !group.is_empty() {
+        body["apiVersion"] = "v1".into();
+    }
     Some(respond::json(StatusCode::OK, &body))
 }
 
@@ -134,18 +139,32 @@ fn definitions<'a>(registry: &'a Registry, group: &str) -> Vec<&'a Definition> {
         .unwrap_or_default()
 }
 
+fn verbs(definition: &Definition) -> Vec<&'static str> {
+    let all = if definition.custom { &CUSTOM_VERBS } else { &VERBS };
+    let collection = definition.behaviour.deletes_collection;
+    all.iter().copied().filter(|verb| collection || *verb != "deletecollection").collect()
+}
+
 type Subresource<'a> = (&'a str, &'a str, Vec<&'a str>, Option<(&'a str, &'a str)>);
 
 fn subresources<'a>(definition: &'a Definition, version: &'a Version) -> Vec<Subresource<'a>> {
-    let mut all: Vec<Subresource<'a>> =
-        version.subresources.iter().map(|(name, kind, verbs)| (*name, *kind, verbs.to_vec(), None)).collect();
-    if version.scale.is_some() {
-        all.push(("scale", "Scale", STATUS_VERBS.to_vec(), Some(("autoscaling", "v1"))));
-    }
+    let mut all: Vec<Subresource<'a>> = version
+        .subresources
+        .iter()
+        .map(|(name, kind, verbs)| (*name, *kind, verbs.to_vec(), api_of(kind)))
+        .collect();
     if version.status {
         all.push(("status", &definition.kind, STATUS_VERBS.to_vec(), None));
     }
+    if version.scale.is_some() {
+        all.push(("scale", "Scale", STATUS_VERBS.to_vec(), Some(("autoscaling", "v1"))));
+    }
     all
+}
+
+/// The group of a subresource's kind, where it is not that of its resource.
+fn api_of(kind: &str) -> Option<(&'static str, &'static str)> {
+    (kind == "Eviction").then_some(("policy", "v1"))
 }
 
 fn strings(names: &[Box<str>]) -> Value {
@@ -172,7 +191,11 @@ fn aggregated(registry: &Registry, wanted: impl Fn(&str) -> bool) -> Response<Re
                 .iter()
                 .map(|version| aggregated_version(registry, group, version))
                 .collect();
-            json!({"metadata": {"name": group, "creationTimestamp": null}, "versions": versions})
+            let mut metadata = json!({"creationTimestamp": null});
+            if !group.is_empty() {
+                metadata["name"] = group.into();
+            }
+            json!({"metadata": metadata, "versions": versions})
         })
         .collect();
     let body = json!({
@@ -190,12 +213,14 @@ fn aggregated_version(registry: &Registry, group: &str, version: &str) -> Value 
     for definition in definitions(registry, group) {
         let Some(served) = definition.version(version) else { continue };
         let response_kind = |group: &str, version: &str, kind: &str| json!({"group": group, "version": version, "kind": kind});
+        // For built-in kinds nothing means: the group and version of this document.
+        let (own_group, own_version) = if definition.custom { (group, version) } else { ("", "") };
         let mut entry = json!({
             "resource": &*definition.plural,
-            "responseKind": response_kind(group, version, &definition.kind),
+            "responseKind": response_kind(own_group, own_version, &definition.kind),
             "scope": if definition.namespaced { "Namespaced" } else { "Cluster" },
             "singularResource": &*definition.singular,
-            "verbs": VERBS,
+            "verbs": verbs(definition),
         });
         if !definition.short_names.is_empty() {
             entry["shortNames"] = strings(&definition.short_names);
@@ -206,7 +231,7 @@ fn aggregated_version(registry: &Registry, group: &str, version: &str) -> Value 
         let subresources: Vec<Value> = subresources(definition, served)
             .into_iter()
             .map(|(name, kind, verbs, api)| {
-                let (group, version) = api.unwrap_or((group, version));
+                let (group, version) = api.unwrap_or((own_group, own_version));
                 json!({"subresource": name, "responseKind": response_kind(group, version, kind), "verbs": verbs})
             })
             .collect();

@@ -9,12 +9,18 @@ use crate::definition::{Column, Columns, Conversion, Definition, LazySchema, Sch
 use crate::schema::{Compiler, Schema};
 use crate::status::FieldError;
 
+pub(crate) use quantity::canonical_quantity;
+
+mod cluster;
 pub(crate) mod columns;
+mod config;
 mod events;
 mod namespaces;
+mod network;
 pub(crate) mod pods;
 mod pods_defaults;
 mod pods_validation;
+mod quantity;
 mod services;
 mod volumes;
 
@@ -63,6 +69,8 @@ pub(crate) struct Behaviour {
     pub validate_update: fn(&Value, &Value, &mut Vec<FieldError>),
     /// The grace period of a deletion, given what the request asks for.
     pub grace_period: fn(&Value, Option<i64>) -> i64,
+    /// Whether watchers see an object with a grace period of zero before they see it gone.
+    pub marks_before_removal: bool,
     /// Whether `metadata.generation` counts changes of the spec.
     pub has_generation: bool,
     /// Whether a completed deletion answers with the object instead of a `Status`.
@@ -71,6 +79,10 @@ pub(crate) struct Behaviour {
     pub unconditional_update: bool,
     /// Whether an update of an absent object creates it.
     pub create_on_update: bool,
+    /// Maps whose values are base64.
+    pub binary_maps: &'static [&'static str],
+    /// Whether all of them may be deleted in one request.
+    pub deletes_collection: bool,
     pub name: NameRule,
 }
 
@@ -91,19 +103,18 @@ pub(crate) const PLAIN: Behaviour = Behaviour {
     validate: |_, _| {},
     validate_update: |_, _, _| {},
     grace_period: |_, _| 0,
+    marks_before_removal: false,
     has_generation: false,
     returns_deleted: false,
     unconditional_update: true,
     create_on_update: false,
+    binary_maps: &[],
+    deletes_collection: true,
     name: NameRule::Subdomain,
 };
 
 static PLAIN_KIND: Behaviour = PLAIN;
 static SERVICE_ACCOUNT: Behaviour = Behaviour { returns_deleted: true, ..PLAIN };
-static LEASE: Behaviour = Behaviour { unconditional_update: false, create_on_update: true, ..PLAIN };
-static RUNTIME_CLASS: Behaviour = Behaviour { unconditional_update: false, create_on_update: true, ..PLAIN };
-static NETWORK_POLICY: Behaviour =
-    Behaviour { has_generation: true, default: network_policy_defaults, ..PLAIN };
 static CUSTOM_RESOURCE_DEFINITION: Behaviour = Behaviour {
     has_generation: true,
     default: crate::crd::default_definition,
@@ -115,17 +126,6 @@ static CUSTOM_RESOURCE_DEFINITION: Behaviour = Behaviour {
 /// Custom resources: everything comes from the schema.
 pub(crate) static CUSTOM: Behaviour =
     Behaviour { has_generation: true, unconditional_update: false, ..PLAIN };
-
-fn network_policy_defaults(object: &mut Value) {
-    let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
-    if !spec.contains_key("policyTypes") {
-        let mut types = vec![Value::from("Ingress")];
-        if spec.get("egress").and_then(Value::as_array).is_some_and(|rules| !rules.is_empty()) {
-            types.push("Egress".into());
-        }
-        spec.insert("policyTypes".to_owned(), types.into());
-    }
-}
 
 /// One built-in kind.
 struct Row {
@@ -199,6 +199,7 @@ static TABLE: &[Row] = &[
         status: true,
         subresources: &[
             ("binding", "Binding", &["create"]),
+            ("eviction", "Eviction", &["create"]),
             ("exec", "PodExecOptions", &["create", "get"]),
             ("log", "Pod", &["get"]),
         ],
@@ -240,6 +241,17 @@ static TABLE: &[Row] = &[
         ..ROW
     },
     Row {
+        kind: "PersistentVolume",
+        plural: "persistentvolumes",
+        short_names: &["pv"],
+        namespaced: false,
+        status: true,
+        schema: "io.k8s.api.core.v1.PersistentVolume",
+        columns: columns::PERSISTENT_VOLUME,
+        behaviour: &volumes::VOLUME,
+        ..ROW
+    },
+    Row {
         kind: "PersistentVolumeClaim",
         plural: "persistentvolumeclaims",
         short_names: &["pvc"],
@@ -255,6 +267,7 @@ static TABLE: &[Row] = &[
         short_names: &["cm"],
         schema: "io.k8s.api.core.v1.ConfigMap",
         columns: columns::CONFIG_MAP,
+        behaviour: &config::CONFIG_MAP,
         ..ROW
     },
     Row {
@@ -263,7 +276,7 @@ static TABLE: &[Row] = &[
         schema: "io.k8s.api.core.v1.Secret",
         fields: &["type"],
         columns: columns::SECRET,
-        behaviour: &volumes::SECRET,
+        behaviour: &config::SECRET,
         ..ROW
     },
     Row {
@@ -283,6 +296,7 @@ static TABLE: &[Row] = &[
         schema: "io.k8s.api.core.v1.Node",
         fields: &["spec.unschedulable"],
         columns: columns::NODE,
+        behaviour: &cluster::NODE,
         ..ROW
     },
     Row {
@@ -304,7 +318,27 @@ static TABLE: &[Row] = &[
         plural: "leases",
         schema: "io.k8s.api.coordination.v1.Lease",
         columns: columns::LEASE,
-        behaviour: &LEASE,
+        behaviour: &cluster::LEASE,
+        ..ROW
+    },
+    Row {
+        group: "discovery.k8s.io",
+        kind: "EndpointSlice",
+        plural: "endpointslices",
+        schema: "io.k8s.api.discovery.v1.EndpointSlice",
+        columns: columns::ENDPOINT_SLICE,
+        behaviour: &network::ENDPOINT_SLICE,
+        ..ROW
+    },
+    Row {
+        group: "storage.k8s.io",
+        kind: "StorageClass",
+        plural: "storageclasses",
+        short_names: &["sc"],
+        namespaced: false,
+        schema: "io.k8s.api.storage.v1.StorageClass",
+        columns: columns::STORAGE_CLASS,
+        behaviour: &volumes::CLASS,
         ..ROW
     },
     Row {
@@ -314,7 +348,7 @@ static TABLE: &[Row] = &[
         short_names: &["netpol"],
         schema: "io.k8s.api.networking.v1.NetworkPolicy",
         columns: columns::NETWORK_POLICY,
-        behaviour: &NETWORK_POLICY,
+        behaviour: &network::NETWORK_POLICY,
         ..ROW
     },
     Row {
@@ -324,7 +358,7 @@ static TABLE: &[Row] = &[
         namespaced: false,
         schema: "io.k8s.api.node.v1.RuntimeClass",
         columns: columns::RUNTIME_CLASS,
-        behaviour: &RUNTIME_CLASS,
+        behaviour: &cluster::RUNTIME_CLASS,
         ..ROW
     },
     Row {
@@ -385,11 +419,6 @@ impl Row {
             custom: false,
         }
     }
-}
-
-/// Whether a value is a quantity.
-pub(crate) fn is_quantity(value: &Value) -> bool {
-    pods_validation::quantity(value).is_some()
 }
 
 /// Sets a field of an object if it is absent.

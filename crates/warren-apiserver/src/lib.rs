@@ -10,11 +10,13 @@
 //! Start reading at [`ApiServer`], then `service.rs` for the way of a request and `verbs` for what it does.
 
 mod admission;
+mod admit;
 mod call;
 mod collect;
 mod crd;
 mod definition;
 mod discovery;
+mod go_json;
 mod identity;
 mod json_path;
 mod kinds;

@@ -14,7 +14,10 @@ const LONGEST_GENERATED_BASE: usize = 58;
 pub(crate) const LABEL_RULE: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const LABEL_VALUE_RULE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
-const QUALIFIED_NAME_RULE: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const QUALIFIED_NAME_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+
+/// The finalizers that need no domain before them.
+const STANDARD_FINALIZERS: [&str; 3] = ["kubernetes", "orphan", "foregroundDeletion"];
 
 /// A name from `generateName`.
 pub(crate) fn generate_name(base: &str) -> String {
@@ -47,21 +50,52 @@ pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
 
 /// Checks the metadata of an object that is about to be written.
 pub(crate) fn validate(object: &Value, definition: &Definition, errors: &mut Vec<FieldError>) {
+    let base = text(object, "generateName");
+    if !base.is_empty() {
+        // The letters that follow make up for a dash at the end.
+        let masked = base.strip_suffix('-').map_or_else(|| base.to_owned(), |start| format!("{start}a"));
+        for rule in broken_name_rules(&masked, definition.behaviour.name) {
+            errors.push(FieldError::invalid("metadata.generateName", base, rule));
+        }
+    }
     let name = text(object, "name");
     if name.is_empty() {
         errors.push(FieldError::required("metadata.name", "name or generateName is required"));
-    } else if let Some(rule) = broken_name_rule(name, definition.behaviour.name) {
-        errors.push(FieldError::invalid("metadata.name", name, rule));
-    }
-    for (key, value) in object["metadata"]["labels"].as_object().into_iter().flatten() {
-        check_qualified_name(key, "metadata.labels", errors);
-        let value = value.as_str().unwrap_or_default();
-        if value.len() > 63 {
-            errors.push(FieldError::invalid("metadata.labels", value, "must be no more than 63 bytes"));
-        } else if !value.is_empty() && !is_name_part(value) {
-            errors.push(FieldError::invalid("metadata.labels", value, LABEL_VALUE_RULE));
+    } else {
+        for rule in broken_name_rules(name, definition.behaviour.name) {
+            errors.push(FieldError::invalid("metadata.name", name, rule));
         }
     }
+    validate_contents(object, errors);
+    // Definitions and what they define come from another program, which has no such rule.
+    let qualified = !definition.custom && &*definition.group != "apiextensions.k8s.io";
+    for (index, finalizer) in object["metadata"]["finalizers"].as_array().into_iter().flatten().enumerate() {
+        let finalizer = finalizer.as_str().unwrap_or_default();
+        check_qualified_name(finalizer, "metadata.finalizers", errors);
+        if qualified && !finalizer.contains('/') && !STANDARD_FINALIZERS.contains(&finalizer) {
+            let detail = "name is neither a standard finalizer name nor is it fully qualified";
+            errors.push(FieldError::invalid(format!("metadata.finalizers[{index}]"), finalizer, detail));
+        }
+    }
+}
+
+/// Labels in some field of an object.
+pub(crate) fn validate_labels(labels: &Value, field: &str, errors: &mut Vec<FieldError>) {
+    for (key, value) in labels.as_object().into_iter().flatten() {
+        check_qualified_name(key, field, errors);
+        let value = value.as_str().unwrap_or_default();
+        if value.len() > 63 {
+            errors.push(FieldError::invalid(field, value, "must be no more than 63 bytes"));
+        }
+        if !value.is_empty() && !is_name_part(value) {
+            errors.push(FieldError::invalid(field, value, LABEL_VALUE_RULE));
+        }
+    }
+}
+
+/// What is checked again, in the same words, at every stage of an update.
+pub(crate) fn validate_contents(object: &Value, errors: &mut Vec<FieldError>) {
+    validate_labels(&object["metadata"]["labels"], "metadata.labels", errors);
     let mut size = 0;
     for (key, value) in object["metadata"]["annotations"].as_object().into_iter().flatten() {
         check_qualified_name(&key.to_lowercase(), "metadata.annotations", errors);
@@ -73,13 +107,10 @@ pub(crate) fn validate(object: &Value, definition: &Definition, errors: &mut Vec
         errors.push(FieldError { field: "metadata.annotations".to_owned(), problem });
     }
     validate_owners(object, errors);
-    for finalizer in object["metadata"]["finalizers"].as_array().into_iter().flatten() {
-        check_qualified_name(finalizer.as_str().unwrap_or_default(), "metadata.finalizers", errors);
-    }
 }
 
 fn validate_owners(object: &Value, errors: &mut Vec<FieldError>) {
-    let mut controllers = 0;
+    let mut controller: Option<String> = None;
     for owner in object["metadata"]["ownerReferences"].as_array().into_iter().flatten() {
         let path = "metadata.ownerReferences";
         for (field, detail) in [
@@ -92,20 +123,33 @@ fn validate_owners(object: &Value, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::invalid(format!("{path}.{field}"), "", detail));
             }
         }
-        controllers += usize::from(owner["controller"] == true);
-    }
-    if controllers > 1 {
-        let owners = object["metadata"]["ownerReferences"].clone();
-        let detail = "Only one reference can have Controller set to true. Found \"true\" in references";
-        errors.push(FieldError::invalid("metadata.ownerReferences", owners, detail));
+        if owner["controller"] != true {
+            continue;
+        }
+        let word = |field: &str| owner[field].as_str().unwrap_or_default().to_owned();
+        let name = format!("{}/{}", word("kind"), word("name"));
+        match &controller {
+            None => controller = Some(name),
+            Some(first) => {
+                let owners = object["metadata"]["ownerReferences"].clone();
+                let detail = format!(
+                    "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {name}"
+                );
+                errors.push(FieldError::invalid(path, owners, detail));
+            }
+        }
     }
 }
 
 /// What an update may not do to metadata.
 pub(crate) fn validate_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
-    if !old["metadata"]["deletionTimestamp"].is_string() {
-        return;
+    if old["metadata"]["deletionTimestamp"].is_string() {
+        validate_no_new_finalizers(new, old, errors);
     }
+    validate_contents(new, errors);
+}
+
+fn validate_no_new_finalizers(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
     let finalizers = |object: &Value| -> Vec<String> {
         let list = object["metadata"]["finalizers"].as_array();
         list.into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned())).collect()
@@ -121,13 +165,29 @@ pub(crate) fn validate_update(new: &Value, old: &Value, errors: &mut Vec<FieldEr
     }
 }
 
-fn broken_name_rule(name: &str, rule: NameRule) -> Option<&'static str> {
+fn broken_name_rules(name: &str, rule: NameRule) -> Vec<&'static str> {
     match rule {
-        NameRule::Subdomain if name.len() > 253 => Some("must be no more than 253 bytes"),
-        NameRule::Subdomain => (!name.split('.').all(is_dns_word)).then_some(SUBDOMAIN_RULE),
-        NameRule::Label if name.len() > 63 => Some("must be no more than 63 bytes"),
-        NameRule::Label => (!is_dns_word(name)).then_some(LABEL_RULE),
+        NameRule::Subdomain => {
+            let too_long = (name.len() > 253).then_some("must be no more than 253 characters");
+            too_long.into_iter().chain((!is_dns_subdomain(name)).then_some(SUBDOMAIN_RULE)).collect()
+        }
+        NameRule::Label => broken_label_rules(name),
     }
+}
+
+/// What is wrong with a would-be RFC 1123 label.
+pub(crate) fn broken_label_rules(name: &str) -> Vec<&'static str> {
+    let too_long = (name.len() > 63).then_some("must be no more than 63 bytes");
+    let malformed = match (is_dns_word(name), is_dns_subdomain(name)) {
+        (true, _) => None,
+        (false, true) => Some("must not contain dots"),
+        (false, false) => Some(LABEL_RULE),
+    };
+    too_long.into_iter().chain(malformed).collect()
+}
+
+fn is_dns_subdomain(name: &str) -> bool {
+    name.split('.').all(is_dns_word)
 }
 
 /// An RFC 1123 label.
@@ -147,25 +207,40 @@ fn is_name_part(word: &str) -> bool {
         && word.chars().all(|c| edge(c) || matches!(c, '-' | '_' | '.'))
 }
 
-fn check_qualified_name(name: &str, field: &str, errors: &mut Vec<FieldError>) {
-    let (prefix, part) = name.rsplit_once('/').map_or((None, name), |(prefix, part)| (Some(prefix), part));
-    if let Some(prefix) = prefix
-        && (prefix.len() > 253 || !prefix.split('.').all(is_dns_word))
-    {
-        errors.push(FieldError::invalid(field, name, format!("prefix part {SUBDOMAIN_RULE}")));
+/// A label key and everything that is named like one.
+pub(crate) fn check_qualified_name(name: &str, field: &str, errors: &mut Vec<FieldError>) {
+    let mut wrong = |detail: String| errors.push(FieldError::invalid(field, name, detail));
+    let (prefix, part) = name.split_once('/').map_or((None, name), |(prefix, part)| (Some(prefix), part));
+    if part.contains('/') {
+        return wrong(format!(
+            "a valid label key {QUALIFIED_NAME_RULE} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+        ));
+    }
+    match prefix {
+        Some("") => wrong("prefix part must be non-empty".to_owned()),
+        Some(prefix) => {
+            if prefix.len() > 253 {
+                wrong("prefix part must be no more than 253 bytes".to_owned());
+            }
+            if !is_dns_subdomain(prefix) {
+                wrong(format!("prefix part {SUBDOMAIN_RULE}"));
+            }
+        }
+        None => {}
     }
     if part.is_empty() {
-        errors.push(FieldError::invalid(field, name, "name part must be non-empty"));
+        wrong("name part must be non-empty".to_owned());
     } else if part.len() > 63 {
-        errors.push(FieldError::invalid(field, name, "name part must be no more than 63 bytes"));
-    } else if !is_name_part(part) {
-        errors.push(FieldError::invalid(field, name, QUALIFIED_NAME_RULE));
+        wrong("name part must be no more than 63 bytes".to_owned());
+    }
+    if !is_name_part(part) {
+        wrong(format!("name part {QUALIFIED_NAME_RULE}"));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{broken_name_rule, generate_name};
+    use super::{broken_name_rules, generate_name};
     use crate::kinds::NameRule;
 
     #[test]
@@ -185,7 +260,7 @@ mod tests {
             ("a.b", NameRule::Label, false),
             ("a-", NameRule::Label, false),
         ] {
-            assert_eq!(broken_name_rule(name, rule).is_none(), good, "{name}");
+            assert_eq!(broken_name_rules(name, rule).is_empty(), good, "{name}");
         }
     }
 }

@@ -39,7 +39,9 @@ pub(crate) fn index(registry: &Registry) -> Response<ResponseBody> {
             paths.insert(path, json!({"serverRelativeURL": url}));
         }
     }
-    respond::json(StatusCode::OK, &json!({"paths": paths}))
+    let body = bytes::Bytes::from(json!({"paths": paths}).to_string());
+    // JSON all the same; this is the type that the real server sends.
+    respond::bytes(StatusCode::OK, "text/plain; charset=utf-8", body)
 }
 
 fn prefix(group: &str, version: &str) -> String {

@@ -45,10 +45,21 @@ pub(crate) enum Patch {
 
 impl Patch {
     pub fn parse(format: Format, body: &[u8]) -> Result<Patch, ApiError> {
-        let unreadable =
-            |error: serde_json::Error| ApiError::bad_request(format!("error decoding patch: {error}"));
+        let unreadable = |error: serde_json::Error| {
+            let why = crate::go_json::message(body, &error);
+            ApiError::bad_request(format!("error decoding patch: {why}"))
+        };
         Ok(match format {
-            Format::Json => Patch::Json(serde_json::from_slice(body).map_err(unreadable)?),
+            Format::Json => {
+                let operations: Value = serde_json::from_slice(body).map_err(unreadable)?;
+                if !operations.is_array() {
+                    let found = crate::schema::type_name(&operations);
+                    return Err(ApiError::bad_request(format!(
+                        "error decoding patch: json: cannot unmarshal {found} into Go value of type []handlers.jsonPatchOp"
+                    )));
+                }
+                Patch::Json(serde_json::from_value(operations).map_err(|_| ApiError::patch_does_not_apply())?)
+            }
             Format::Merge => Patch::Merge(serde_json::from_slice(body).map_err(unreadable)?),
             Format::Strategic => Patch::Strategic(serde_json::from_slice(body).map_err(unreadable)?),
             Format::Apply => Patch::Apply(parse_configuration(body)?),

@@ -56,7 +56,12 @@ impl Representation {
                 Some("Table") => Representation::Table(match query.get("includeObject") {
                     Some("None") => RowObject::None,
                     Some("Object") => RowObject::Object,
-                    _ => RowObject::Metadata,
+                    None | Some("" | "Metadata") => RowObject::Metadata,
+                    Some(other) => {
+                        return Err(ApiError::bad_request(format!(
+                            "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: must be 'Metadata', 'Object', 'None', or empty"
+                        )));
+                    }
                 }),
                 Some("PartialObjectMetadata" | "PartialObjectMetadataList") => Representation::Metadata,
                 Some(_) => continue,
@@ -85,8 +90,8 @@ pub(crate) fn bytes(code: StatusCode, content_type: &'static str, body: Bytes) -
 
 pub(crate) fn error(error: &ApiError) -> Response<ResponseBody> {
     let mut response = json(error.code, &error.body());
-    if error.code == StatusCode::SERVICE_UNAVAILABLE {
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    if let Some(seconds) = error.retry_after() {
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }
@@ -98,6 +103,29 @@ pub(crate) fn object_bytes(target: &Target, object: &Object) -> Bytes {
     }
     let mut value = object.value();
     target.convert_from_stored(&mut value);
+    Bytes::from(value.to_string())
+}
+
+/// The body of one object in a list. A list of a built-in kind says kind and version once, for all of them.
+fn item_bytes(target: &Target, object: &Object) -> Bytes {
+    let body = object_bytes(target, object);
+    if target.definition.custom {
+        return body;
+    }
+    // The way every decoded object is written; anything else takes the longer way.
+    let (kind, api_version) = (&target.definition.kind, &target.version().api_version);
+    let head = format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{api_version}\",");
+    if body.starts_with(head.as_bytes()) {
+        let mut item = BytesMut::with_capacity(body.len() - head.len() + 1);
+        item.put_u8(b'{');
+        item.put_slice(&body[head.len()..]);
+        return item.freeze();
+    }
+    let mut value: Value = serde_json::from_slice(&body).unwrap_or_default();
+    if let Some(object) = value.as_object_mut() {
+        object.shift_remove("kind");
+        object.shift_remove("apiVersion");
+    }
     Bytes::from(value.to_string())
 }
 
@@ -157,6 +185,10 @@ pub(crate) fn list(
     now: Timestamp,
 ) -> Response<ResponseBody> {
     let mut metadata = json!({"resourceVersion": list.version.to_string()});
+    if target.definition.custom && representation == Representation::Object {
+        // Lists of custom resources have this field even where there is nothing to continue.
+        metadata["continue"] = "".into();
+    }
     if let Some(token) = continue_token {
         metadata["continue"] = token.into();
         if let Some(remaining) = list.remaining {
@@ -182,7 +214,10 @@ pub(crate) fn list(
         if index > 0 {
             body.put_u8(b',');
         }
-        body.put_slice(&represent(target, object, representation, false, now));
+        match representation {
+            Representation::Object => body.put_slice(&item_bytes(target, object)),
+            _ => body.put_slice(&represent(target, object, representation, false, now)),
+        }
     }
     body.put_slice(b"]}\n");
     bytes(StatusCode::OK, "application/json", body.freeze())

@@ -28,6 +28,10 @@ pub(crate) enum Route<'a> {
         version: &'a str,
     },
     Resource(ResourcePath<'a>),
+    /// Deeper than any subresource.
+    TooDeep {
+        group: &'a str,
+    },
     Unknown,
 }
 
@@ -82,7 +86,7 @@ fn resource<'a>(group: &'a str, version: &'a str, rest: &[&'a str]) -> Route<'a>
         [plural] => path(None, plural, None, None),
         [plural, name] => path(None, plural, Some(name), None),
         [plural, name, subresource] => path(None, plural, Some(name), Some(subresource)),
-        _ => Route::Unknown,
+        _ => Route::TooDeep { group },
     }
 }
 

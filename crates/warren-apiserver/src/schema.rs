@@ -15,9 +15,9 @@ mod validate;
 
 pub(crate) use compile::{Compiler, SchemaError};
 pub(crate) use defaults::apply_defaults;
-pub(crate) use prune::{drop_empty_maps, drop_nulls, prune};
+pub(crate) use prune::{drop_empty_maps, drop_nulls, drop_unwanted_nulls, prune};
 pub(crate) use rules::check_rules;
-pub(crate) use validate::{check_types, has_good_quantities, validate};
+pub(crate) use validate::{canonical_quantities, check_types, validate};
 
 /// One node of a schema.
 #[derive(Debug, Default)]

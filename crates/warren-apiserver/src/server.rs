@@ -15,7 +15,7 @@ use crate::node::NodeDialer;
 use crate::registry::Registry;
 use crate::service::InProcess;
 use crate::status::ApiError;
-use crate::{collect, crd, metadata};
+use crate::{admit, collect, crd, metadata};
 
 /// The namespaces that exist from the start.
 const FIRST_NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public", "kube-system"];
@@ -194,6 +194,18 @@ impl Inner {
                 writes.push(Write { key, expect: Expect::Absent, action: Action::Put(namespace) });
             }
         }
+        // Also those of a store that was written before namespaces came with accounts.
+        let resource = "namespaces".into();
+        let filter = Filter::default();
+        let request =
+            ListRequest { resource: &resource, filter: &filter, limit: None, after: None, at: None };
+        let stored = self.store.list(&request).map(|list| list.items).unwrap_or_default();
+        let kept =
+            stored.iter().filter(|namespace| !namespace.meta.deleting).map(|namespace| &*namespace.key.name);
+        let mut names: Vec<&str> = FIRST_NAMESPACES.into_iter().chain(kept).collect();
+        names.sort_unstable();
+        names.dedup();
+        writes.extend(names.into_iter().filter_map(|name| self.default_account_write(name, &now)));
         for definition in definitions {
             writes.extend(self.definition_write(definition, &now)?);
         }
@@ -201,6 +213,23 @@ impl Inner {
             self.store.write(writes).await.map_err(OpenError::FirstObjects)?;
         }
         Ok(())
+    }
+
+    /// The write that gives a namespace its default service account, if it has none.
+    pub fn default_account_write(&self, namespace: &str, created: &str) -> Option<Write> {
+        let key = Key::new("serviceaccounts", namespace, admit::DEFAULT_ACCOUNT);
+        let account = json!({
+            "kind": "ServiceAccount",
+            "apiVersion": "v1",
+            "metadata": {
+                "name": admit::DEFAULT_ACCOUNT,
+                "namespace": namespace,
+                "uid": uuid::Uuid::new_v4().to_string(),
+                "creationTimestamp": created,
+            },
+        });
+        let absent = self.store.newest(&key).is_none();
+        absent.then(|| Write { key, expect: Expect::Absent, action: Action::Put(account) })
     }
 
     /// The write that brings a definition up to date, if it is not.

@@ -14,6 +14,7 @@ use tower::BoxError;
 use crate::call::Call;
 use crate::identity::Identity;
 use crate::query::{Query, decode};
+use crate::registry::Registry;
 use crate::respond::{self, Representation, ResponseBody};
 use crate::route::{self, ResourcePath, Route};
 use crate::server::{ApiServer, Inner};
@@ -139,6 +140,7 @@ where
                 Bytes::from_static(b"ok"),
             ));
         }
+        Route::Version if parts.method != Method::GET => return Err(ApiError::method_not_allowed()),
         Route::Version => return Ok(respond::json(StatusCode::OK, &discovery::version())),
         _ => {}
     }
@@ -160,9 +162,11 @@ where
         Route::CoreVersions => Ok(discovery::core(&registry, &parts.headers)),
         Route::Groups => Ok(discovery::groups(&registry, &parts.headers)),
         Route::Group(group) => Ok(discovery::group(&registry, group).unwrap_or_else(page_not_found)),
-        Route::Resources { group, version } => {
-            Ok(discovery::resources(&registry, group, version).unwrap_or_else(page_not_found))
-        }
+        Route::Resources { group, version } => match discovery::resources(&registry, group, version) {
+            Some(document) => Ok(document),
+            None => nothing_here(&registry, group),
+        },
+        Route::TooDeep { group } => nothing_here(&registry, group),
         Route::OpenApiV2 => Ok(openapi::version_2(&parts.headers)),
         Route::OpenApiIndex => Ok(openapi::index(&registry)),
         Route::OpenApiGroup { group, version } => {
@@ -170,6 +174,16 @@ where
         }
         Route::Health | Route::Version | Route::Resource(_) | Route::Unknown => Ok(page_not_found()),
     }
+}
+
+/// What there is not in a group. Groups of built-in kinds say so with a `Status`; elsewhere the path simply does not
+/// exist.
+fn nothing_here(registry: &Registry, group: &str) -> Result<Response<ResponseBody>, ApiError> {
+    // The groups whose names have no dot are all Kubernetes' own, served here or not.
+    if registry.is_builtin(group) || !group.contains('.') {
+        return Err(ApiError::no_such_resource());
+    }
+    Ok(page_not_found())
 }
 
 fn page_not_found() -> Response<ResponseBody> {
@@ -189,12 +203,7 @@ where
 {
     let registry = server.registry();
     let Some(target) = registry.target(path.group, path.version, path.plural) else {
-        // Groups of built-in kinds say so with a `Status`; everywhere else the path simply does not exist.
-        return match registry.is_builtin(path.group) && registry.versions(path.group).contains(&path.version)
-        {
-            true => Err(ApiError::no_such_resource()),
-            false => Ok(page_not_found()),
-        };
+        return nothing_here(&registry, path.group);
     };
     drop(registry);
     // A namespaced object has its namespace in the path; a cluster-scoped one never has.
@@ -203,7 +212,7 @@ where
         false => path.namespace.is_some(),
     };
     if misplaced {
-        return Err(ApiError::no_such_resource());
+        return nothing_here(&server.registry(), path.group);
     }
     let query = Query::parse(parts.uri.query().unwrap_or_default());
     if &*target.definition.resource == "pods" && parts.method != Method::OPTIONS {

@@ -28,6 +28,10 @@ pub(crate) struct Subject<'a> {
     pub name: &'a str,
 }
 
+/// For errors about the query of a list or watch.
+pub(crate) const LIST_OPTIONS: Subject<'static> =
+    Subject { group: "meta.k8s.io", kind: "ListOptions", name: "" };
+
 impl Subject<'_> {
     fn details(&self) -> Map<String, Value> {
         let mut details = Map::new();
@@ -37,7 +41,9 @@ impl Subject<'_> {
         if !self.group.is_empty() {
             details.insert("group".to_owned(), self.group.into());
         }
-        details.insert("kind".to_owned(), self.kind.into());
+        if !self.kind.is_empty() {
+            details.insert("kind".to_owned(), self.kind.into());
+        }
         details
     }
 
@@ -76,6 +82,16 @@ impl ApiError {
         ApiError::new(StatusCode::CONFLICT, "AlreadyExists", message).about(subject.details())
     }
 
+    /// A name was asked for, and taken; the client may ask again for another.
+    pub(crate) fn generated_name_taken(subject: Subject<'_>) -> ApiError {
+        let mut error = ApiError::already_exists(subject);
+        error.message.push_str(", the server was not able to generate a unique name for the object");
+        if let Some(details) = error.details.as_deref_mut() {
+            details["retryAfterSeconds"] = 1.into();
+        }
+        error
+    }
+
     pub(crate) fn modified(subject: Subject<'_>) -> ApiError {
         ApiError::conflict(
             subject,
@@ -110,7 +126,13 @@ impl ApiError {
 
     pub(crate) fn invalid(subject: Subject<'_>, errors: Vec<FieldError>) -> ApiError {
         let kind = Subject { kind: subject.kind, ..subject };
-        let sentences: Vec<_> = errors.iter().map(FieldError::to_string).collect();
+        let mut sentences: Vec<String> = Vec::with_capacity(errors.len());
+        for sentence in errors.iter().map(FieldError::to_string) {
+            // What was found wrong twice is a cause twice and said once.
+            if !sentences.contains(&sentence) {
+                sentences.push(sentence);
+            }
+        }
         let sentence = match sentences.as_slice() {
             [one] => one.clone(),
             several => format!("[{}]", several.join(", ")),
@@ -118,7 +140,8 @@ impl ApiError {
         let causes: Vec<_> = errors.iter().map(FieldError::cause).collect();
         let mut details = kind.details();
         details.insert("causes".to_owned(), causes.into());
-        let message = format!("{} {:?} is invalid: {sentence}", kind.qualified(), subject.name);
+        let subject_name = Value::from(subject.name);
+        let message = format!("{} {subject_name} is invalid: {sentence}", kind.qualified());
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).about(details)
     }
 
@@ -205,6 +228,11 @@ impl ApiError {
         ApiError::new(StatusCode::CONFLICT, "Conflict", message).about(details)
     }
 
+    /// A version that is no number. The real server gives this one no reason.
+    pub(crate) fn malformed_version(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
+    }
+
     pub(crate) fn unauthorized() -> ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
     }
@@ -216,6 +244,17 @@ impl ApiError {
     pub(crate) fn internal(message: impl fmt::Display) -> ApiError {
         let message = format!("Internal error occurred: {message}");
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
+    }
+
+    /// When the client may try again.
+    pub(crate) fn retry_after(&self) -> Option<i64> {
+        match &self.details {
+            _ if self.code == StatusCode::SERVICE_UNAVAILABLE => Some(1),
+            Some(details) if self.code != StatusCode::GATEWAY_TIMEOUT => {
+                details["retryAfterSeconds"].as_i64()
+            }
+            _ => None,
+        }
     }
 
     /// The `Status` object.

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::definition::{Columns, CustomColumn, Target};
-use crate::kinds::columns::{NAME_AND_AGE, since};
+use crate::kinds::columns::{AGE, NAME, since};
 use crate::respond::RowObject;
 
 /// A `Table` of objects in their stored form.
@@ -22,7 +22,7 @@ pub(crate) fn table<'a>(
         .map(|object| {
             let mut entry = json!({"cells": cells(columns, object, now)});
             match row {
-                RowObject::None => {}
+                RowObject::None => entry["object"] = Value::Null,
                 RowObject::Metadata => entry["object"] = partial_metadata(object),
                 RowObject::Object => {
                     let mut converted = object.clone();
@@ -57,16 +57,22 @@ fn column_definitions(columns: &Columns) -> Value {
     match columns {
         Columns::Builtin(columns) => columns
             .iter()
-            .map(|column| definition(column.name, column.type_, column.format, "", column.priority.into()))
+            .map(|column| {
+                definition(
+                    column.name,
+                    column.type_,
+                    column.format,
+                    column.description,
+                    column.priority.into(),
+                )
+            })
             .collect(),
         Columns::Custom(columns) => {
-            let name = definition("Name", "string", "name", "Name must be unique within a namespace.", 0);
+            let name = definition(NAME.name, NAME.type_, NAME.format, NAME.description, 0);
             let own = columns.iter().map(|column| {
                 definition(&column.name, &column.type_, &column.format, &column.description, column.priority)
             });
-            let age = columns.is_empty().then(|| {
-                definition("Age", "date", "", "CreationTimestamp is a timestamp representing the server time when this object was created.", 0)
-            });
+            let age = columns.is_empty().then(|| definition(AGE.name, "date", "", AGE.description, 0));
             std::iter::once(name).chain(own).chain(age).collect()
         }
     }
@@ -78,7 +84,7 @@ fn cells(columns: &Columns, object: &Value, now: Timestamp) -> Vec<Value> {
         Columns::Custom(columns) => {
             let name = object["metadata"]["name"].clone();
             let own = columns.iter().map(|column| cell(column, object, now));
-            let age = columns.is_empty().then(|| (NAME_AND_AGE[1].cell)(object, now));
+            let age = columns.is_empty().then(|| (AGE.cell)(object, now));
             std::iter::once(name).chain(own).chain(age).collect()
         }
     }

@@ -34,6 +34,7 @@ pub(crate) async fn dispatch(
         (&Method::GET, Some(_), Some("scale")) => scale::get(server, call),
         (&Method::GET, Some(_), None | Some("status")) => read::get(server, call),
         (&Method::POST, None, None) => create::create(server, call, body).await,
+        (&Method::POST, Some(_), Some("eviction")) => delete::evict(server, call, body).await,
         (&Method::POST, Some(_), Some("binding")) => update::bind(server, call, body).await,
         (&Method::PUT, Some(_), Some("scale")) => scale::update(server, call, body).await,
         (&Method::PUT, Some(_), None | Some("status" | "finalize")) => {
@@ -42,13 +43,17 @@ pub(crate) async fn dispatch(
         (&Method::PATCH, Some(_), Some("scale")) => scale::patch(server, call, body).await,
         (&Method::PATCH, Some(_), None | Some("status")) => update::patch(server, call, body).await,
         (&Method::DELETE, Some(_), None) => delete::delete(server, call, body).await,
+        (&Method::DELETE, None, None) if !call.target.definition.behaviour.deletes_collection => {
+            Err(ApiError::method_not_allowed())
+        }
         (&Method::DELETE, None, None) => delete::delete_collection(server, call, body).await,
         _ => Err(ApiError::method_not_allowed()),
     }
 }
 
 fn is_watch(call: &Call<'_>) -> bool {
-    call.subresource.is_none() && call.query.is_on("watch")
+    // One object is watched by a field selector on its name; its own path is only ever read.
+    call.name.is_none() && call.query.is_on("watch")
 }
 
 /// A subresource that the kind does not have is a path that does not exist.

@@ -67,6 +67,21 @@ pub fn delete(object: &Value, propagation: Propagation, grace: i64, now: Timesta
     if marked == *object { Outcome::Unchanged } else { Outcome::Mark(marked) }
 }
 
+/// The last state of an object that is deleted with a grace period of zero, for kinds whose watchers are told before it
+/// goes; `None` if it is in that state already.
+pub fn last_state(object: &Value, now: Timestamp) -> Option<Value> {
+    let mut marked = object.clone();
+    let metadata = marked.get_mut("metadata").and_then(Value::as_object_mut)?;
+    let deleting = metadata.get("deletionTimestamp").is_some_and(Value::is_string);
+    if deleting && metadata.get("deletionGracePeriodSeconds") == Some(&Value::from(0)) {
+        return None;
+    }
+    metadata.insert("deletionTimestamp".to_owned(), timestamp(now).into());
+    metadata.insert("deletionGracePeriodSeconds".to_owned(), 0.into());
+    bump_generation(metadata);
+    Some(marked)
+}
+
 /// Whether an updated object has nothing left to wait for: it is being deleted, its grace period is over and its
 /// last finalizer is gone.
 pub fn is_finished(object: &Value) -> bool {

@@ -70,6 +70,9 @@ pub enum Expect {
     Absent,
     /// Exactly this version.
     Version(u64),
+    /// An object of whatever version: for a write that follows another of the same object in one call, when nobody
+    /// can know yet which version that will be.
+    Present,
 }
 
 /// What a write does.
@@ -422,7 +425,8 @@ fn check(write: Write, current: Option<Arc<Object>>, version: u64) -> Result<Cha
     match (expect, &current) {
         (Expect::Absent, None) => {}
         (Expect::Absent, Some(_)) => return Err(WriteError::Exists(key)),
-        (Expect::Version(_), None) => return Err(WriteError::Missing(key)),
+        (Expect::Version(_) | Expect::Present, None) => return Err(WriteError::Missing(key)),
+        (Expect::Present, Some(_)) => {}
         (Expect::Version(expected), Some(current)) if expected == current.version => {}
         (Expect::Version(_), Some(current)) => {
             return Err(WriteError::Conflict { key, actual: current.version });

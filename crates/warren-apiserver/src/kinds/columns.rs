@@ -6,60 +6,141 @@ use serde_json::Value;
 use crate::definition::Column;
 
 const COLUMN: Column =
-    Column { name: "", type_: "string", format: "", priority: 0, cell: |_, _| Value::Null };
+    Column { name: "", type_: "string", format: "", priority: 0, description: "", cell: |_, _| Value::Null };
 
-const NAME: Column =
-    Column { name: "Name", format: "name", cell: |object, _| object["metadata"]["name"].clone(), ..COLUMN };
-const AGE: Column = Column { name: "Age", cell: age, ..COLUMN };
+pub(crate) const NAME: Column = Column {
+    name: "Name",
+    format: "name",
+    description: "Name must be unique within a namespace. Is required when creating resources, although some resources may allow a client to request the generation of an appropriate name automatically. Name is primarily intended for creation idempotence and configuration definition. Cannot be updated. More info: https://kubernetes.io/docs/concepts/overview/working-with-objects/names#names",
+    cell: |object, _| object["metadata"]["name"].clone(),
+    ..COLUMN
+};
+pub(crate) const AGE: Column = Column {
+    name: "Age",
+    description: "CreationTimestamp is a timestamp representing the server time when this object was created. It is not guaranteed to be set in happens-before order across separate operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.\n\nPopulated by the system. Read-only. Null for lists. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#metadata",
+    cell: age,
+    ..COLUMN
+};
 
 pub(crate) const NAME_AND_AGE: &[Column] = &[NAME, AGE];
 
-pub(super) const NAMESPACE: &[Column] =
-    &[NAME, Column { name: "Status", cell: |object, _| object["status"]["phase"].clone(), ..COLUMN }, AGE];
+pub(super) const NAMESPACE: &[Column] = &[
+    NAME,
+    Column {
+        name: "Status",
+        description: "The status of the namespace",
+        cell: |object, _| object["status"]["phase"].clone(),
+        ..COLUMN
+    },
+    AGE,
+];
 
 pub(super) const POD: &[Column] = &[
     NAME,
-    Column { name: "Ready", cell: |pod, _| pod_ready(pod), ..COLUMN },
-    Column { name: "Status", cell: |pod, _| pod_status(pod).into(), ..COLUMN },
-    Column { name: "Restarts", cell: pod_restarts, ..COLUMN },
+    Column {
+        name: "Ready",
+        description: "The aggregate readiness state of this pod for accepting traffic.",
+        cell: |pod, _| pod_ready(pod),
+        ..COLUMN
+    },
+    Column {
+        name: "Status",
+        description: "The aggregate status of the containers in this pod.",
+        cell: |pod, _| pod_status(pod).into(),
+        ..COLUMN
+    },
+    Column {
+        name: "Restarts",
+        description: "The number of times the containers in this pod have been restarted and when the last container in this pod has restarted.",
+        cell: pod_restarts,
+        ..COLUMN
+    },
     AGE,
-    Column { name: "IP", priority: 1, cell: |pod, _| or_none(&pod["status"]["podIP"]), ..COLUMN },
-    Column { name: "Node", priority: 1, cell: |pod, _| or_none(&pod["spec"]["nodeName"]), ..COLUMN },
+    Column {
+        name: "IP",
+        description: "podIP address allocated to the pod. Routable at least within the cluster. Empty if not yet allocated.",
+        priority: 1,
+        cell: |pod, _| or_none(&pod["status"]["podIP"]),
+        ..COLUMN
+    },
+    Column {
+        name: "Node",
+        description: "NodeName indicates in which node this pod is scheduled. If empty, this pod is a candidate for scheduling by the scheduler defined in schedulerName. Once this field is set, the kubelet for this node becomes responsible for the lifecycle of this pod. This field should not be used to express a desire for the pod to be scheduled on a specific node. https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#nodename",
+        priority: 1,
+        cell: |pod, _| or_none(&pod["spec"]["nodeName"]),
+        ..COLUMN
+    },
     Column {
         name: "Nominated Node",
+        description: "nominatedNodeName is set only when this pod preempts other pods on the node, but it cannot be scheduled right away as preemption victims receive their graceful termination periods. This field does not guarantee that the pod will be scheduled on this node. Scheduler may decide to place the pod elsewhere if other nodes become available sooner. Scheduler may also decide to give the resources on this node to a higher priority pod that is created after preemption. As a result, this field may be different than PodSpec.nodeName when the pod is scheduled.",
         priority: 1,
         cell: |pod, _| or_none(&pod["status"]["nominatedNodeName"]),
         ..COLUMN
     },
-    Column { name: "Readiness Gates", priority: 1, cell: |_, _| "<none>".into(), ..COLUMN },
+    Column {
+        name: "Readiness Gates",
+        description: "If specified, all readiness gates will be evaluated for pod readiness. A pod is ready when all its containers are ready AND all conditions specified in the readiness gates have status equal to \"True\" More info: https://git.k8s.io/enhancements/keps/sig-network/580-pod-readiness-gates",
+        priority: 1,
+        cell: |_, _| "<none>".into(),
+        ..COLUMN
+    },
 ];
 
 pub(super) const EVENT: &[Column] = &[
-    Column { name: "Last Seen", cell: event_last_seen, ..COLUMN },
-    Column { name: "Type", cell: |event, _| event["type"].clone(), ..COLUMN },
-    Column { name: "Reason", cell: |event, _| event["reason"].clone(), ..COLUMN },
-    Column { name: "Object", cell: |event, _| event_object(event), ..COLUMN },
     Column {
-        name: "Subobject",
-        priority: 1,
-        cell: |event, _| event["involvedObject"]["fieldPath"].clone(),
+        name: "Last Seen",
+        description: "The time at which the most recent occurrence of this event was recorded.",
+        cell: event_last_seen,
         ..COLUMN
     },
-    Column { name: "Source", priority: 1, cell: |event, _| event_source(event), ..COLUMN },
+    Column {
+        name: "Type",
+        description: "Type of this event (Normal, Warning), new types could be added in the future",
+        cell: |event, _| event["type"].clone(),
+        ..COLUMN
+    },
+    Column {
+        name: "Reason",
+        description: "This should be a short, machine understandable string that gives the reason for the transition into the object's current status.",
+        cell: |event, _| event["reason"].clone(),
+        ..COLUMN
+    },
+    Column {
+        name: "Object",
+        description: "The object that this event is about.",
+        cell: |event, _| event_object(event),
+        ..COLUMN
+    },
+    Column {
+        name: "Subobject",
+        description: "If referring to a piece of an object instead of an entire object, this string should contain a valid JSON/Go field access statement, such as desiredState.manifest.containers[2]. For example, if the object reference is to a container within a pod, this would take on a value like: \"spec.containers{name}\" (where \"name\" refers to the name of the container that triggered the event) or if no container name is specified \"spec.containers[2]\" (container with index 2 in this pod). This syntax is chosen only to have some well-defined way of referencing a part of an object.",
+        priority: 1,
+        cell: |event, _| text(&event["involvedObject"]["fieldPath"]),
+        ..COLUMN
+    },
+    Column {
+        name: "Source",
+        description: "The component reporting this event. Should be a short machine understandable string.",
+        priority: 1,
+        cell: |event, _| event_source(event),
+        ..COLUMN
+    },
     Column {
         name: "Message",
+        description: "A human-readable description of the status of this operation.",
         cell: |event, _| event["message"].as_str().unwrap_or_default().trim().into(),
         ..COLUMN
     },
     Column {
         name: "First Seen",
+        description: "The time at which the event was first recorded. (Time of server receipt is in TypeMeta.)",
         priority: 1,
         cell: |event, now| since(&event["firstTimestamp"], now),
         ..COLUMN
     },
     Column {
         name: "Count",
-        type_: "integer",
+        description: "The number of times this event has occurred.",
         priority: 1,
         cell: |event, _| event["count"].clone(),
         ..COLUMN
@@ -69,13 +150,34 @@ pub(super) const EVENT: &[Column] = &[
 
 pub(super) const SERVICE: &[Column] = &[
     NAME,
-    Column { name: "Type", cell: |service, _| service["spec"]["type"].clone(), ..COLUMN },
-    Column { name: "Cluster-IP", cell: |service, _| or_none(&service["spec"]["clusterIP"]), ..COLUMN },
-    Column { name: "External-IP", cell: |_, _| "<none>".into(), ..COLUMN },
-    Column { name: "Port(s)", cell: |service, _| service_ports(service), ..COLUMN },
+    Column {
+        name: "Type",
+        description: "type determines how the Service is exposed. Defaults to ClusterIP. Valid options are ExternalName, ClusterIP, NodePort, and LoadBalancer. \"ClusterIP\" allocates a cluster-internal IP address for load-balancing to endpoints. Endpoints are determined by the selector or if that is not specified, by manual construction of an Endpoints object or EndpointSlice objects. If clusterIP is \"None\", no virtual IP is allocated and the endpoints are published as a set of endpoints rather than a virtual IP. \"NodePort\" builds on ClusterIP and allocates a port on every node which routes to the same endpoints as the clusterIP. \"LoadBalancer\" builds on NodePort and creates an external load-balancer (if supported in the current cloud) which routes to the same endpoints as the clusterIP. \"ExternalName\" aliases this service to the specified externalName. Several other fields do not apply to ExternalName services. More info: https://kubernetes.io/docs/concepts/services-networking/service/#publishing-services-service-types",
+        cell: |service, _| service["spec"]["type"].clone(),
+        ..COLUMN
+    },
+    Column {
+        name: "Cluster-IP",
+        description: "clusterIP is the IP address of the service and is usually assigned randomly. If an address is specified manually, is in-range (as per system configuration), and is not in use, it will be allocated to the service; otherwise creation of the service will fail. This field may not be changed through updates unless the type field is also being changed to ExternalName (which requires this field to be blank) or the type field is being changed from ExternalName (in which case this field may optionally be specified, as describe above).  Valid values are \"None\", empty string (\"\"), or a valid IP address. Setting this to \"None\" makes a \"headless service\" (no virtual IP), which is useful when direct endpoint connections are preferred and proxying is not required.  Only applies to types ClusterIP, NodePort, and LoadBalancer. If this field is specified when creating a Service of type ExternalName, creation will fail. This field will be wiped when updating a Service to type ExternalName. More info: https://kubernetes.io/docs/concepts/services-networking/service/#virtual-ips-and-service-proxies",
+        cell: |service, _| or_none(&service["spec"]["clusterIP"]),
+        ..COLUMN
+    },
+    Column {
+        name: "External-IP",
+        description: "externalIPs is a list of IP addresses for which nodes in the cluster will also accept traffic for this service.  These IPs are not managed by Kubernetes.  The user is responsible for ensuring that traffic arrives at a node with this IP.  A common example is external load-balancers that are not part of the Kubernetes system.",
+        cell: |_, _| "<none>".into(),
+        ..COLUMN
+    },
+    Column {
+        name: "Port(s)",
+        description: "The list of ports that are exposed by this service. More info: https://kubernetes.io/docs/concepts/services-networking/service/#virtual-ips-and-service-proxies",
+        cell: |service, _| service_ports(service),
+        ..COLUMN
+    },
     AGE,
     Column {
         name: "Selector",
+        description: "Route service traffic to pods with label keys and values matching this selector. If empty or not present, the service is assumed to have an external process managing its endpoints, which Kubernetes will not modify. Only applies to types ClusterIP, NodePort, and LoadBalancer. Ignored if type is ExternalName. More info: https://kubernetes.io/docs/concepts/services-networking/service/",
         priority: 1,
         cell: |service, _| pairs(&service["spec"]["selector"]),
         ..COLUMN
@@ -94,13 +196,91 @@ pub(super) const PERSISTENT_VOLUME_CLAIM: &[Column] = &[
     Column { name: "VolumeMode", priority: 1, cell: |claim, _| text(&claim["spec"]["volumeMode"]), ..COLUMN },
 ];
 
-pub(super) const CONFIG_MAP: &[Column] =
-    &[NAME, Column { name: "Data", cell: |map, _| data_count(map), ..COLUMN }, AGE];
+pub(super) const PERSISTENT_VOLUME: &[Column] = &[
+    NAME,
+    Column { name: "Capacity", cell: |volume, _| text(&volume["spec"]["capacity"]["storage"]), ..COLUMN },
+    Column { name: "Access Modes", cell: |volume, _| access_modes(&volume["spec"]["accessModes"]), ..COLUMN },
+    Column {
+        name: "Reclaim Policy",
+        cell: |volume, _| text(&volume["spec"]["persistentVolumeReclaimPolicy"]),
+        ..COLUMN
+    },
+    Column { name: "Status", cell: |volume, _| text(&volume["status"]["phase"]), ..COLUMN },
+    Column { name: "Claim", cell: |volume, _| claim_of(volume), ..COLUMN },
+    Column { name: "StorageClass", cell: |volume, _| text(&volume["spec"]["storageClassName"]), ..COLUMN },
+    Column { name: "VolumeAttributesClass", cell: |_, _| "<unset>".into(), ..COLUMN },
+    Column { name: "Reason", cell: |volume, _| text(&volume["status"]["reason"]), ..COLUMN },
+    AGE,
+    Column {
+        name: "VolumeMode",
+        priority: 1,
+        cell: |volume, _| text(&volume["spec"]["volumeMode"]),
+        ..COLUMN
+    },
+];
+
+pub(super) const STORAGE_CLASS: &[Column] = &[
+    NAME,
+    Column {
+        name: "Provisioner",
+        description: "provisioner indicates the type of the provisioner.",
+        cell: |class, _| text(&class["provisioner"]),
+        ..COLUMN
+    },
+    Column {
+        name: "ReclaimPolicy",
+        description: "reclaimPolicy controls the reclaimPolicy for dynamically provisioned PersistentVolumes of this storage class. Defaults to Delete.",
+        cell: |class, _| text(&class["reclaimPolicy"]),
+        ..COLUMN
+    },
+    Column {
+        name: "VolumeBindingMode",
+        description: "volumeBindingMode indicates how PersistentVolumeClaims should be provisioned and bound.  When unset, VolumeBindingImmediate is used. This field is only honored by servers that enable the VolumeScheduling feature.",
+        cell: |class, _| text(&class["volumeBindingMode"]),
+        ..COLUMN
+    },
+    Column {
+        name: "AllowVolumeExpansion",
+        description: "allowVolumeExpansion shows whether the storage class allow volume expand.",
+        cell: |class, _| class["allowVolumeExpansion"].as_bool().unwrap_or(false).into(),
+        ..COLUMN
+    },
+    AGE,
+];
+
+pub(super) const ENDPOINT_SLICE: &[Column] = &[
+    NAME,
+    Column { name: "AddressType", cell: |slice, _| text(&slice["addressType"]), ..COLUMN },
+    Column { name: "Ports", cell: |slice, _| slice_ports(slice), ..COLUMN },
+    Column { name: "Endpoints", cell: |slice, _| slice_endpoints(slice), ..COLUMN },
+    AGE,
+];
+
+pub(super) const CONFIG_MAP: &[Column] = &[
+    NAME,
+    Column {
+        name: "Data",
+        description: "Data contains the configuration data. Each key must consist of alphanumeric characters, '-', '_' or '.'. Values with non-UTF-8 byte sequences must use the BinaryData field. The keys stored in Data must not overlap with the keys in the BinaryData field, this is enforced during validation process.",
+        cell: |map, _| data_count(map),
+        ..COLUMN
+    },
+    AGE,
+];
 
 pub(super) const SECRET: &[Column] = &[
     NAME,
-    Column { name: "Type", cell: |secret, _| secret["type"].clone(), ..COLUMN },
-    Column { name: "Data", cell: |secret, _| data_count(secret), ..COLUMN },
+    Column {
+        name: "Type",
+        description: "Used to facilitate programmatic handling of secret data. More info: https://kubernetes.io/docs/concepts/configuration/secret/#secret-types",
+        cell: |secret, _| secret["type"].clone(),
+        ..COLUMN
+    },
+    Column {
+        name: "Data",
+        description: "Data contains the secret data. Each key must consist of alphanumeric characters, '-', '_' or '.'. The serialized form of the secret data is a base64 encoded string, representing the arbitrary (possibly non-string) data value here. Described in https://tools.ietf.org/html/rfc4648#section-4",
+        cell: |secret, _| data_count(secret),
+        ..COLUMN
+    },
     AGE,
 ];
 
@@ -133,7 +313,12 @@ pub(super) const NODE: &[Column] = &[
 
 pub(super) const LEASE: &[Column] = &[
     NAME,
-    Column { name: "Holder", cell: |lease, _| text(&lease["spec"]["holderIdentity"]), ..COLUMN },
+    Column {
+        name: "Holder",
+        description: "holderIdentity contains the identity of the holder of a current lease. If Coordinated Leader Election is used, the holder identity must be equal to the elected LeaseCandidate.metadata.name field.",
+        cell: |lease, _| text(&lease["spec"]["holderIdentity"]),
+        ..COLUMN
+    },
     AGE,
 ];
 
@@ -141,6 +326,7 @@ pub(super) const NETWORK_POLICY: &[Column] = &[
     NAME,
     Column {
         name: "Pod-Selector",
+        description: "podSelector selects the pods to which this NetworkPolicy object applies. The array of rules is applied to any pods selected by this field. An empty selector matches all pods in the policy's namespace. Multiple network policies can select the same set of pods. In this case, the ingress rules for each are combined additively. This field is optional. If it is not specified, it defaults to an empty selector.",
         cell: |policy, _| pairs(&policy["spec"]["podSelector"]["matchLabels"]),
         ..COLUMN
     },
@@ -218,7 +404,7 @@ fn pairs(labels: &Value) -> Value {
 
 fn data_count(object: &Value) -> Value {
     let count = |field: &str| object[field].as_object().map_or(0, serde_json::Map::len);
-    (count("data") + count("binaryData")).to_string().into()
+    (count("data") + count("binaryData")).into()
 }
 
 fn access_modes(modes: &Value) -> Value {
@@ -333,6 +519,35 @@ fn service_ports(service: &Value) -> Value {
         format!("{}/{protocol}", port["port"])
     });
     shown.collect::<Vec<_>>().join(",").into()
+}
+
+fn claim_of(volume: &Value) -> Value {
+    let claim = &volume["spec"]["claimRef"];
+    match (claim["namespace"].as_str(), claim["name"].as_str()) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}").into(),
+        _ => "".into(),
+    }
+}
+
+fn slice_ports(slice: &Value) -> Value {
+    let ports = slice["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
+    some_of(ports.iter().filter_map(|port| Some(port["port"].as_i64()?.to_string())).collect(), "<unset>")
+}
+
+fn slice_endpoints(slice: &Value) -> Value {
+    let endpoints = slice["endpoints"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let addresses =
+        endpoints.iter().flat_map(|endpoint| endpoint["addresses"].as_array().into_iter().flatten());
+    some_of(addresses.filter_map(|address| Some(address.as_str()?.to_owned())).collect(), "<unset>")
+}
+
+/// The first three, and how many more there are.
+fn some_of(all: Vec<String>, nothing: &str) -> Value {
+    match all.len() {
+        0 => nothing.into(),
+        1..=3 => all.join(",").into(),
+        more => format!("{} + {} more...", all[..3].join(","), more - 3).into(),
+    }
 }
 
 fn node_status(node: &Value) -> String {

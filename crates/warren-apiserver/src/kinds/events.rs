@@ -2,13 +2,24 @@
 
 use serde_json::{Map, Value};
 
-use super::{Behaviour, PLAIN};
+use super::{Behaviour, PLAIN, set_default};
 use crate::definition::Conversion;
 use crate::status::FieldError;
 
-pub(super) static BEHAVIOUR: Behaviour = Behaviour { create_on_update: true, validate, ..PLAIN };
+pub(super) static BEHAVIOUR: Behaviour = Behaviour { create_on_update: true, default, validate, ..PLAIN };
 
 pub(super) static CONVERSION: Conversion = Conversion { from_stored, to_stored };
+
+/// These are always written out.
+fn default(event: &mut Value) {
+    let Some(event) = event.as_object_mut() else { return };
+    for time in ["eventTime", "firstTimestamp", "lastTimestamp"] {
+        set_default(event, time, Value::Null);
+    }
+    for name in ["reportingComponent", "reportingInstance"] {
+        set_default(event, name, "");
+    }
+}
 
 /// The pairs `events.k8s.io/v1` name, core name.
 const RENAMED: &[(&str, &str)] = &[

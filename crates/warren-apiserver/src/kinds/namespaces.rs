@@ -13,7 +13,10 @@ pub(super) static BEHAVIOUR: Behaviour = Behaviour {
         }
     },
     prepare_create: |namespace| {
-        namespace["spec"] = json!({"finalizers": ["kubernetes"]});
+        let sent = namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default();
+        let others = sent.into_iter().filter(|finalizer| finalizer != "kubernetes");
+        let finalizers: Vec<Value> = others.chain(["kubernetes".into()]).collect();
+        namespace["spec"] = json!({"finalizers": finalizers});
         namespace["status"] = json!({"phase": "Active"});
     },
     // Only the finalize subresource changes these.
@@ -21,6 +24,7 @@ pub(super) static BEHAVIOUR: Behaviour = Behaviour {
         new["spec"] = old["spec"].clone();
     },
     returns_deleted: true,
+    deletes_collection: false,
     name: NameRule::Label,
     ..PLAIN
 };

@@ -13,6 +13,7 @@ pub(super) static BEHAVIOUR: Behaviour = Behaviour {
     validate: pods_validation::validate,
     validate_update,
     grace_period,
+    marks_before_removal: true,
     has_generation: true,
     returns_deleted: true,
     ..PLAIN
@@ -38,10 +39,8 @@ fn prepare_create(pod: &mut Value) {
 fn prepare_update(new: &mut Value, old: &Value) {
     pods_defaults::admit(new);
     // The class is decided once, at creation.
-    if let (Some(status), Some(class)) =
-        (new.get_mut("status").and_then(Value::as_object_mut), old["status"].get("qosClass"))
-    {
-        status.insert("qosClass".to_owned(), class.clone());
+    if let Some(class) = old["status"].get("qosClass") {
+        new["status"]["qosClass"] = class.clone();
     }
 }
 
@@ -77,6 +76,21 @@ fn validate_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
                 now.insert("image".to_owned(), image.clone());
             }
         }
+    }
+    let (deadline, earlier) =
+        (new["spec"]["activeDeadlineSeconds"].as_i64(), before["activeDeadlineSeconds"].as_i64());
+    match (deadline, earlier) {
+        (Some(deadline), Some(earlier)) if deadline > earlier => {
+            let detail = "must be less than or equal to previous value";
+            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", deadline, detail));
+            return;
+        }
+        (None, Some(_)) => {
+            let detail = "must not update from a positive integer to nil value";
+            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", Value::Null, detail));
+            return;
+        }
+        _ => {}
     }
     let Some(spec) = comparable.as_object_mut() else { return };
     restore(spec, before, "activeDeadlineSeconds");

@@ -6,9 +6,16 @@ use serde_json::{Map, Value, json};
 use super::{child, set_default};
 
 pub(super) fn default(pod: &mut Value) {
+    if let Some(status) = pod.get_mut("status").and_then(Value::as_object_mut) {
+        default_status(status);
+    }
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
     set_default(spec, "restartPolicy", "Always");
     set_default(spec, "terminationGracePeriodSeconds", 30);
+    if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).is_some_and(|seconds| seconds < 0) {
+        // Once that meant at once, and is now the shortest wait that there is.
+        spec.insert("terminationGracePeriodSeconds".to_owned(), 1.into());
+    }
     set_default(spec, "dnsPolicy", "ClusterFirst");
     set_default(spec, "securityContext", Map::new());
     set_default(spec, "schedulerName", "default-scheduler");
@@ -37,6 +44,18 @@ pub(super) fn admit(pod: &mut Value) {
     set_default(spec, "priority", 0);
     set_default(spec, "preemptionPolicy", "PreemptLowerPriority");
     default_tolerations(spec);
+}
+
+fn default_status(status: &mut Map<String, Value>) {
+    if let Some(address) = status.get("podIP").cloned() {
+        set_default(status, "podIPs", json!([{"ip": address}]));
+    }
+    let conditions = status.get_mut("conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+        // Times that are not known are written out as such.
+        set_default(condition, "lastProbeTime", Value::Null);
+        set_default(condition, "lastTransitionTime", Value::Null);
+    }
 }
 
 fn default_tolerations(spec: &mut Map<String, Value>) {

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use crate::metadata::{LABEL_RULE, is_dns_label};
+use super::quantity;
+use crate::metadata::{LABEL_RULE, check_qualified_name, is_dns_label};
 use crate::status::FieldError;
 
 pub(super) fn validate(pod: &Value, errors: &mut Vec<FieldError>) {
@@ -34,7 +35,7 @@ pub(super) fn validate(pod: &Value, errors: &mut Vec<FieldError>) {
         spec,
         "dnsPolicy",
         "spec",
-        &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
+        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
         errors,
     );
     if spec["activeDeadlineSeconds"].as_i64().is_some_and(|seconds| seconds < 1) {
@@ -106,8 +107,18 @@ fn validate_container(container: &Value, path: &str, volumes: &HashSet<&str>, er
     }
     one_of(container, "terminationMessagePolicy", path, &["FallbackToLogsOnError", "File"], errors);
     let ports = container["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut names = HashSet::new();
     for (index, port) in ports.iter().enumerate() {
         let path = format!("{path}.ports[{index}]");
+        if let Some(name) = port["name"].as_str().filter(|name| !name.is_empty()) {
+            let broken = broken_port_name_rules(name);
+            if broken.is_empty() && !names.insert(name) {
+                errors.push(FieldError::duplicate(format!("{path}.name"), name));
+            }
+            for rule in broken {
+                errors.push(FieldError::invalid(format!("{path}.name"), name, rule));
+            }
+        }
         match port["containerPort"].as_i64() {
             None | Some(0) => errors.push(FieldError::required(format!("{path}.containerPort"), "")),
             Some(number) if !(1..=65535).contains(&number) => {
@@ -122,6 +133,50 @@ fn validate_container(container: &Value, path: &str, volumes: &HashSet<&str>, er
     validate_mounts(container, path, volumes, errors);
     one_of(container, "imagePullPolicy", path, &["Always", "IfNotPresent", "Never"], errors);
     validate_resources(&container["resources"], &format!("{path}.resources"), errors);
+    for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        if container[name].is_object() {
+            validate_probe(name, &container[name], &format!("{path}.{name}"), errors);
+        }
+    }
+}
+
+fn broken_port_name_rules(name: &str) -> Vec<&'static str> {
+    let known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    [
+        (name.len() > 15, "must be no more than 15 characters"),
+        (!name.chars().all(known), "must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)"),
+        (!name.contains(|c: char| c.is_ascii_lowercase()), "must contain at least one letter (a-z)"),
+        (name.contains("--"), "must not contain consecutive hyphens"),
+        (name.starts_with('-') || name.ends_with('-'), "must not begin or end with a hyphen"),
+    ]
+    .into_iter()
+    .filter_map(|(broken, rule)| broken.then_some(rule))
+    .collect()
+}
+
+fn validate_probe(name: &str, probe: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let handlers = ["exec", "httpGet", "tcpSocket", "grpc"];
+    let mut given = handlers.into_iter().filter(|handler| probe[handler].is_object());
+    if given.next().is_none() {
+        errors.push(FieldError::required(path, "must specify a handler type"));
+    }
+    for another in given {
+        let detail = "may not specify more than 1 handler type";
+        errors.push(FieldError::forbidden(format!("{path}.{another}"), detail));
+    }
+    for field in
+        ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"]
+    {
+        if probe[field].as_i64().is_some_and(|value| value < 0) {
+            let detail = "must be greater than or equal to 0";
+            errors.push(FieldError::invalid(format!("{path}.{field}"), probe[field].clone(), detail));
+        }
+    }
+    // Only readiness can come and go, and so be asked for several times in a row.
+    if name != "readinessProbe" && probe["successThreshold"].as_i64().is_some_and(|times| times != 1) {
+        let field = format!("{path}.successThreshold");
+        errors.push(FieldError::invalid(field, probe["successThreshold"].clone(), "must be 1"));
+    }
 }
 
 fn validate_environment(container: &Value, path: &str, errors: &mut Vec<FieldError>) {
@@ -140,6 +195,33 @@ fn validate_environment(container: &Value, path: &str, errors: &mut Vec<FieldErr
             let detail = "may not be specified when `value` is not empty";
             errors.push(FieldError::invalid(format!("{path}.valueFrom"), "", detail));
         }
+        if let Some(field) = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+            validate_field_path(field, &format!("{path}.valueFrom.fieldRef.fieldPath"), errors);
+        }
+    }
+}
+
+/// What the downward API offers to environment variables.
+fn validate_field_path(field: &str, path: &str, errors: &mut Vec<FieldError>) {
+    const KNOWN: [&str; 10] = [
+        "metadata.name",
+        "metadata.namespace",
+        "metadata.uid",
+        "spec.nodeName",
+        "spec.serviceAccountName",
+        "spec.restartPolicy",
+        "status.hostIP",
+        "status.hostIPs",
+        "status.podIP",
+        "status.podIPs",
+    ];
+    let subscripted =
+        ["metadata.labels['", "metadata.annotations['"].iter().any(|map| field.starts_with(map));
+    if field.is_empty() {
+        errors.push(FieldError::required(path, ""));
+    } else if !subscripted && !KNOWN.contains(&field) {
+        let detail = format!("error converting fieldPath: field label not supported: {field}");
+        errors.push(FieldError::invalid(path, field, detail));
     }
 }
 
@@ -174,20 +256,18 @@ fn validate_resources(resources: &Value, path: &str, errors: &mut Vec<FieldError
     for kind in ["limits", "requests"] {
         let Some(quantities) = resources[kind].as_object() else { continue };
         for (name, value) in quantities {
-            match quantity(value) {
-                Some(quantity) if quantity < 0.0 => {
-                    let detail = "must be greater than or equal to 0";
-                    errors.push(FieldError::invalid(format!("{path}.{kind}[{name}]"), value.clone(), detail));
-                }
-                // Malformed quantities do not get this far: decoding refuses them.
-                _ => {}
+            validate_resource_name(name, &format!("{path}.{kind}[{name}]"), errors);
+            // Malformed quantities do not get this far: decoding refuses them.
+            if quantity::value(value).is_some_and(|value| value < 0.0) {
+                let detail = "must be greater than or equal to 0";
+                errors.push(FieldError::invalid(format!("{path}.{kind}[{name}]"), value.clone(), detail));
             }
         }
     }
     let Some(limits) = resources["limits"].as_object() else { return };
     for (name, limit) in limits {
         let request = &resources["requests"][name];
-        if let (Some(limit_value), Some(request_value)) = (quantity(limit), quantity(request))
+        if let (Some(limit_value), Some(request_value)) = (quantity::value(limit), quantity::value(request))
             && request_value > limit_value
         {
             let shown = limit.as_str().map_or_else(|| limit.to_string(), str::to_owned);
@@ -197,35 +277,18 @@ fn validate_resources(resources: &Value, path: &str, errors: &mut Vec<FieldError
     }
 }
 
-/// The value of a quantity such as `500m`, `1Gi` or `2`.
-pub(crate) fn quantity(value: &Value) -> Option<f64> {
-    if let Some(number) = value.as_f64() {
-        return Some(number);
+fn validate_resource_name(name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    let before = errors.len();
+    check_qualified_name(name, path, errors);
+    let standard = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
+    if errors.len() > before || name.contains('/') || standard {
+        return;
     }
-    let text = value.as_str()?;
-    let split = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-')));
-    let (number, suffix) = split.map_or((text, ""), |index| text.split_at(index));
-    let number: f64 = number.parse().ok()?;
-    let factor = match suffix {
-        "" => 1.0,
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 1024.0,
-        "Mi" => 1_048_576.0,
-        "Gi" => 1_073_741_824.0,
-        "Ti" => 1_099_511_627_776.0,
-        "Pi" => 1_125_899_906_842_624.0,
-        "Ei" => 1_152_921_504_606_846_976.0,
-        exponent => 10f64.powi(exponent.strip_prefix(['e', 'E'])?.parse().ok()?),
-    };
-    Some(number * factor)
+    for detail in
+        ["must be a standard resource type or fully qualified", "must be a standard resource for containers"]
+    {
+        errors.push(FieldError::invalid(path, name, detail));
+    }
 }
 
 fn one_of(object: &Value, field: &str, path: &str, known: &[&str], errors: &mut Vec<FieldError>) {
@@ -233,22 +296,5 @@ fn one_of(object: &Value, field: &str, path: &str, known: &[&str], errors: &mut 
         && !known.contains(&value)
     {
         errors.push(FieldError::unsupported(format!("{path}.{field}"), value, known));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::quantity;
-
-    #[test]
-    fn quantities() {
-        for (text, expected) in
-            [("500m", 0.5), ("1Gi", 1_073_741_824.0), ("2", 2.0), ("1e3", 1000.0), ("0.5", 0.5)]
-        {
-            assert_eq!(quantity(&text.into()), Some(expected), "{text}");
-        }
-        for text in ["", "abc", "1Qi", "1.2.3"] {
-            assert_eq!(quantity(&text.into()), None, "{text}");
-        }
     }
 }

@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::{Behaviour, NameRule, PLAIN, set_default};
+use crate::metadata::{broken_label_rules, validate_labels};
 use crate::status::FieldError;
 
 pub(super) static BEHAVIOUR: Behaviour = Behaviour {
@@ -66,6 +67,19 @@ fn validate(service: &Value, errors: &mut Vec<FieldError>) {
     if ports.is_empty() && !headless && !external {
         errors.push(FieldError::required("spec.ports", ""));
     }
+    if external && spec["externalName"].as_str().unwrap_or_default().is_empty() {
+        errors.push(FieldError::required("spec.externalName", ""));
+    }
+    validate_labels(&spec["selector"], "spec.selector", errors);
+    const AFFINITIES: &[&str] = &["ClientIP", "None"];
+    if let Some(affinity) = spec["sessionAffinity"].as_str().filter(|word| !AFFINITIES.contains(word)) {
+        errors.push(FieldError::unsupported("spec.sessionAffinity", affinity, AFFINITIES));
+    }
+    if let Some(address) = spec["clusterIP"].as_str().filter(|address| !matches!(*address, "" | "None"))
+        && address.parse::<std::net::IpAddr>().is_err()
+    {
+        errors.push(FieldError::invalid("spec.clusterIPs[0]", address, super::network::IP_RULE));
+    }
     const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
     if let Some(type_) = spec["type"].as_str()
         && !TYPES.contains(&type_)
@@ -78,8 +92,13 @@ fn validate(service: &Value, errors: &mut Vec<FieldError>) {
         let name = port["name"].as_str().unwrap_or_default();
         if name.is_empty() && ports.len() > 1 {
             errors.push(FieldError::required(format!("{path}.name"), ""));
-        } else if names.contains(&name) {
-            errors.push(FieldError::duplicate(format!("{path}.name"), name));
+        } else if !name.is_empty() {
+            for rule in broken_label_rules(name) {
+                errors.push(FieldError::invalid(format!("{path}.name"), name, rule));
+            }
+            if names.contains(&name) {
+                errors.push(FieldError::duplicate(format!("{path}.name"), name));
+            }
         }
         names.push(name);
         let number = port["port"].as_i64().unwrap_or(0);
@@ -100,6 +119,19 @@ fn validate(service: &Value, errors: &mut Vec<FieldError>) {
             && !PROTOCOLS.contains(&protocol)
         {
             errors.push(FieldError::unsupported(format!("{path}.protocol"), protocol, PROTOCOLS));
+        }
+        if spec["type"] == "ClusterIP" && port["nodePort"].as_i64().is_some_and(|number| number != 0) {
+            let detail = "may not be used when `type` is 'ClusterIP'";
+            errors.push(FieldError::forbidden(format!("{path}.nodePort"), detail));
+        }
+        let same = |other: &Value| other["port"] == port["port"] && other["protocol"] == port["protocol"];
+        if ports[..index].iter().any(same) {
+            // The real server prints its own structure, with everything but the two keys blank.
+            let key = json!({
+                "Name": "", "Protocol": port["protocol"], "AppProtocol": null,
+                "Port": port["port"], "TargetPort": 0, "NodePort": 0,
+            });
+            errors.push(FieldError::duplicate(path, key));
         }
     }
 }

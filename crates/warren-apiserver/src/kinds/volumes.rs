@@ -1,7 +1,23 @@
+//! Storage: claims, volumes and classes.
+
 use serde_json::{Value, json};
 
-use super::{Behaviour, PLAIN, set_default};
+use super::{Behaviour, PLAIN, quantity, set_default};
 use crate::status::FieldError;
+
+const MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
+/// Fields of a volume's spec that are not its source.
+const NOT_A_SOURCE: &[&str] = &[
+    "accessModes",
+    "capacity",
+    "claimRef",
+    "mountOptions",
+    "nodeAffinity",
+    "persistentVolumeReclaimPolicy",
+    "storageClassName",
+    "volumeAttributesClassName",
+    "volumeMode",
+];
 
 pub(super) static CLAIM: Behaviour = Behaviour {
     default: |claim| {
@@ -16,28 +32,104 @@ pub(super) static CLAIM: Behaviour = Behaviour {
     ..PLAIN
 };
 
-pub(super) static SECRET: Behaviour = Behaviour {
-    default: default_secret,
-    validate_update: |new, old, errors| {
-        if new["type"] != old["type"] {
-            errors.push(FieldError::invalid("type", new["type"].clone(), "field is immutable"));
+pub(super) static VOLUME: Behaviour = Behaviour {
+    default: |volume| {
+        if let Some(spec) = volume.get_mut("spec").and_then(Value::as_object_mut) {
+            set_default(spec, "persistentVolumeReclaimPolicy", "Retain");
+            set_default(spec, "volumeMode", "Filesystem");
+            if let Some(path) = spec.get_mut("hostPath").and_then(Value::as_object_mut) {
+                set_default(path, "type", "");
+            }
         }
     },
+    prepare_create: |volume| volume["status"] = json!({"phase": "Pending"}),
+    validate: validate_volume,
+    returns_deleted: true,
     ..PLAIN
 };
 
-fn validate_claim(claim: &Value, errors: &mut Vec<FieldError>) {
-    const MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
-    let modes = claim["spec"]["accessModes"].as_array().map(Vec::as_slice).unwrap_or_default();
+pub(super) static CLASS: Behaviour = Behaviour {
+    default: |class| {
+        if let Some(class) = class.as_object_mut() {
+            set_default(class, "reclaimPolicy", "Delete");
+            set_default(class, "volumeBindingMode", "Immediate");
+        }
+    },
+    validate: |class, errors| {
+        if class["provisioner"].as_str().unwrap_or_default().is_empty() {
+            errors.push(FieldError::required("provisioner", ""));
+        }
+        one_of(class, "", "reclaimPolicy", &["Delete", "Retain"], errors);
+        one_of(class, "", "volumeBindingMode", &["Immediate", "WaitForFirstConsumer"], errors);
+    },
+    validate_update: |new, old, errors| {
+        for field in ["provisioner", "reclaimPolicy", "volumeBindingMode"] {
+            if new[field] != old[field] {
+                errors.push(FieldError::invalid(field, new[field].clone(), "field is immutable"));
+            }
+        }
+        if new["parameters"] != old["parameters"] {
+            errors.push(FieldError::forbidden("parameters", "updates to parameters are forbidden."));
+        }
+    },
+    returns_deleted: true,
+    ..PLAIN
+};
+
+fn one_of(object: &Value, path: &str, field: &str, known: &[&str], errors: &mut Vec<FieldError>) {
+    if let Some(value) = object[field].as_str()
+        && !known.contains(&value)
+    {
+        errors.push(FieldError::unsupported(crate::schema::join(path, field), value, known));
+    }
+}
+
+fn validate_modes(spec: &Value, errors: &mut Vec<FieldError>) {
+    let modes = spec["accessModes"].as_array().map(Vec::as_slice).unwrap_or_default();
     if modes.is_empty() {
         errors.push(FieldError::required("spec.accessModes", "at least 1 access mode is required"));
     }
     for mode in modes.iter().filter(|mode| !mode.as_str().is_some_and(|mode| MODES.contains(&mode))) {
         errors.push(FieldError::unsupported("spec.accessModes", mode.clone(), MODES));
     }
-    if claim["spec"]["resources"]["requests"].get("storage").is_none() {
-        errors.push(FieldError::required("spec.resources[storage]", ""));
+}
+
+fn validate_claim(claim: &Value, errors: &mut Vec<FieldError>) {
+    let spec = &claim["spec"];
+    validate_modes(spec, errors);
+    match spec["resources"]["requests"].get("storage") {
+        None => errors.push(FieldError::required("spec.resources[storage]", "")),
+        Some(storage) if quantity::value(storage).is_some_and(|bytes| bytes <= 0.0) => {
+            let detail = "must be greater than zero";
+            errors.push(FieldError::invalid("spec.resources[storage]", storage.clone(), detail));
+        }
+        Some(_) => {}
     }
+    one_of(spec, "spec", "volumeMode", &["Block", "Filesystem"], errors);
+}
+
+fn validate_volume(volume: &Value, errors: &mut Vec<FieldError>) {
+    let spec = &volume["spec"];
+    validate_modes(spec, errors);
+    let capacity = spec["capacity"].as_object();
+    if capacity.is_none_or(serde_json::Map::is_empty) {
+        errors.push(FieldError::required("spec.capacity", ""));
+    }
+    if capacity.is_none_or(|capacity| capacity.len() != 1 || !capacity.contains_key("storage")) {
+        errors.push(FieldError::unsupported("spec.capacity", spec["capacity"].clone(), &["storage"]));
+    }
+    let fields = spec.as_object().into_iter().flat_map(serde_json::Map::keys);
+    let sources: Vec<_> = fields.filter(|field| !NOT_A_SOURCE.contains(&field.as_str())).collect();
+    match sources.as_slice() {
+        [] => errors.push(FieldError::required("spec", "must specify a volume type")),
+        [_] => {}
+        [_, second, ..] => {
+            let detail = "may not specify more than 1 volume type";
+            errors.push(FieldError::forbidden(format!("spec.{second}"), detail));
+        }
+    }
+    one_of(spec, "spec", "persistentVolumeReclaimPolicy", &["Delete", "Recycle", "Retain"], errors);
+    one_of(spec, "spec", "volumeMode", &["Block", "Filesystem"], errors);
 }
 
 fn validate_claim_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
@@ -54,21 +146,5 @@ fn validate_claim_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>)
     if frozen(new) != frozen(old) && !binds {
         let detail = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
         errors.push(FieldError::forbidden("spec", detail));
-    }
-}
-
-fn default_secret(secret: &mut Value) {
-    use base64::Engine as _;
-    let Some(secret) = secret.as_object_mut() else { return };
-    set_default(secret, "type", "Opaque");
-    // `stringData` is the write-only convenience that becomes `data`.
-    if let Some(Value::Object(strings)) = secret.shift_remove("stringData")
-        && let Some(data) = super::child(secret, "data")
-    {
-        for (name, value) in strings {
-            let encoded =
-                base64::engine::general_purpose::STANDARD.encode(value.as_str().unwrap_or_default());
-            data.insert(name, encoded.into());
-        }
     }
 }

@@ -79,23 +79,41 @@ fn merge_list(original: &mut Value, patch: &[Value], schema: Option<&Schema>) {
         *original = kept.map(without_directives).collect::<Vec<_>>().into();
         return;
     };
-    let Some(key) = schema.merge_key.as_deref() else {
-        for item in patch {
-            if !list.contains(item) {
-                list.push(item.clone());
-            }
-        }
-        return;
+    let key = schema.merge_key.as_deref();
+    let same = |left: &Value, right: &Value| match key {
+        Some(key) => left.get(key) == right.get(key),
+        None => left == right,
     };
+    let mut old: Vec<(usize, Value)> = std::mem::take(list).into_iter().enumerate().collect();
+    // Where each entry of the patch was before; nowhere is before everything.
+    let mut patched: Vec<(Option<usize>, Value)> = Vec::with_capacity(patch.len());
     for item in patch {
-        let same = |candidate: &Value| candidate.get(key) == item.get(key);
+        let place = old.iter().position(|(_, candidate)| same(candidate, item));
+        let existing = place.map(|place| old.remove(place));
         if item.get(DIRECTIVE).is_some_and(|directive| directive == "delete") {
-            list.retain(|candidate| !same(candidate));
             continue;
         }
-        match list.iter_mut().find(|candidate| same(candidate)) {
-            Some(existing) => merge(existing, item, schema.items.as_deref()),
-            None => list.push(without_directives(item)),
+        let (place, mut entry) = existing.map_or((None, Value::Null), |(place, entry)| (Some(place), entry));
+        match entry {
+            Value::Null => entry = without_directives(item),
+            _ if key.is_some() => merge(&mut entry, item, schema.items.as_deref()),
+            _ => {}
+        }
+        patched.push((place, entry));
+    }
+    // Both keep their order; of two candidates the one that stood further ahead goes first.
+    let (mut old, mut patched) = (old.into_iter().peekable(), patched.into_iter().peekable());
+    loop {
+        let next = match (old.peek(), patched.peek()) {
+            (Some((before, _)), Some((place, _))) if place.is_some_and(|place| *before < place) => {
+                old.next().map(|(_, item)| item)
+            }
+            (_, Some(_)) => patched.next().map(|(_, item)| item),
+            (_, None) => old.next().map(|(_, item)| item),
+        };
+        match next {
+            Some(item) => list.push(item),
+            None => return,
         }
     }
 }
@@ -174,7 +192,7 @@ mod tests {
         check(
             json!({"metadata": {"finalizers": ["a", "b"]}}),
             json!({"metadata": {"finalizers": ["c"], "$deleteFromPrimitiveList/finalizers": ["a"]}}),
-            json!({"metadata": {"finalizers": ["b", "c"]}}),
+            json!({"metadata": {"finalizers": ["c", "b"]}}),
         );
         check(
             json!({"spec": {"tolerations": [{"key": "a"}]}}),

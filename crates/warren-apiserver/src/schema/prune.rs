@@ -55,6 +55,23 @@ pub(crate) fn drop_empty_maps(value: &mut Value, schema: &Schema) {
     }
 }
 
+/// Removes nulls from where a custom resource's schema does not allow them.
+pub(crate) fn drop_unwanted_nulls(value: &mut Value, schema: &Schema) {
+    match value {
+        Value::Object(object) => object.retain(|name, child| {
+            let Some(schema) = schema.field(name) else { return true };
+            drop_unwanted_nulls(child, schema);
+            !child.is_null() || schema.nullable
+        }),
+        Value::Array(items) => {
+            if let Some(schema) = &schema.items {
+                items.iter_mut().for_each(|item| drop_unwanted_nulls(item, schema));
+            }
+        }
+        _ => {}
+    }
+}
+
 /// Removes nulls the way decoding into the real server's types does: an absent field and a null one are the same.
 pub(crate) fn drop_nulls(value: &mut Value) {
     match value {

@@ -69,6 +69,8 @@ impl Rules {
         for failure in failures {
             let field = self.field_paths.iter().find(|(rule, _)| **rule == *failure.rule);
             let field = field.map_or_else(|| path.to_owned(), |(_, below)| format!("{path}{below}"));
+            // The real server has no path for the object itself and prints that.
+            let field = if field.is_empty() { "<nil>".to_owned() } else { field };
             let message = match failure.kind {
                 ErrorKind::ValidationFailure => failure.message.clone(),
                 _ => format!("rule evaluation error: {}", failure.message),

@@ -9,11 +9,16 @@ pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut 
         return;
     }
     if !has_type(value, schema) {
-        if let Some(wanted) = schema.type_ {
+        let wanted = if schema.int_or_string { Some("integer,string") } else { schema.type_.map(Type::name) };
+        if let Some(wanted) = wanted {
             let actual = type_name(value);
-            let detail = format!("{path} in body must be of type {}: {actual:?}", wanted.name());
+            let detail = format!("{path} in body must be of type {wanted}: {actual:?}");
             let problem = Problem::TypeInvalid(actual.into(), detail);
             errors.push(FieldError { field: path.to_owned(), problem });
+        }
+        // Of the limits only the list of values makes sense for any type.
+        if let Some(limits) = &schema.limits {
+            check_one_of_values(value, limits, path, errors);
         }
         return;
     }
@@ -43,19 +48,23 @@ pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut 
     }
 }
 
-/// Whether every quantity (`500m`, `1Gi`) in a built-in object is one.
-pub(crate) fn has_good_quantities(value: &Value, schema: &Schema) -> bool {
+/// Brings every quantity of a built-in object into its canonical form (`0.5` is `500m`). False if one is none.
+pub(crate) fn canonical_quantities(value: &mut Value, schema: &Schema) -> bool {
     if schema.quantity {
-        return crate::kinds::is_quantity(value);
+        let Some(canonical) = crate::kinds::canonical_quantity(value) else { return false };
+        if value.as_str() != Some(canonical.as_str()) {
+            *value = canonical.into();
+        }
+        return true;
     }
     match value {
         Value::Object(object) => object
-            .iter()
-            .all(|(name, child)| schema.field(name).is_none_or(|schema| has_good_quantities(child, schema))),
+            .iter_mut()
+            .all(|(name, child)| schema.field(name).is_none_or(|schema| canonical_quantities(child, schema))),
         Value::Array(items) => schema
             .items
             .as_ref()
-            .is_none_or(|schema| items.iter().all(|item| has_good_quantities(item, schema))),
+            .is_none_or(|schema| items.iter_mut().all(|item| canonical_quantities(item, schema))),
         _ => true,
     }
 }
@@ -148,6 +157,11 @@ fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, err
     {
         errors.push(FieldError { field: path.to_owned(), problem: Problem::TooMany(items.len(), most) });
     }
+    check_one_of_values(value, limits, path, errors);
+    check_logic(value, schema, limits, path, errors);
+}
+
+fn check_one_of_values(value: &Value, limits: &Limits, path: &str, errors: &mut Vec<FieldError>) {
     if let Some(known) = &limits.one_of_values
         && !known.contains(value)
     {
@@ -155,7 +169,6 @@ fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, err
         let problem = Problem::Unsupported(value.clone(), known);
         errors.push(FieldError { field: path.to_owned(), problem });
     }
-    check_logic(value, schema, limits, path, errors);
 }
 
 /// The first thing wrong with a string; the real server stops there as well.

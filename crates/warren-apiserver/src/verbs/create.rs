@@ -3,13 +3,13 @@ use serde_json::Value;
 use warren_store::{Action, Expect, Key, Write, WriteError};
 
 use super::{refused, track, warn};
-use crate::admission;
 use crate::call::Call;
 use crate::managed_fields::check_options;
 use crate::metadata::{self, metadata_mut};
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
 use crate::status::ApiError;
+use crate::{admission, admit};
 
 /// How often a generated name that turns out to be taken is drawn again.
 const GENERATE_ATTEMPTS: usize = 8;
@@ -64,10 +64,13 @@ pub(super) async fn create_object(
         let sent = metadata_mut(&mut object).shift_remove("managedFields");
         track(call, None, sent.as_ref(), &mut object)?;
     }
+    admit::admit(server, call, &mut object)?;
     (definition.behaviour.prepare_create)(&mut object);
     admission::check(&call.target, &object, None)?;
     check_namespace(server, call, metadata::text(&object, "name"))?;
     if call.dry_run()? {
+        let address = server.allocate_cluster_ip(&definition.resource, &mut object)?;
+        server.release_cluster_ip(address);
         let name = metadata::text(&object, "name");
         if server.store.newest(&call.key_of(name)).is_some() {
             return Err(ApiError::already_exists(definition.subject(name)));
@@ -79,8 +82,15 @@ pub(super) async fn create_object(
         let name = metadata::text(&object, "name").to_owned();
         let write =
             Write { key: call.key_of(&name), expect: Expect::Absent, action: Action::Put(object.clone()) };
-        match server.store.write_one(write).await {
-            Ok(stored) => {
+        let mut writes = vec![write];
+        if &*definition.resource == "namespaces" {
+            // On a real cluster a controller makes it soon after.
+            let created = metadata::text(&object, "creationTimestamp");
+            writes.extend(server.default_account_write(&name, created));
+        }
+        match server.store.write(writes).await.map(|stored| stored.into_iter().next()) {
+            Ok(None) => return Err(ApiError::internal("the store lost a write")),
+            Ok(Some(stored)) => {
                 server.written(&stored, None);
                 return Ok(respond::object(
                     StatusCode::CREATED,
@@ -92,6 +102,18 @@ pub(super) async fn create_object(
             }
             Err(WriteError::Exists(_)) if generated && attempt < GENERATE_ATTEMPTS => {
                 metadata_mut(&mut object).insert("name".to_owned(), metadata::generate_name(&base).into());
+            }
+            Err(WriteError::Exists(key)) => {
+                server.release_cluster_ip(address);
+                let subject = definition.subject(&name);
+                if !base.is_empty() {
+                    return Err(ApiError::generated_name_taken(subject));
+                }
+                let mut error = ApiError::already_exists(subject);
+                if server.store.newest(&key).is_some_and(|current| current.meta.deleting) {
+                    error.message.insert_str(0, "object is being deleted: ");
+                }
+                return Err(error);
             }
             Err(error) => {
                 server.release_cluster_ip(address);

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 use http::{Response, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 use warren_store::deletion::{self, Outcome, Propagation};
 use warren_store::{Action, Expect, Key, List, ListRequest, Object, Write, WriteError};
 
@@ -12,7 +12,7 @@ use crate::call::Call;
 use crate::definition::Definition;
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
-use crate::status::ApiError;
+use crate::status::{ApiError, FieldError, Subject};
 
 const ATTEMPTS: usize = 64;
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
@@ -31,27 +31,35 @@ pub(crate) struct DeleteOptions {
 
 impl DeleteOptions {
     fn read(call: &Call<'_>, body: &[u8]) -> Result<DeleteOptions, ApiError> {
-        let sent = if body.is_empty() {
-            Value::Null
-        } else {
-            admission::parse(call.content_type(), body, DELETE_OPTIONS)?
+        let sent = if body.is_empty() { Value::Null } else { parse_options(call, body)? };
+        let invalid = |error: FieldError| {
+            let subject = Subject { group: "meta.k8s.io", kind: "DeleteOptions", name: "" };
+            ApiError::invalid(subject, vec![error])
         };
+        let dry_run: Vec<&str> = match sent["dryRun"].as_array() {
+            Some(list) => list.iter().filter_map(Value::as_str).collect(),
+            None => call.query.all("dryRun").collect(),
+        };
+        if dry_run.iter().any(|value| *value != "All") {
+            return Err(invalid(FieldError::unsupported("dryRun", dry_run, &["All"])));
+        }
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let policy =
             text(&sent["propagationPolicy"]).or(call.query.text("propagationPolicy").map(str::to_owned));
         let orphan =
             sent["orphanDependents"].as_bool().or(call.query.get("orphanDependents").map(|v| v == "true"));
         let propagation = match (policy.as_deref(), orphan) {
+            (Some(policy), Some(_)) => {
+                let detail = "orphanDependents and deletionPropagation cannot be both set";
+                return Err(invalid(FieldError::invalid("propagationPolicy", policy, detail)));
+            }
             (Some("Background"), _) | (None, Some(false)) => Some(Propagation::Background),
             (Some("Foreground"), _) => Some(Propagation::Foreground),
             (Some("Orphan"), _) | (None, Some(true)) => Some(Propagation::Orphan),
             (None, None) => None,
             (Some(other), _) => {
                 let known = ["Foreground", "Background", "Orphan", "nil"];
-                let error = crate::status::FieldError::unsupported("propagationPolicy", other, &known);
-                let subject =
-                    crate::status::Subject { group: "meta.k8s.io", kind: "DeleteOptions", name: "" };
-                return Err(ApiError::invalid(subject, vec![error]));
+                return Err(invalid(FieldError::unsupported("propagationPolicy", other, &known)));
             }
         };
         Ok(DeleteOptions {
@@ -62,9 +70,36 @@ impl DeleteOptions {
             propagation,
             uid: text(&sent["preconditions"]["uid"]),
             version: text(&sent["preconditions"]["resourceVersion"]),
-            dry_run: call.dry_run()? || sent["dryRun"].as_array().is_some_and(|list| !list.is_empty()),
+            dry_run: !dry_run.is_empty(),
         })
     }
+}
+
+fn parse_options(call: &Call<'_>, body: &[u8]) -> Result<Value, ApiError> {
+    let sent = admission::parse(call.content_type(), body, DELETE_OPTIONS).map_err(|mut error| {
+        // The only body whose decoder does not say what it should have been.
+        let prefix = "the object provided is unrecognized (must be of type DeleteOptions): ";
+        if let Some(rest) = error.message.strip_prefix(prefix) {
+            let cause = rest.rsplit_once(" (").map_or(rest, |(cause, _)| cause);
+            error.message = cause.to_owned();
+        }
+        error
+    })?;
+    let word = |field: &str| sent[field].as_str().unwrap_or_default();
+    let (kind, version) = (word("kind"), word("apiVersion"));
+    if !matches!(kind, "" | "DeleteOptions") {
+        return Err(ApiError::bad_request(format!(
+            "no kind {kind:?} is registered for version {version:?} in scheme \"pkg/runtime/scheme.go:111\""
+        )));
+    }
+    let grace = &sent["gracePeriodSeconds"];
+    if !grace.is_null() && !grace.is_i64() {
+        let found = crate::schema::type_name(grace);
+        return Err(ApiError::bad_request(format!(
+            "json: cannot unmarshal {found} into Go struct field DeleteOptions.gracePeriodSeconds of type int64"
+        )));
+    }
+    Ok(sent)
 }
 
 /// What a deletion came to.
@@ -93,6 +128,30 @@ pub(super) async fn delete(
             respond::value(StatusCode::OK, &call.target, &value, call.representation, call.now)
         }
     })
+}
+
+/// `pods/eviction`: a deletion that disruption budgets could forbid, if there were any.
+pub(super) async fn evict(
+    server: &Inner,
+    call: &Call<'_>,
+    body: &[u8],
+) -> Result<Response<ResponseBody>, ApiError> {
+    let eviction = admission::parse(call.content_type(), body, "io.k8s.api.policy.v1.Eviction")?;
+    let sent = &eviction["deleteOptions"];
+    let options = DeleteOptions {
+        grace_period: sent["gracePeriodSeconds"].as_i64(),
+        uid: sent["preconditions"]["uid"].as_str().map(str::to_owned),
+        version: sent["preconditions"]["resourceVersion"].as_str().map(str::to_owned),
+        dry_run: call.dry_run()? || sent["dryRun"].as_array().is_some_and(|list| !list.is_empty()),
+        propagation: None,
+    };
+    remove(server, &call.target.definition, &call.key()?, &options, call.now)
+        .await
+        .map_err(|error| error.into_api_error(call, call.name.unwrap_or_default()))?;
+    let status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201,
+    });
+    Ok(respond::json(StatusCode::CREATED, &status))
 }
 
 pub(super) async fn delete_collection(
@@ -124,8 +183,8 @@ async fn remove_listed(
         // Somebody else was quicker, which is what was wanted.
         Err(RemoveError::Write(WriteError::Missing(_))) => Ok(None),
         Err(error) => Err(error.into_api_error(call, &object.key.name)),
-        Ok(Removal::Gone(object) | Removal::Waiting(object)) => Ok(Some(object)),
-        Ok(Removal::DryRun(_)) => Ok(Some(object)),
+        // The answer shows what was found, not what became of it.
+        Ok(_) => Ok(Some(object)),
     }
 }
 
@@ -187,10 +246,11 @@ pub(crate) async fn remove(
             outcome = terminate_namespace(object.clone(), now);
         }
         if options.dry_run {
-            return Ok(Removal::DryRun(match outcome {
-                Outcome::Mark(marked) => marked,
-                Outcome::Remove | Outcome::Unchanged => object,
-            }));
+            return Ok(match outcome {
+                Outcome::Remove => Removal::Gone(current),
+                Outcome::Mark(marked) => Removal::DryRun(marked),
+                Outcome::Unchanged => Removal::DryRun(object),
+            });
         }
         let action = match outcome {
             Outcome::Unchanged => return Ok(Removal::Waiting(current)),
@@ -198,16 +258,21 @@ pub(crate) async fn remove(
             Outcome::Mark(marked) => Action::Put(marked),
         };
         let gone = matches!(action, Action::Delete);
-        let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
-        match server.store.write_one(write).await {
-            Ok(stored) if gone => {
+        let write = |expect, action| Write { key: key.clone(), expect, action };
+        let expect = Expect::Version(current.version);
+        let last_state = (gone && definition.behaviour.marks_before_removal)
+            .then(|| deletion::last_state(&object, now))
+            .flatten();
+        let writes = match last_state {
+            Some(marked) => vec![write(expect, Action::Put(marked)), write(Expect::Present, action)],
+            None => vec![write(expect, action)],
+        };
+        match server.store.write(writes).await.map(|mut stored| stored.pop()) {
+            Ok(Some(stored)) => {
                 server.written(&stored, Some(&current));
-                return Ok(Removal::Gone(stored));
+                return Ok(if gone { Removal::Gone(stored) } else { Removal::Waiting(stored) });
             }
-            Ok(stored) => {
-                server.written(&stored, Some(&current));
-                return Ok(Removal::Waiting(stored));
-            }
+            Ok(None) => return Err(RemoveError::Write(WriteError::Missing(key.clone()))),
             Err(WriteError::Conflict { .. }) => {}
             Err(error) => return Err(RemoveError::Write(error)),
         }

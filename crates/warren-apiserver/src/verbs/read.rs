@@ -7,9 +7,16 @@ use warren_store::{ListError, ListRequest};
 use crate::call::Call;
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
-use crate::status::ApiError;
+use crate::status::{ApiError, FieldError, LIST_OPTIONS};
 
 pub(super) fn get(server: &Inner, call: &Call<'_>) -> Result<Response<ResponseBody>, ApiError> {
+    if let Some(text) = call.query.text("resourceVersion")
+        && text.parse::<u64>().is_err()
+    {
+        return Err(ApiError::malformed_version(format!(
+            "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+        )));
+    }
     let object = server.store.get(&call.key()?).ok_or_else(|| call.not_found())?;
     Ok(respond::object(StatusCode::OK, &call.target, &object, call.representation, call.now))
 }
@@ -25,9 +32,20 @@ struct Continue {
 
 impl Continue {
     fn decode(token: &str) -> Result<Continue, ApiError> {
-        let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).ok();
-        bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).ok_or_else(|| {
-            ApiError::bad_request("invalid continue token: continue key is not valid: illegal base64 data or unexpected contents")
+        let invalid = |why: String| {
+            ApiError::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
+        };
+        let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|error| {
+            let at = match error {
+                base64::DecodeError::InvalidByte(at, _) => at,
+                _ => token.len(),
+            };
+            invalid(format!("illegal base64 data at input byte {at}"))
+        })?;
+        serde_json::from_slice(&bytes).map_err(|error| {
+            // A token may hold anything; the first byte that is no JSON is named as text.
+            let text = String::from_utf8_lossy(&bytes);
+            invalid(crate::go_json::message(text.as_bytes(), &error))
         })
     }
 
@@ -41,6 +59,9 @@ pub(super) fn list(server: &Inner, call: &Call<'_>) -> Result<Response<ResponseB
     let limit =
         call.query.number("limit")?.and_then(|limit| usize::try_from(limit).ok()).filter(|limit| *limit > 0);
     let position = call.query.text("continue").map(Continue::decode).transpose()?;
+    if position.is_some() && call.query.text("resourceVersion").is_some_and(|version| version != "0") {
+        return Err(ApiError::bad_request("specifying resource version is not allowed when using continue"));
+    }
     let at = match &position {
         Some(position) => u64::try_from(position.rv).ok(),
         None => requested_version(call)?,
@@ -75,15 +96,28 @@ fn requested_version(call: &Call<'_>) -> Result<Option<u64>, ApiError> {
             ApiError::bad_request(format!("invalid resource version: resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"))
         })?),
     };
-    match (call.query.text("resourceVersionMatch"), version) {
+    const MATCH: &str = "resourceVersionMatch";
+    match (call.query.text(MATCH), version) {
+        (Some(_), None) => {
+            let mut errors = Vec::new();
+            if call.query.get("sendInitialEvents").is_some() {
+                let detail = "sendInitialEvents is forbidden for list";
+                errors.push(FieldError::forbidden("sendInitialEvents", detail));
+            }
+            let detail = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+            errors.insert(0, FieldError::forbidden(MATCH, detail));
+            Err(ApiError::invalid(LIST_OPTIONS, errors))
+        }
         (None, Some(version)) if version > 0 && call.query.text("limit").is_some() => Ok(Some(version)),
         (None | Some("NotOlderThan"), _) => Ok(None),
         (Some("Exact"), Some(version)) if version > 0 => Ok(Some(version)),
-        (Some("Exact"), _) => Err(ApiError::bad_request(
-            "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
-        )),
+        (Some("Exact"), _) => {
+            let detail = "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
+            Err(ApiError::invalid(LIST_OPTIONS, vec![FieldError::forbidden(MATCH, detail)]))
+        }
         (Some(other), _) => {
-            Err(ApiError::bad_request(format!("unknown resourceVersionMatch value {other:?}")))
+            let error = FieldError::unsupported(MATCH, other, &["Exact", "NotOlderThan", ""]);
+            Err(ApiError::invalid(LIST_OPTIONS, vec![error]))
         }
     }
 }

@@ -7,7 +7,7 @@ use warren_store::{Action, Expect, Object, Write, WriteError, deletion};
 use super::create::Ownership;
 use super::{create, refused, track, warn};
 use crate::admission::{self, Decoded};
-use crate::call::Call;
+use crate::call::{Call, FieldValidation};
 use crate::managed_fields::{Tracker, check_options, differs_in_time_alone};
 use crate::metadata::{self, metadata_mut};
 use crate::patch::{Format, Patch};
@@ -42,6 +42,11 @@ pub(super) async fn update(
     let Decoded { object, warnings } = admission::decode(call, admission::parse_object(call, body)?)?;
     let name = call.name.unwrap_or_default();
     let sent_name = metadata::text(&object, "name");
+    if sent_name.is_empty() {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+        )));
+    }
     if sent_name != name {
         return Err(ApiError::bad_request(format!(
             "the name of the object ({sent_name}) does not match the name on the URL ({name})"
@@ -132,13 +137,20 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Chang
         let current = server.store.newest(&key).ok_or_else(|| call.not_found())?;
         let old = current.value();
         let (mut new, insists) = proposed(call, &intent, &old)?;
-        if insists && metadata::text(&new, "resourceVersion") != current.version.to_string() {
+        let wanted = metadata::text(&new, "resourceVersion");
+        if insists && wanted.parse::<u64>().is_err() {
+            return Err(ApiError::malformed_version(format!(
+                "strconv.ParseUint: parsing {wanted:?}: invalid syntax"
+            )));
+        }
+        if insists && wanted != current.version.to_string() {
             return Err(ApiError::modified(subject));
         }
         let sent_uid = metadata::text(&new, "uid");
         if !sent_uid.is_empty() && sent_uid != &*current.meta.uid {
             let why = format!(
-                "Precondition failed: UID in precondition: {sent_uid}, UID in object meta: {}",
+                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {sent_uid}, UID in object meta: {}",
+                call.registry_path(name),
                 current.meta.uid
             );
             return Err(ApiError::conflict(subject, &why));
@@ -216,7 +228,10 @@ fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<(Value, boo
                 }
                 patch => patch.apply(&mut object, call.target.schema()?)?,
             }
-            let Decoded { object, .. } = admission::decode(call, object)?;
+            let strict = call.field_validation()? == FieldValidation::Strict;
+            let shown = if strict { object.to_string() } else { String::new() };
+            let Decoded { object, .. } =
+                admission::decode(call, object).map_err(|error| strict_patch_error(error, shown))?;
             let version = metadata::text(&object, "resourceVersion");
             let insists = !version.is_empty() && version != metadata::text(old, "resourceVersion");
             if metadata::text(&object, "name") != call.name.unwrap_or_default() {
@@ -226,8 +241,25 @@ fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<(Value, boo
                     call.name.unwrap_or_default()
                 )));
             }
+            if call.namespace.is_some_and(|namespace| namespace != metadata::text(&object, "namespace")) {
+                return Err(ApiError::bad_request(
+                    "the namespace of the provided object does not match the namespace sent on the request",
+                ));
+            }
             Ok((object, insists))
         }
+    }
+}
+
+/// Whatever a strict decoder does not like about a patched object is held against the patch.
+fn strict_patch_error(error: ApiError, shown: String) -> ApiError {
+    match error.message.find("strict decoding error: ") {
+        Some(start) => {
+            let nothing = crate::status::Subject { group: "", kind: "", name: "" };
+            let detail = error.message[start..].to_owned();
+            ApiError::invalid(nothing, vec![crate::status::FieldError::invalid("patch", shown, detail)])
+        }
+        None => error,
     }
 }
 
@@ -241,6 +273,7 @@ pub(super) async fn bind(
     let node = binding["target"]["name"].as_str().unwrap_or_default().to_owned();
     let name = call.name.unwrap_or_default();
     let subject = call.target.definition.subject(name);
+    let binding_subject = crate::status::Subject { group: "", kind: "pods/binding", name };
     if node.is_empty() {
         let error = crate::status::FieldError::required("target.name", "");
         let kind = crate::status::Subject { group: "", kind: "Binding", name };
@@ -253,11 +286,11 @@ pub(super) async fn bind(
         let assigned = pod["spec"]["nodeName"].as_str().unwrap_or_default();
         if !assigned.is_empty() {
             let why = format!("pod {name} is already assigned to node {assigned:?}");
-            return Err(ApiError::conflict(subject, &why));
+            return Err(ApiError::conflict(binding_subject, &why));
         }
         if current.meta.deleting {
             let why = format!("pod {name} is being deleted, cannot be assigned to a host");
-            return Err(ApiError::conflict(subject, &why));
+            return Err(ApiError::conflict(binding_subject, &why));
         }
         pod["spec"]["nodeName"] = node.as_str().into();
         let scheduled = json!({

@@ -15,7 +15,7 @@ use crate::call::Call;
 use crate::definition::Target;
 use crate::respond::{self, Representation, ResponseBody};
 use crate::server::Inner;
-use crate::status::ApiError;
+use crate::status::{ApiError, FieldError, LIST_OPTIONS};
 
 /// How often an idle watch that asked for bookmarks gets one, as on the real server.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
@@ -30,21 +30,14 @@ pub(super) fn watch(server: &Inner, call: &Call<'_>) -> Result<Response<Response
     let version = match call.query.text("resourceVersion") {
         None => 0,
         Some(text) => text.parse::<u64>().map_err(|_| {
-            ApiError::bad_request(format!(
-                "Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+            ApiError::malformed_version(format!(
+                "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
             ))
         })?,
     };
     let initial_events = call.query.get("sendInitialEvents").map(|value| value == "true");
     let bookmarks = call.query.is_on("allowWatchBookmarks");
-    if initial_events.is_some() && call.query.get("resourceVersionMatch") != Some("NotOlderThan") {
-        let error = crate::status::FieldError::forbidden(
-            "resourceVersionMatch",
-            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-        );
-        let subject = crate::status::Subject { group: "meta.k8s.io", kind: "ListOptions", name: "" };
-        return Err(ApiError::invalid(subject, vec![error]));
-    }
+    check_version_match(call, initial_events.is_some())?;
     let from = match (version, initial_events) {
         (0, Some(false)) => WatchFrom::Version(server.store.version()),
         (0, _) | (_, Some(true)) => WatchFrom::Start,
@@ -81,6 +74,30 @@ pub(super) fn watch(server: &Inner, call: &Call<'_>) -> Result<Response<Response
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
+}
+
+/// `resourceVersionMatch` says something about a watch only together with `sendInitialEvents`.
+fn check_version_match(call: &Call<'_>, initial_events: bool) -> Result<(), ApiError> {
+    let mut errors = Vec::new();
+    let field = "resourceVersionMatch";
+    match (initial_events, call.query.text(field)) {
+        (false, None) | (true, Some("NotOlderThan")) => {}
+        (false, Some(_)) => {
+            let detail = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            errors.push(FieldError::forbidden(field, detail));
+        }
+        (true, other) => {
+            let detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+            errors.push(FieldError::forbidden(field, detail));
+            if let Some(other) = other {
+                errors.push(FieldError::unsupported(field, other, &["NotOlderThan"]));
+            }
+        }
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(ApiError::invalid(LIST_OPTIONS, errors)),
+    }
 }
 
 enum Feed {
@@ -188,7 +205,7 @@ impl Stream {
     }
 
     fn bookmark(&self, version: u64, ends_initial: bool) -> Bytes {
-        let mut metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
+        let mut metadata = json!({"resourceVersion": version.to_string()});
         if ends_initial {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }

@@ -98,13 +98,14 @@ async fn bad_bodies_are_refused_and_change_nothing() {
     let token = server.pki.admin_token().unwrap();
     let path = "/api/v1/namespaces/default/configmaps";
     let post = async |body: Vec<u8>| request(&server, Method::POST, path, Some(&token), body).await;
-    for body in
-        [&b"{"[..], b"[]", b"null", b"\xff\xfe", br#"{"kind":"Pod","apiVersion":"v1"}"#, br#"{"metadata":7}"#]
+    for body in [&b"{"[..], b"[]", b"\xff\xfe", br#"{"kind":"Pod","apiVersion":"v1"}"#, br#"{"metadata":7}"#]
     {
         let (status, answer) = post(body.to_vec()).await;
         assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
         assert!(answer.contains(r#""kind":"Status""#));
     }
+    // Nothing is an object without a name.
+    assert_eq!(post(b"null".to_vec()).await.0, StatusCode::UNPROCESSABLE_ENTITY);
     let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
     assert_eq!(post(deep).await.0, StatusCode::BAD_REQUEST);
     assert_eq!(post(vec![b' '; (3 << 20) + 1]).await.0, StatusCode::PAYLOAD_TOO_LARGE);

@@ -26,6 +26,9 @@ impl LabelSelector {
     pub fn parse(text: &str) -> Result<LabelSelector, SelectorError> {
         let mut parser = Parser { rest: text.trim_start() };
         let mut requirements = Vec::new();
+        if parser.rest.starts_with(',') {
+            return Err(SelectorError("found ',', expected: !, identifier, or 'end of string'".to_owned()));
+        }
         while !parser.rest.is_empty() {
             requirements.push(parser.requirement()?);
             if parser.rest.is_empty() {
@@ -84,10 +87,12 @@ impl<'a> Parser<'a> {
             return Ok(Requirement::Exists(key));
         }
         if self.take("!=") {
-            return Ok(Requirement::NotIn(key, vec![self.value()?]));
+            let value = self.exact_value(&key)?;
+            return Ok(Requirement::NotIn(key, vec![value]));
         }
         if self.take("==") || self.take("=") {
-            return Ok(Requirement::In(key, vec![self.value()?]));
+            let value = self.exact_value(&key)?;
+            return Ok(Requirement::In(key, vec![value]));
         }
         if self.take(">") {
             return Ok(Requirement::GreaterThan(key, self.integer()?));
@@ -96,24 +101,40 @@ impl<'a> Parser<'a> {
             return Ok(Requirement::LessThan(key, self.integer()?));
         }
         match self.word() {
-            "in" => Ok(Requirement::In(key, self.set()?)),
-            "notin" => Ok(Requirement::NotIn(key, self.set()?)),
+            "in" => {
+                let values = self.set(&key)?;
+                Ok(Requirement::In(key, values))
+            }
+            "notin" => {
+                let values = self.set(&key)?;
+                Ok(Requirement::NotIn(key, values))
+            }
             word => Err(SelectorError(format!(
                 "unable to parse requirement: found '{word}', expected: in, notin, =, ==, !=, gt, lt"
             ))),
         }
     }
 
-    fn set(&mut self) -> Result<Vec<String>, SelectorError> {
+    /// The one value behind an operator.
+    fn exact_value(&mut self, key: &str) -> Result<String, SelectorError> {
+        if self.rest.starts_with(['=', '!', '<', '>', '(', ')']) {
+            return Err(self.unexpected("unable to parse requirement: found", "identifier"));
+        }
+        self.value(key)
+    }
+
+    fn set(&mut self, key: &str) -> Result<Vec<String>, SelectorError> {
         if !self.take("(") {
-            return Err(self.unexpected("unable to parse requirement: found", "'('"));
+            // The only message of this grammar without a comma.
+            let found = self.found();
+            return Err(SelectorError(format!("unable to parse requirement: found '{found}' expected: '('")));
         }
         if self.rest.is_empty() {
             return Err(self.unexpected("unable to parse requirement: found", "',', ')' or identifier"));
         }
-        let mut values = vec![self.value()?];
+        let mut values = vec![self.value(key)?];
         while self.take(",") {
-            values.push(self.value()?);
+            values.push(self.value(key)?);
         }
         if self.take(")") {
             Ok(values)
@@ -136,11 +157,11 @@ impl<'a> Parser<'a> {
         Ok(word.to_owned())
     }
 
-    fn value(&mut self) -> Result<String, SelectorError> {
+    fn value(&mut self, key: &str) -> Result<String, SelectorError> {
         let word = self.word();
         if word.len() > 63 || !(word.is_empty() || edges_are_alphanumeric(word)) || word.contains('/') {
             return Err(SelectorError(format!(
-                "unable to parse requirement: values[0][key]: Invalid value: {word:?}: a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+                "unable to parse requirement: values[0][{key}]: Invalid value: {word:?}: a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
             )));
         }
         Ok(word.to_owned())
@@ -174,8 +195,15 @@ impl<'a> Parser<'a> {
     }
 
     fn unexpected(&self, prefix: &str, wanted: &str) -> SelectorError {
-        let found = self.rest.chars().next().map(String::from).unwrap_or_default();
-        SelectorError(format!("{prefix} '{found}', expected: {wanted}"))
+        SelectorError(format!("{prefix} '{}', expected: {wanted}", self.found()))
+    }
+
+    /// What stands there: a word or a sign.
+    fn found(&self) -> &'a str {
+        match (Parser { rest: self.rest }).word() {
+            "" => self.rest.chars().next().map_or("", |sign| &self.rest[..sign.len_utf8()]),
+            word => word,
+        }
     }
 }
 

@@ -1,0 +1,36 @@
+//! Why bytes are not JSON, in the words of the real server's decoder: clients and their tests match on them.
+
+/// The sentence for an error that `serde_json` found in `bytes`.
+pub(crate) fn message(bytes: &[u8], error: &serde_json::Error) -> String {
+    if error.is_eof() {
+        return "unexpected end of JSON input".to_owned();
+    }
+    if error.is_data() {
+        return error.to_string();
+    }
+    // The column counts from one and names the byte that was not expected.
+    let line = bytes.split(|byte| *byte == b'\n').nth(error.line().saturating_sub(1)).unwrap_or_default();
+    match line.get(error.column().saturating_sub(1)) {
+        Some(byte) => format!("invalid character '{}' looking for beginning of value", char::from(*byte)),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::message;
+
+    #[test]
+    fn errors_read_as_the_real_servers() {
+        for (text, expected) in [
+            ("", "unexpected end of JSON input"),
+            ("{\"a\":", "unexpected end of JSON input"),
+            ("hello", "invalid character 'h' looking for beginning of value"),
+        ] {
+            let error = serde_json::from_str::<Value>(text).unwrap_err();
+            assert_eq!(message(text.as_bytes(), &error), expected, "{text}");
+        }
+    }
+}
