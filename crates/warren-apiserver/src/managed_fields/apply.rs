@@ -93,7 +93,7 @@ impl Tracker<'_> {
         wanted.subtract_trees(&self.ignored());
         let Some(live) = live else {
             let mut object = configuration.clone();
-            wanted.subtract(&never_owned());
+            wanted.subtract(never_owned());
             set(&mut object, some_entry(self.entry(Operation::Apply, &self.manager, wanted)));
             return Ok(object);
         };
@@ -127,7 +127,7 @@ impl Tracker<'_> {
         if new != live {
             own.time = Some(self.time.clone());
         }
-        own.fields.subtract(&never_owned());
+        own.fields.subtract(never_owned());
         owners.push(own);
         owners.retain(|owner| !owner.fields.is_empty());
         let mut new = new;

@@ -176,3 +176,21 @@ fn managers_are_named_by_their_program() {
     headers.insert("user-agent", "kubectl-edit/v1.36 (linux)".parse().unwrap());
     assert_eq!(super::tracker::name_from_user_agent(&headers), "kubectl-edit");
 }
+
+#[test]
+fn a_scale_is_owned_through_its_own_endpoint() {
+    let mut world = World::new("ConfigMap");
+    world.update("creator", map(json!({"k": "v"})));
+    let mut new = map(json!({"k": "w"}));
+    let tracker = Tracker { subresource: "scale", ..world.tracker("scaler", 2) };
+    tracker.update(world.object.as_ref(), None, &mut new).unwrap();
+    let entries = new["metadata"]["managedFields"].as_array().unwrap();
+    let scaler = entries.iter().find(|entry| entry["manager"] == "scaler").unwrap();
+    assert_eq!(
+        *scaler,
+        json!({
+            "manager": "scaler", "operation": "Update", "apiVersion": "v1", "subresource": "scale",
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:data": {"f:k": {}}},
+        })
+    );
+}

@@ -1,5 +1,7 @@
 //! Ownership by update: every write that is not an apply.
 
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
 use super::compare::{Difference, compare};
@@ -103,7 +105,7 @@ impl<'a> Tracker<'a> {
         }
         let mut changed = difference.added.clone();
         changed.unite(&difference.modified);
-        changed.subtract(&never_owned());
+        changed.subtract(never_owned());
         differences.take_from(&mut owners)?;
         if !changed.is_empty() {
             let entry = self.entry(Operation::Update, manager, changed);
@@ -126,7 +128,8 @@ impl<'a> Tracker<'a> {
             operation,
             api_version: self.target.version().api_version.clone(),
             subresource: self.subresource.into(),
-            time: Some(self.time.clone()),
+            // The real server converts the managers of a scale to those of its object, and loses the time.
+            time: (self.subresource != "scale").then(|| self.time.clone()),
             fields,
         }
     }
@@ -196,8 +199,9 @@ impl Differences<'_> {
     }
 }
 
-pub(super) fn never_owned() -> Fields {
-    Fields::from_paths(NEVER_OWNED)
+pub(super) fn never_owned() -> &'static Fields {
+    static FIELDS: LazyLock<Fields> = LazyLock::new(|| Fields::from_paths(NEVER_OWNED));
+    &FIELDS
 }
 
 /// Writes the owners into an object.
