@@ -7,6 +7,7 @@ mod edges;
 mod generate;
 mod kube;
 mod test;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -34,6 +35,8 @@ enum Task {
     Gen(generate::Arguments),
     /// Run the tests and sum their results.
     Test(test::Arguments),
+    /// Make real containers in a virtual machine with an ordinary kernel: Linux 6.1, cgroups of version 2.
+    Vm(vm::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Task::CheckEdges => edges::run(),
         Task::Gen(arguments) => generate::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Vm(arguments) => vm::run(&arguments),
     };
     match outcome {
         Ok(code) => code,

@@ -33,10 +33,11 @@ pub struct Arguments {
     only_kube: bool,
 }
 
+/// What became of tests.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
-    passed: u64,
-    failed: u64,
+pub struct Counts {
+    pub passed: u64,
+    pub failed: u64,
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -124,7 +125,7 @@ fn run_cargo(mut command: Command, counts: &mut Counts) -> Result<()> {
 }
 
 /// Reads the line that ends the output of a test binary.
-fn parse_result(line: &str) -> Option<Counts> {
+pub fn parse_result(line: &str) -> Option<Counts> {
     let (_, results) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let mut counts = Counts::default();
     for part in results.split("; ") {

@@ -26,15 +26,16 @@ pub(crate) fn probe() -> io::Result<Layering> {
     if !mount::can_restrict() {
         return Err(unsupported("mount_setattr (Linux 5.12)"));
     }
+    if !mount::knows_file_system("overlay")? {
+        return Err(unsupported("the overlay file system, which is in the kernel's module `overlay`"));
+    }
+    // Old ones are not asked: they would write into the machine's log that they do not know what is meant.
+    if !is_at_least(&release(), 6, 15) {
+        return Ok(Layering::Attached);
+    }
     let tmpfs = || mount::new_file_system("tmpfs", &[], Attributes::NO_SUID_NO_DEV.read_only());
     let layers = [tmpfs()?, tmpfs()?];
-    match overlay_of(&layers) {
-        Ok(_) => Ok(Layering::Detached),
-        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {
-            Err(unsupported("the overlay file system, which is in the kernel's module `overlay`"))
-        }
-        Err(_) => Ok(Layering::Attached),
-    }
+    Ok(if overlay_of(&layers).is_ok() { Layering::Detached } else { Layering::Attached })
 }
 
 /// An overlay that is only to be looked at, from mounts that are attached nowhere.

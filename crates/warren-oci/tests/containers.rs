@@ -176,8 +176,8 @@ fn containers_of_a_pod_share_what_pods_share_and_no_more() {
     pod.shell("mkdir /dev/shm/x; touch /var/tmp/only-main");
     let second = home.container("pair", "second", &["sleep", "1000"]);
     pod.client.call(Call::Start { container: Box::new(second.clone()) }, drop).unwrap();
-    let look = "readlink /proc/self/ns/net /proc/self/ns/user /proc/self/ns/uts /proc/self/ns/ipc; \
-                readlink /proc/self/ns/pid /proc/self/ns/mnt; ls /var/tmp; hostname; ip -o link 2>/dev/null | wc -l";
+    let look = "for kind in net user uts ipc pid mnt; do readlink /proc/self/ns/$kind; done; \
+                ls /var/tmp; hostname; ip -o link 2>/dev/null | wc -l";
     let main = pod.shell(look).stdout;
     let mut request = Pod::request(&["sh", "-c", look]);
     request.container = "second".to_owned();

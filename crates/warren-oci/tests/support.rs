@@ -31,13 +31,13 @@ pub fn skipped() -> bool {
     true
 }
 
-/// Waits for a condition; fails after half a minute.
+/// Waits for a condition; fails after two minutes, which is long on any machine but an emulated one (`cargo xtask vm`).
 #[expect(
     clippy::disallowed_methods,
     reason = "this is the wait for a condition, and there is nothing to be woken by"
 )]
 pub fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         if let Some(value) = condition() {
             return value;

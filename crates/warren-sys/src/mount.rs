@@ -69,6 +69,15 @@ pub fn new_file_system(name: &str, options: &[FsOption<'_>], attributes: Attribu
     Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes.flags())?)
 }
 
+/// Whether the kernel has a kind of file system; it may load a module for it.
+pub fn knows_file_system(name: &str) -> io::Result<bool> {
+    match rustix::mount::fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC) {
+        Ok(_) => Ok(true),
+        Err(rustix::io::Errno::NODEV) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The kernel says what it disliked to whoever reads from the context.
 fn explain(context: &OwnedFd, name: &str, error: rustix::io::Errno) -> io::Error {
     let mut buffer = [0u8; 512];
