@@ -22,12 +22,16 @@ pub(super) fn zero(target: &Target) -> Value {
         "Event" => json!({
             "metadata": {},
             "source": {},
-            "deprecatedSource": {},
             "firstTimestamp": null,
             "lastTimestamp": null,
             "eventTime": null,
             "reportingComponent": "",
             "reportingInstance": "",
+            // The same in the other group's words.
+            "deprecatedSource": {},
+            "deprecatedFirstTimestamp": null,
+            "deprecatedLastTimestamp": null,
+            "reportingController": "",
         }),
         "CustomResourceDefinition" => json!({
             "metadata": {},
