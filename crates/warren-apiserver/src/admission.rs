@@ -96,10 +96,13 @@ pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiE
     } else {
         drop_nulls(&mut object);
         drop_empty_maps(&mut object, schema);
-        if let Some((path, actual, wanted)) = check_types(&object, schema, "") {
+        if let Some((path, actual)) = check_types(&object, schema, "") {
+            let (field, type_) = match target.version().schema.source {
+                SchemaSource::Builtin(name) => crate::kinds::describe(name, &path),
+                SchemaSource::Custom { .. } => (path, String::new()),
+            };
             return Err(ApiError::bad_request(format!(
-                "{kind} in version {version:?} cannot be handled as a {kind}: json: cannot unmarshal {actual} into Go struct field {kind}.{path} of type {}",
-                wanted.name(),
+                "{kind} in version {version:?} cannot be handled as a {kind}: json: cannot unmarshal {actual} into Go struct field {field} of type {type_}",
                 kind = definition.kind,
                 version = target.version().name,
             )));
@@ -211,7 +214,10 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
             object.shift_insert(0, field.to_owned(), value);
         }
     }
-    if !object.get("metadata").is_none_or(|metadata| metadata.is_object() || metadata.is_null()) {
+    // The types of the built-in kinds are checked one and all, a little later.
+    if target.definition.custom
+        && !object.get("metadata").is_none_or(|metadata| metadata.is_object() || metadata.is_null())
+    {
         return Err(ApiError::bad_request("metadata must be an object"));
     }
     Ok(())

@@ -9,12 +9,14 @@ use crate::definition::{Column, Columns, Conversion, Definition, LazySchema, Sch
 use crate::schema::{Compiler, Schema};
 use crate::status::FieldError;
 
+pub(crate) use go_types::describe;
 pub(crate) use quantity::canonical_quantity;
 
 mod cluster;
 pub(crate) mod columns;
 mod config;
 mod events;
+mod go_types;
 mod namespaces;
 mod network;
 pub(crate) mod pods;

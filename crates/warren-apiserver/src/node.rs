@@ -19,7 +19,7 @@ use crate::query::{Query, encode};
 use crate::respond::ResponseBody;
 use crate::route::ResourcePath;
 use crate::server::Inner;
-use crate::status::{ApiError, Subject};
+use crate::status::{ApiError, FieldError, Subject};
 
 /// A two-way stream of bytes to a node.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -64,6 +64,9 @@ pub(crate) async fn log(
     query: &Query,
 ) -> Result<Response<ResponseBody>, ApiError> {
     let place = Place::find(server, path, query)?;
+    for name in ["tailLines", "limitBytes", "sinceSeconds"] {
+        check_log_number(place.pod, name, query)?;
+    }
     if place.node.is_empty() {
         // Nothing has run, so nothing has been said.
         let mut response = Response::new(Empty::new().boxed_unsync());
@@ -118,6 +121,17 @@ pub(crate) async fn exec(
     *answer.headers_mut() = handshake_headers(response.headers());
     tokio::spawn(splice(client, hyper::upgrade::on(response)));
     Ok(answer)
+}
+
+fn check_log_number(pod: &str, name: &str, query: &Query) -> Result<(), ApiError> {
+    let lowest = i64::from(name != "tailLines");
+    let Some(number) = query.number(name)?.filter(|number| *number < lowest) else { return Ok(()) };
+    let detail = match lowest {
+        0 => "must be greater than or equal to 0",
+        _ => "must be greater than 0",
+    };
+    let subject = Subject { group: "", kind: "PodLogOptions", name: pod };
+    Err(ApiError::invalid(subject, vec![FieldError::invalid(name, number, detail)]))
 }
 
 /// Copies both ways until either side is done.

@@ -34,6 +34,12 @@ const RENAMED: &[(&str, &str)] = &[
 
 fn from_stored(event: &mut Value) {
     rename(event, |(new, core)| (core, new));
+    if let Some(event) = event.as_object_mut() {
+        // Always written in the core form, and left out of this one where they are empty.
+        event.retain(|name, value| {
+            !(matches!(name.as_str(), "reportingController" | "reportingInstance") && value == "")
+        });
+    }
 }
 
 fn to_stored(event: &mut Value) {

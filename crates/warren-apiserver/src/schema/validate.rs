@@ -69,14 +69,18 @@ pub(crate) fn canonical_quantities(value: &mut Value, schema: &Schema) -> bool {
     }
 }
 
-/// The first value whose type is not the schema's: its path, what it is and what it should be.
-pub(crate) fn check_types(
-    value: &Value,
-    schema: &Schema,
-    path: &str,
-) -> Option<(String, &'static str, Type)> {
+/// The first value whose type is not the schema's: its path, and what it is.
+pub(crate) fn check_types(value: &Value, schema: &Schema, path: &str) -> Option<(String, String)> {
     if !value.is_null() && !has_type(value, schema) {
-        return schema.type_.map(|wanted| (path.to_owned(), type_name(value), wanted));
+        let wanted = schema.type_?;
+        let actual = match value {
+            // A number that almost fits is shown.
+            Value::Number(number) if wanted == Type::Integer => format!("number {number}"),
+            Value::Number(_) => "number".to_owned(),
+            Value::Bool(_) => "bool".to_owned(),
+            other => type_name(other).to_owned(),
+        };
+        return Some((path.to_owned(), actual));
     }
     match value {
         Value::Object(object) => {

@@ -242,6 +242,13 @@ pub(crate) async fn remove(
         let grace = (definition.behaviour.grace_period)(&object, options.grace_period);
         let propagation = options.propagation.unwrap_or(Propagation::Background);
         let mut outcome = deletion::delete(&object, propagation, grace, now);
+        if let Outcome::Mark(definition) = &mut outcome
+            && &*key.resource == crate::crd::RESOURCE
+            && let Some(metadata) = definition.get_mut("metadata").and_then(Value::as_object_mut)
+        {
+            // Definitions wait for their objects, not for a period.
+            metadata.shift_remove("deletionGracePeriodSeconds");
+        }
         if is_namespace && outcome == Outcome::Remove {
             outcome = terminate_namespace(object.clone(), now);
         }
