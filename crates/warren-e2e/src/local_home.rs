@@ -10,6 +10,7 @@ use warren_client::home::DataDir;
 use warren_client::kube::Client;
 use warren_testkit::kube::Cache;
 use warren_testkit::leaks;
+use warren_testkit::privileges::skip_without_root;
 
 /// A data directory and the binary that works on it. Dropping it takes the home down.
 #[derive(Debug)]
@@ -39,11 +40,9 @@ impl From<Output> for Ended {
 }
 
 impl LocalHome {
-    /// A fresh directory, with nothing running. `None`, with a word on standard error, where containers
-    /// cannot be made.
+    /// A fresh directory, with nothing running. `None` where tests that make containers are left out.
     pub fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: the local home needs root to make containers");
+        if skip_without_root() {
             return None;
         }
         Some(Self { directory: tempfile::tempdir().expect("make a data directory") })
@@ -106,11 +105,13 @@ impl LocalHome {
         warren_client::connect::local(&data_dir).await.expect("connect")
     }
 
-    /// `kubectl` with this home's kubeconfig, if there is a kubectl.
-    pub fn kubectl(&self) -> Option<Command> {
-        let mut command = Command::new(kubectl()?);
+    /// `kubectl` with this home's kubeconfig: the one that was built for the control-plane tests.
+    pub fn kubectl(&self) -> Command {
+        let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
+        let cache = Cache::locate(named, |name| std::env::var_os(name)).expect("find the cache of programs");
+        let mut command = Command::new(cache.programs().join("kubectl"));
         command.arg("--kubeconfig").arg(self.path().join("kubeconfig"));
-        Some(command)
+        command
     }
 
     /// Fails if anything of a pod is left on the machine.
@@ -147,16 +148,5 @@ pub fn warren_binary() -> &'static Path {
         let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("run cargo");
         assert!(status.success(), "building warren failed");
         profile.join("warren")
-    })
-}
-
-/// A kubectl: the one that was built for the control-plane tests, or one in `PATH`.
-fn kubectl() -> Option<PathBuf> {
-    let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
-    let cached =
-        Cache::locate(named, |name| std::env::var_os(name)).map(|cache| cache.programs().join("kubectl"));
-    cached.ok().filter(|file| file.exists()).or_else(|| {
-        let path = std::env::var_os("PATH")?;
-        std::env::split_paths(&path).map(|directory| directory.join("kubectl")).find(|file| file.exists())
     })
 }

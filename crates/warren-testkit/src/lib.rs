@@ -9,5 +9,6 @@
 
 pub mod kube;
 pub mod leaks;
+pub mod privileges;
 
 mod files;
