@@ -119,7 +119,7 @@ fn bump_generation(metadata: &mut Map<String, Value>) {
 mod tests {
     use serde_json::json;
 
-    use super::{Outcome, Propagation, delete, is_finished};
+    use super::{Outcome, Propagation, delete, is_finished, last_state};
 
     fn now() -> jiff::Timestamp {
         "2026-11-15T12:00:00Z".parse().unwrap()
@@ -147,6 +147,17 @@ mod tests {
         assert_eq!(marked["metadata"]["deletionTimestamp"], "2026-11-15T12:00:30Z");
         assert_eq!(delete(&marked, Propagation::Background, 60, now()), Outcome::Unchanged);
         assert_eq!(delete(&marked, Propagation::Background, 0, now()), Outcome::Remove);
+    }
+
+    #[test]
+    fn the_last_state_has_no_grace_left_and_comes_once() {
+        let object =
+            json!({"metadata": {"generation": 1, "deletionGracePeriodSeconds": 7, "deletionTimestamp": "x"}});
+        let last = last_state(&object, now()).unwrap();
+        assert_eq!(last["metadata"]["deletionGracePeriodSeconds"], 0);
+        assert_eq!(last["metadata"]["deletionTimestamp"], "2026-11-15T12:00:00Z");
+        assert_eq!(last["metadata"]["generation"], 2);
+        assert_eq!(last_state(&last, now()), None);
     }
 
     #[test]

@@ -89,16 +89,12 @@ fn validate_secret(secret: &Value, errors: &mut Vec<FieldError>) {
         }
         "kubernetes.io/dockercfg" => check_json(data, ".dockercfg", errors),
         "kubernetes.io/dockerconfigjson" => check_json(data, ".dockerconfigjson", errors),
-        "kubernetes.io/basic-auth" => {
-            if data.get("username").is_none() && data.get("password").is_none() {
-                require("username");
-                require("password");
-            }
+        "kubernetes.io/basic-auth" if data.get("username").is_none() && data.get("password").is_none() => {
+            require("username");
+            require("password");
         }
-        "kubernetes.io/ssh-auth" => {
-            if data["ssh-privatekey"].as_str().unwrap_or_default().is_empty() {
-                require("ssh-privatekey");
-            }
+        "kubernetes.io/ssh-auth" if data["ssh-privatekey"].as_str().unwrap_or_default().is_empty() => {
+            require("ssh-privatekey");
         }
         "kubernetes.io/tls" => {
             ["tls.crt", "tls.key"].into_iter().filter(|key| data.get(key).is_none()).for_each(require);
