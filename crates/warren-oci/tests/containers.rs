@@ -418,10 +418,12 @@ fn a_container_that_spoils_its_own_files_does_not_spoil_an_exec() {
         "rm -f /dev/ptmx /dev/fd; mkfifo /dev/ptmx; rm -rf /tmp; ln -s / /tmp; chmod 000 /root; echo done",
     );
     assert_eq!(output.stdout, "done\n", "{output:?}");
-    let (number, mut master) = pod.terminal("echo here", 80, 24);
-    let mut buffer = [0u8; 64];
-    let length = master.read(&mut buffer).unwrap();
-    assert_eq!(&buffer[..length], b"here\r\n");
+    // It waits to be read: the kernel drops what a terminal has not passed on when the session's leader ends.
+    let (number, mut master) = pod.terminal("echo here; read line", 80, 24);
+    let mut said = [0u8; 6];
+    master.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"here\r\n");
+    master.write_all(b"\n").unwrap();
     assert_eq!(pod.wait_exit(number).code, 0);
     pod.shutdown();
 }
