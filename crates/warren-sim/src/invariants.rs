@@ -1,119 +1,291 @@
-//! What must hold after every single write, whatever happens.
+//! What must hold after every single write, whoever made it and whatever else was going on.
+//!
+//! - A sandbox serves at most one claim, ever. A claim has at most one sandbox at a time.
+//! - A claim's committed assignment is never swapped for another, nor dropped while the claim has that sandbox.
+//! - A claimed sandbox is deleted only because its claim is gone, going or expired, or because its own time is over; a claim
+//!   only because it expired; a pod only because its sandbox is going, was suspended or has expired.
+//! - A sandbox has at most one pod that is not on its way out.
+//! - A sandbox that becomes claimed and ready names its pod; a Ready claim names a sandbox that is or was its own.
+//! - A process never makes a member of a pool when those that it has seen or made itself, and that are alive (running or on
+//!   their way out) and still the pool's, already are as many as the size that it has seen. So `alive ≤ target + surge`, where
+//!   the surge is exactly the members that others have made (a second leader, a process that died, the user) and that had not
+//!   reached the maker's cache when it decided; and its own whose creation was never answered, if there have been several
+//!   processes (the arrival of another's is taken for it) or its wall clock was set (it waits 30 s for them, by that clock).
+//!   With one process and a steady clock the surge is zero. Without a lock around pool and members, which
+//!   Kubernetes does not have, less cannot be promised.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use warren_api::annotations;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use warren_api::conditions::{self, ConditionType};
+use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
+use warren_api::{Sandbox, SandboxClaim, annotations};
 use warren_decide::ownership;
+use warren_decide::step::Kind;
 
-use crate::store::{Store, Stored};
+use crate::object::{Any, Typed};
+use crate::server::{Caller, Commit, Server};
+use crate::wire::Intent;
 
-/// What has been seen so far of who owned what.
+/// What is remembered about the past, to judge the present.
 #[derive(Debug, Default)]
-pub struct Invariants {
-    /// The claim, by uid, that each sandbox, by uid, has ever served.
-    served: BTreeMap<String, String>,
-    /// The most members that a pool may have had a right to, by name.
-    pub entitled: BTreeMap<String, usize>,
+pub struct Ledger {
+    /// The claims that ever had a sandbox, by the sandbox's uid.
+    served: BTreeMap<String, BTreeSet<String>>,
+    /// Who made a sandbox, by uid.
+    makers: BTreeMap<String, Caller>,
+    /// Sandboxes of whose creation the maker was never told, where that excuses it.
+    untold: BTreeSet<String>,
+    /// Sandboxes that were asked to be suspended at some time, or had expired.
+    stopped: BTreeSet<String>,
+    /// How far a process's clock may be ahead of ours.
+    clock_tolerance: Duration,
 }
 
-impl Invariants {
-    /// Checks the server's state. `leaders` is how many controllers may be at work at the same time.
-    pub fn check(&mut self, store: &Store, leaders: usize) -> Result<(), String> {
-        let mut sandboxes_of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        let mut members: BTreeMap<&str, usize> = BTreeMap::new();
-        for object in store.objects.values() {
-            match object {
-                Stored::Sandbox(sandbox) => {
-                    let metadata = &sandbox.metadata;
-                    let (name, uid) = (object.metadata().name.as_deref().unwrap_or_default(), object.uid());
-                    let Some(owner) = ownership::controller(metadata) else { continue };
-                    if ownership::is_pooled(metadata) {
-                        *members.entry(&owner.name).or_default() += 1;
-                    }
-                    if !ownership::is_claimed(metadata) {
-                        continue;
-                    }
-                    sandboxes_of.entry(&owner.uid).or_default().push(name);
-                    let first = self.served.entry(uid.to_owned()).or_insert_with(|| owner.uid.clone());
-                    if *first != owner.uid {
-                        return Err(format!(
-                            "sandbox {name} served claim {first} and now serves {}",
-                            owner.uid
-                        ));
-                    }
-                    let status = sandbox.status.clone().unwrap_or_default();
-                    // A second leader that still sees the pod of an earlier sandbox of that name takes the annotation off
-                    // for a moment; one leader never does.
-                    if leaders == 1
-                        && conditions::is_true(&status.conditions, ConditionType::Ready)
-                        && ownership::annotation(metadata, annotations::POD_NAME).is_none()
-                    {
-                        return Err(format!("sandbox {name} is claimed and ready and does not name its pod"));
-                    }
-                }
-                Stored::Pool(pool) => {
-                    let desired = usize::try_from(pool.spec.replicas).unwrap_or_default();
-                    let entitled =
-                        self.entitled.entry(pool.metadata.name.clone().unwrap_or_default()).or_default();
-                    *entitled = (*entitled).max(desired);
-                }
-                Stored::Claim(_) | Stored::Template(_) | Stored::Pod(_) => {}
+impl Ledger {
+    /// An empty ledger. Clocks of processes may be ahead by so much.
+    #[must_use]
+    pub fn new(clock_tolerance: Duration) -> Self {
+        Self { clock_tolerance, ..Self::default() }
+    }
+
+    /// Judges one write.
+    pub fn check(
+        &mut self,
+        server: &Server,
+        commit: &Commit,
+        intent: Option<&Intent>,
+        now: Timestamp,
+    ) -> Result<(), String> {
+        let latest = now.checked_add(self.clock_tolerance).unwrap_or(now);
+        let Some(object) = commit.after.as_ref().or(commit.before.as_ref()) else { return Ok(()) };
+        match object {
+            Any::Sandbox(_) => self.sandbox(server, commit, intent, latest),
+            Any::SandboxClaim(_) => self.claim(server, commit, latest),
+            Any::Pod(_) => self.pod(server, commit, latest),
+            _ => Ok(()),
+        }
+    }
+
+    fn sandbox(
+        &mut self,
+        server: &Server,
+        commit: &Commit,
+        intent: Option<&Intent>,
+        latest: Timestamp,
+    ) -> Result<(), String> {
+        if let Some(before) = sandbox(&commit.before)
+            && is_taken_away(commit)
+        {
+            judge_sandbox_deletion(server, before, commit.by, latest)?;
+        }
+        let Some(after) = sandbox(&commit.after) else { return Ok(()) };
+        let (name, uid) = (after.metadata.name.as_deref().unwrap_or_default(), uid(&commit.after));
+        if after.spec.operating_mode == OperatingMode::Suspended || is_sandbox_expired(after, latest) {
+            self.stopped.insert(uid.to_owned());
+        }
+        if let Some(owner) = ownership::controller(&after.metadata)
+            && ownership::is_claimed(&after.metadata)
+        {
+            let served = self.served.entry(uid.to_owned()).or_default();
+            served.insert(owner.uid.clone());
+            if served.len() > 1 {
+                return Err(format!("sandbox {name} ({uid}) has served two claims: {served:?}"));
+            }
+            let of_claim: Vec<&str> = server
+                .all(Kind::Sandbox)
+                .filter(|sandbox| sandbox.is_controlled_by(&owner.uid))
+                .map(Any::name)
+                .collect();
+            if of_claim.len() > 1 {
+                return Err(format!("claim {} has {} sandboxes: {of_claim:?}", owner.name, of_claim.len()));
+            }
+            let named = ownership::annotation(&after.metadata, annotations::POD_NAME).is_some();
+            let was =
+                commit.before.as_ref().is_some_and(|it| it.is_ready() && ownership::is_claimed(it.meta()));
+            if commit.after.as_ref().is_some_and(Any::is_ready) && !was && !named {
+                return Err(format!("sandbox {name} has become claimed and ready and does not name its pod"));
             }
         }
-        if let Some((claim, sandboxes)) = sandboxes_of.iter().find(|(_, sandboxes)| sandboxes.len() > 1) {
-            return Err(format!("claim {claim} has several sandboxes: {sandboxes:?}"));
-        }
-        for (pool, count) in members {
-            // Each leader keeps its own count; for the moment that there are two, each may fill the pool.
-            let most = self.entitled.get(pool).copied().unwrap_or_default() * leaders;
-            if count > most {
-                return Err(format!("pool {pool} has {count} members, at most {most} are allowed"));
+        if commit.before.is_none() {
+            self.makers.insert(uid.to_owned(), commit.by);
+            if let Some(intent) = intent {
+                if intent.is_untold {
+                    self.untold.insert(uid.to_owned());
+                }
+                self.judge_new_member(server, after, commit.by, intent)?;
             }
         }
         Ok(())
     }
 
-    /// Checks that everything has come to rest as it should.
-    pub fn check_rest(&self, store: &Store) -> Result<(), String> {
-        let mut members: BTreeMap<&str, usize> = BTreeMap::new();
-        for object in store.objects.values() {
-            let name = object.metadata().name.as_deref().unwrap_or_default();
-            match object {
-                Stored::Claim(claim) => {
-                    let status = claim.status.clone().unwrap_or_default();
-                    let sandbox = status.sandbox.and_then(|sandbox| sandbox.name).unwrap_or_default();
-                    let owner = store.objects.get(&(0, sandbox.clone()));
-                    let mine = owner
-                        .is_some_and(|owner| ownership::is_controlled_by(owner.metadata(), object.uid()));
-                    if !conditions::is_true(&status.conditions, ConditionType::Ready) || !mine {
-                        let ready = conditions::find(&status.conditions, ConditionType::Ready);
-                        return Err(format!("claim {name} never got its sandbox: {sandbox:?} {ready:?}"));
-                    }
-                }
-                Stored::Sandbox(sandbox) => {
-                    let status = sandbox.status.clone().unwrap_or_default();
-                    if !conditions::is_true(&status.conditions, ConditionType::Ready) {
-                        return Err(format!("sandbox {name} never became ready: {:?}", status.conditions));
-                    }
-                    if ownership::is_pooled(&sandbox.metadata)
-                        && let Some(owner) = ownership::controller(&sandbox.metadata)
-                    {
-                        *members.entry(&owner.name).or_default() += 1;
-                    }
-                }
-                Stored::Pool(_) | Stored::Template(_) | Stored::Pod(_) => {}
-            }
+    fn judge_new_member(
+        &self,
+        server: &Server,
+        member: &Sandbox,
+        by: Caller,
+        intent: &Intent,
+    ) -> Result<(), String> {
+        let Some(pool) = ownership::controller(&member.metadata) else { return Ok(()) };
+        let counted: Vec<&str> = server
+            .all(Kind::Sandbox)
+            .filter(|sandbox| sandbox.is_controlled_by(&pool.uid))
+            .filter(|sandbox| {
+                let told = !self.untold.contains(sandbox.uid());
+                (told && self.makers.get(sandbox.uid()) == Some(&by)) || intent.known.contains(sandbox.uid())
+            })
+            .map(Any::name)
+            .collect();
+        if counted.len() > intent.target {
+            return Err(format!(
+                "{by} made a member of pool {} although it asks for {}: of those that it knew or made, {} are alive: {counted:?}",
+                pool.name,
+                intent.target,
+                counted.len(),
+            ));
         }
-        for object in store.objects.values() {
-            if let Stored::Pool(pool) = object {
-                let name = pool.metadata.name.as_deref().unwrap_or_default();
-                let (count, desired) = (members.get(name).copied().unwrap_or_default(), pool.spec.replicas);
-                if i32::try_from(count) != Ok(desired) {
-                    return Err(format!("pool {name} came to rest with {count} members of {desired}"));
-                }
+        Ok(())
+    }
+
+    fn claim(&self, server: &Server, commit: &Commit, latest: Timestamp) -> Result<(), String> {
+        if let Some(before) = claim(&commit.before)
+            && is_taken_away(commit)
+            && matches!(commit.by, Caller::Process(_))
+            && !is_claim_expired(before, latest)
+        {
+            let name = before.metadata.name.as_deref().unwrap_or_default();
+            return Err(format!("{} deleted claim {name}, which has not expired", commit.by));
+        }
+        let Some(after) = claim(&commit.after) else { return Ok(()) };
+        let (name, uid) = (after.metadata.name.as_deref().unwrap_or_default(), uid(&commit.after));
+        let assigned = |claim: &SandboxClaim| {
+            let text = ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME)?;
+            (!text.is_empty()).then(|| text.to_owned())
+        };
+        match (claim(&commit.before).and_then(assigned), assigned(after)) {
+            (Some(old), Some(new)) if old != new => {
+                return Err(format!("claim {name} was assigned {old}, and this was swapped for {new}"));
+            }
+            (Some(old), None)
+                if server.get(Kind::Sandbox, &old).is_some_and(|it| it.is_controlled_by(uid)) =>
+            {
+                return Err(format!("claim {name} dropped its assignment of {old}, which it has"));
+            }
+            _ => {}
+        }
+        if commit.after.as_ref().is_some_and(Any::is_ready) {
+            let shown = after.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
+            let Some(shown) = shown else {
+                return Err(format!("claim {name} is Ready and names no sandbox"));
+            };
+            if let Some(sandbox) = server.get(Kind::Sandbox, shown)
+                && !self.served.get(sandbox.uid()).is_some_and(|claims| claims.contains(uid))
+            {
+                return Err(format!("claim {name} is Ready with sandbox {shown}, which never was its own"));
             }
         }
         Ok(())
     }
+
+    fn pod(&self, server: &Server, commit: &Commit, latest: Timestamp) -> Result<(), String> {
+        if let (None, Some(after)) = (&commit.before, &commit.after)
+            && let Some(owner) = ownership::controller(after.meta())
+        {
+            let live: Vec<&str> = server
+                .all(Kind::Pod)
+                .filter(|pod| pod.is_controlled_by(&owner.uid) && !pod.is_deleting())
+                .map(Any::name)
+                .collect();
+            if live.len() > 1 {
+                return Err(format!("sandbox {} has {} live pods: {live:?}", owner.name, live.len()));
+            }
+        }
+        if let Some(before) = commit.before.as_ref().and_then(Pod::of)
+            && is_taken_away(commit)
+            && matches!(commit.by, Caller::Process(_))
+            && let Some(owner) = ownership::controller(&before.metadata)
+            && let Some(sandbox) = server.get(Kind::Sandbox, &owner.name).and_then(Sandbox::of)
+            && sandbox.metadata.uid.as_deref() == Some(&owner.uid)
+            && sandbox.metadata.deletion_timestamp.is_none()
+            && !self.stopped.contains(&owner.uid)
+            && !is_sandbox_expired(sandbox, latest)
+        {
+            return Err(format!("{} deleted the pod of sandbox {}, which is to run", commit.by, owner.name));
+        }
+        Ok(())
+    }
+}
+
+fn judge_sandbox_deletion(
+    server: &Server,
+    sandbox: &Sandbox,
+    by: Caller,
+    latest: Timestamp,
+) -> Result<(), String> {
+    let name = sandbox.metadata.name.as_deref().unwrap_or_default();
+    let Caller::Process(_) = by else { return Ok(()) };
+    if is_sandbox_expired(sandbox, latest) && sandbox.spec.shutdown_policy == ShutdownPolicy::Delete {
+        return Ok(());
+    }
+    let Some(owner) = ownership::controller(&sandbox.metadata) else {
+        let labelled = ownership::label(&sandbox.metadata, warren_api::labels::WARM_POOL_SANDBOX).is_some();
+        return if labelled {
+            Ok(())
+        } else {
+            Err(format!("{by} deleted sandbox {name}, which is the user's"))
+        };
+    };
+    if !ownership::is_claimed(&sandbox.metadata) {
+        return Ok(());
+    }
+    let claim = server.get(Kind::SandboxClaim, &owner.name).filter(|claim| claim.uid() == owner.uid);
+    let justified = claim
+        .and_then(SandboxClaim::of)
+        .is_none_or(|claim| claim.metadata.deletion_timestamp.is_some() || is_claim_expired(claim, latest));
+    match justified {
+        true => Ok(()),
+        false => Err(format!("{by} deleted sandbox {name}, which claim {} has", owner.name)),
+    }
+}
+
+/// Whether the write is the one that begins the end of the object.
+fn is_taken_away(commit: &Commit) -> bool {
+    commit.before.as_ref().is_some_and(|before| !before.is_deleting())
+        && commit.after.as_ref().is_none_or(Any::is_deleting)
+}
+
+/// Whether a sandbox's time is over.
+#[must_use]
+pub fn is_sandbox_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
+    sandbox.spec.shutdown_time.as_ref().is_some_and(|Time(time)| now >= *time)
+}
+
+/// Whether a claim's time is over.
+#[must_use]
+pub fn is_claim_expired(claim: &SandboxClaim, now: Timestamp) -> bool {
+    let Some(lifecycle) = &claim.spec.lifecycle else { return false };
+    let shutdown = lifecycle.shutdown_time.as_ref().map(|Time(time)| *time);
+    let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let finished =
+        conditions::find(conditions, ConditionType::Finished).filter(|finished| finished.status == "True");
+    let after_finish = finished.zip(lifecycle.ttl_seconds_after_finished).and_then(|(finished, seconds)| {
+        let Time(since) = finished.last_transition_time;
+        since.checked_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default())).ok()
+    });
+    shutdown.into_iter().chain(after_finish).any(|deadline| now >= deadline)
+}
+
+fn sandbox(any: &Option<Any>) -> Option<&Sandbox> {
+    any.as_ref().and_then(Sandbox::of).map(|object| &**object)
+}
+
+fn claim(any: &Option<Any>) -> Option<&SandboxClaim> {
+    any.as_ref().and_then(SandboxClaim::of).map(|object| &**object)
+}
+
+fn uid(any: &Option<Any>) -> &str {
+    any.as_ref().map(Any::uid).unwrap_or_default()
 }

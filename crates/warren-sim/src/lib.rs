@@ -1,14 +1,20 @@
-//! The whole control plane in one thread: real decisions of `warren-decide`, an API server in memory, controllers whose
-//! caches are late, who lose answers, who die between any two writes and of whom there may be two at a time; a kubelet, a
-//! garbage collector and users. A seed fixes everything that happens, so a failing seed replays exactly.
+//! A simulation of the whole control plane: the real decisions of `warren-decide`, and everything around them pretended: API
+//! server, controllers with their caches and queues, nodes, a user, and trouble. A run is made from a seed alone, is single
+//! threaded and knows no clock, so that a seed that fails once fails always; runs of different seeds share nothing. It
+//! never talks to anything real, and nothing depends on it.
 //!
-//! It never touches a network, a disk or a clock. The loops around `decide` (`passes`) follow those of
-//! `warren-controllers` write by write. Start with [`run`]; [`invariants`] says what must always hold.
+//! Start with [`simulation`], which chooses what happens next; [`invariants`] and [`rest`] say what must hold. How the pretended
+//! controllers correspond to the real ones is in [`mirror`].
 
-pub mod controller;
+pub mod clock;
 pub mod invariants;
-mod passes;
-pub mod store;
-mod world;
-
-pub use world::{Broken, Options, Report, Violation, run};
+pub mod mirror;
+pub mod nodes;
+pub mod object;
+pub mod random;
+pub mod rest;
+pub mod running;
+pub mod server;
+pub mod simulation;
+pub mod user;
+pub mod wire;

@@ -1,37 +1,141 @@
-//! Runs seeds: `warren-sim [FIRST [COUNT [guards|terminating]]]`. Prints the first violations and ends with 1 if there are any.
+//! Runs seeds of the simulation: `warren-sim --seeds 20000`, or one of them again with everything that happened:
+//! `warren-sim --seed 17 --trace`.
 
+use std::io::IsTerminal as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use warren_sim::{Broken, Options, run};
+use clap::Parser;
+use warren_sim::mirror::Mutant;
+use warren_sim::simulation::{Options, Violation, run};
+
+/// The events that a failing seed is printed with, unless `--trace` asks for all of them.
+const LAST_EVENTS: usize = 40;
+
+/// Simulates the control plane with seeded faults.
+#[derive(Parser)]
+struct Arguments {
+    /// Run this seed alone.
+    #[arg(long, conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Run this many seeds.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// The first seed of the range.
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// Print everything that happened, not only the last events.
+    #[arg(long)]
+    trace: bool,
+    /// Stop after this many failures: the first ones are telling, the rest are the same again.
+    #[arg(long, default_value_t = 5)]
+    failures: usize,
+    /// Make a deliberate mistake, to see it found.
+    #[arg(long, value_enum)]
+    mutant: Option<Mistake>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Mistake {
+    NoAssignmentGuard,
+    TerminatingNotCounted,
+}
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let number = |index: usize, default: u64| arguments.get(index).map_or(Ok(default), |text| text.parse());
-    let (Ok(first), Ok(count)) = (number(0, 0), number(1, 20_000)) else {
-        eprintln!("usage: warren-sim [FIRST [COUNT [guards|terminating]]]");
-        return ExitCode::from(2);
+    let arguments = Arguments::parse();
+    let mutant = match arguments.mutant {
+        None => Mutant::None,
+        Some(Mistake::NoAssignmentGuard) => Mutant::NoAssignmentGuard,
+        Some(Mistake::TerminatingNotCounted) => Mutant::TerminatingNotCounted,
     };
-    let broken = match arguments.get(2).map(String::as_str) {
-        Some("guards") => Some(Broken::NoGuards),
-        Some("terminating") => Some(Broken::CountsNoTerminating),
-        _ => None,
-    };
-    let (mut violations, mut writes, mut claims, mut crashes) = (0_u64, 0, 0, 0);
-    for seed in first..first + count {
-        match run(Options { seed, moves: 1500, broken }) {
-            Ok(report) => {
-                writes += report.writes;
-                claims += report.claims;
-                crashes += report.crashes;
-            }
-            Err(violation) => {
-                violations += 1;
-                if violations <= 10 {
-                    println!("{violation}");
+    let failed = match arguments.seed {
+        Some(seed) => {
+            let trace = if arguments.trace { usize::MAX } else { LAST_EVENTS };
+            let result = run(seed, Options { mutant, trace });
+            match result {
+                Ok(report) => {
+                    println!("seed {seed}: {} steps, {} writes, all well", report.steps, report.commits)
+                }
+                Err(violation) => {
+                    show(seed, &violation);
+                    return ExitCode::FAILURE;
                 }
             }
+            0
+        }
+        None => run_range(&arguments, mutant),
+    };
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs a range of seeds on every core. Gives how many failed.
+fn run_range(arguments: &Arguments, mutant: Mutant) -> usize {
+    let started = Instant::now();
+    let end = arguments.first + arguments.seeds;
+    let (next, steps, commits, done) =
+        (AtomicU64::new(arguments.first), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let failures: Mutex<Vec<(u64, String)>> = Mutex::default();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let progress = std::io::stderr().is_terminal();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    let enough = failures.lock().is_ok_and(|failures| failures.len() >= arguments.failures);
+                    if seed >= end || enough {
+                        break;
+                    }
+                    let result = catch_unwind(AssertUnwindSafe(|| run(seed, Options { mutant, trace: 0 })));
+                    let failure = match result {
+                        Ok(Ok(report)) => {
+                            steps.fetch_add(report.steps, Ordering::Relaxed);
+                            commits.fetch_add(report.commits, Ordering::Relaxed);
+                            None
+                        }
+                        Ok(Err(violation)) => Some(violation.what),
+                        Err(_) => Some("panicked".to_owned()),
+                    };
+                    if let (Some(what), Ok(mut failures)) = (failure, failures.lock()) {
+                        failures.push((seed, what));
+                    }
+                    let count = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    if progress && count.is_multiple_of(100) {
+                        eprint!("\r{count} of {} seeds", arguments.seeds);
+                    }
+                }
+            });
+        }
+    });
+    if progress {
+        eprintln!();
+    }
+    let mut failures = failures.into_inner().unwrap_or_default();
+    failures.sort();
+    for (seed, what) in &failures {
+        match catch_unwind(|| run(*seed, Options { mutant, trace: LAST_EVENTS })) {
+            Ok(Err(violation)) => show(*seed, &violation),
+            _ => println!("seed {seed}: {what}"),
         }
     }
-    println!("{count} seeds, {violations} violations; {claims} claims, {writes} writes, {crashes} crashes");
-    if violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let (count, seconds) = (done.into_inner(), started.elapsed().as_secs_f64());
+    println!(
+        "{count} seeds, {} steps, {} writes in {seconds:.1} s: {:.0} seeds/s",
+        steps.into_inner(),
+        commits.into_inner(),
+        count as f64 / seconds
+    );
+    println!("{} passed, {} failed", count - failures.len() as u64, failures.len());
+    failures.len()
+}
+
+fn show(seed: u64, violation: &Violation) {
+    println!("seed {seed}, step {}: {}", violation.step, violation.what);
+    for line in &violation.trace {
+        println!("  {line}");
+    }
+    println!("  replay: cargo run -p warren-sim -- --seed {seed} --trace");
 }

@@ -1,0 +1,254 @@
+//! Pretended nodes and their scheduler: pods are bound, started, become ready, end, and go, each after a while; a node can
+//! be lost with everything on it, and come back.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use warren_decide::step::{Kind, Propagation};
+
+use crate::object::{Any, Typed};
+use crate::random::Random;
+use crate::server::{Caller, Commit, Part, Preconditions, Server};
+
+const NODES: usize = 3;
+/// How long a pod that nobody has room for, or whose node is silent, waits for the next try, in milliseconds.
+const AGAIN: i64 = 2_000;
+
+/// How the nodes of a seed behave, in thousandths.
+#[derive(Clone, Debug, Default)]
+pub struct Temper {
+    /// A pod has no room at first.
+    pub no_room: u64,
+    /// A pod takes minutes to start or to end.
+    pub slow: u64,
+    /// A pod fails or completes instead of running on.
+    pub ends: u64,
+    /// A ready pod is not ready for a while.
+    pub flaps: u64,
+}
+
+/// Something that will happen to a pod.
+#[derive(Clone, Debug)]
+pub struct Task {
+    name: String,
+    uid: String,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Bind,
+    Start,
+    BecomeReady,
+    BecomeUnready,
+    Finish(&'static str),
+    End,
+}
+
+/// The nodes.
+#[derive(Debug)]
+pub struct Nodes {
+    is_up: [bool; NODES],
+    tasks: BTreeMap<(i64, u64), Task>,
+    last: u64,
+    /// How they behave.
+    pub temper: Temper,
+}
+
+impl Nodes {
+    /// Nodes that are all up.
+    #[must_use]
+    pub fn new(temper: Temper) -> Self {
+        Self { is_up: [true; NODES], tasks: BTreeMap::new(), last: 0, temper }
+    }
+
+    /// Takes note of a change of a pod.
+    pub fn observe(&mut self, commit: &Commit, now: i64, random: &mut Random) {
+        let Some(Any::Pod(after)) = &commit.after else { return };
+        let dying = |any: &Any| any.is_deleting();
+        let is_new = commit.before.is_none();
+        let begins_to_die =
+            commit.after.as_ref().is_some_and(dying) && !commit.before.as_ref().is_some_and(dying);
+        if is_new {
+            let delay = random.within(1..60);
+            self.plan(after, What::Bind, now, delay);
+        }
+        if begins_to_die {
+            let delay = self.delay(random, 200);
+            self.plan(after, What::End, now, delay);
+        }
+    }
+
+    /// When the next thing happens.
+    #[must_use]
+    pub fn next_due(&self) -> Option<i64> {
+        self.tasks.first_key_value().map(|((due, _), _)| *due)
+    }
+
+    /// What is due by now, by its key.
+    #[must_use]
+    pub fn due(&self, now: i64) -> Vec<(i64, u64)> {
+        self.tasks.range(..=(now, u64::MAX)).map(|(key, _)| *key).collect()
+    }
+
+    /// Lets one thing happen. Gives a line for the trace.
+    pub fn run(&mut self, key: (i64, u64), server: &mut Server, now: i64, random: &mut Random) -> String {
+        let Some(task) = self.tasks.remove(&key) else { return String::new() };
+        let line = format!("node: {:?} {}", task.what, task.name);
+        let Some(pod) = server.get(Kind::Pod, &task.name).and_then(Pod::of).cloned() else { return line };
+        if pod.metadata.uid.as_deref() != Some(&task.uid) {
+            return line;
+        }
+        let is_deleting = pod.metadata.deletion_timestamp.is_some();
+        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        let silent = node_of(&pod).is_some_and(|node| !self.is_up[node]);
+        match task.what {
+            // The scheduler works while nodes are silent.
+            What::Bind if is_deleting => {}
+            What::Bind => self.bind(&pod, server, now, random),
+            What::End if !silent => {
+                let _ = server.pod_ended(&task.name);
+            }
+            _ if silent => {
+                self.plan(&pod, task.what, now, AGAIN.unsigned_abs());
+            }
+            _ if is_deleting => {}
+            What::Start => {
+                let ready = random.chance(500);
+                set_status(server, &pod, "Running", Some(ready), random);
+                if !ready {
+                    let delay = self.delay(random, 500);
+                    self.plan(&pod, What::BecomeReady, now, delay);
+                }
+                self.fate(&pod, now, random);
+            }
+            What::BecomeReady if phase == "Running" => {
+                set_status(server, &pod, "Running", Some(true), random);
+            }
+            What::BecomeUnready if phase == "Running" => {
+                set_status(server, &pod, "Running", Some(false), random);
+                let delay = self.delay(random, 3_000);
+                self.plan(&pod, What::BecomeReady, now, delay);
+            }
+            What::Finish(phase) => set_status(server, &pod, phase, Some(false), random),
+            What::End | What::BecomeReady | What::BecomeUnready => {}
+        }
+        line
+    }
+
+    /// Whether a node is silent.
+    #[must_use]
+    pub fn is_any_lost(&self) -> bool {
+        self.is_up.contains(&false)
+    }
+
+    /// A node falls silent: its pods are no longer ready, as far as anybody knows.
+    pub fn lose_one(&mut self, server: &mut Server, random: &mut Random) -> String {
+        let node = usize::try_from(random.below(NODES as u64)).unwrap_or_default();
+        self.is_up[node] = false;
+        for pod in pods_on(server, node) {
+            if pod.status.as_ref().is_some_and(|status| status.phase.as_deref() == Some("Running")) {
+                set_status(server, &pod, "Running", Some(false), random);
+            }
+        }
+        format!("node {node} is lost")
+    }
+
+    /// A silent node speaks again, or is replaced by an empty one.
+    pub fn recover_one(
+        &mut self,
+        server: &mut Server,
+        now: i64,
+        time: Timestamp,
+        random: &mut Random,
+    ) -> Option<String> {
+        let node = self.is_up.iter().position(|is_up| !is_up)?;
+        self.is_up[node] = true;
+        let replaced = random.chance(500);
+        for pod in pods_on(server, node) {
+            let name = pod.metadata.name.clone().unwrap_or_default();
+            if replaced {
+                let background = Propagation::Background;
+                let _ =
+                    server.delete(Caller::Node, Kind::Pod, &name, Preconditions::default(), background, time);
+                let _ = server.pod_ended(&name);
+            } else {
+                let delay = random.within(10..500);
+                self.plan(&pod, What::BecomeReady, now, delay);
+            }
+        }
+        Some(format!("node {node} is back, {}", if replaced { "empty" } else { "with its pods" }))
+    }
+
+    fn bind(&mut self, pod: &Pod, server: &mut Server, now: i64, random: &mut Random) {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let up: Vec<usize> = (0..NODES).filter(|node| self.is_up[*node]).collect();
+        let node = random.pick(&up).filter(|_| !random.chance(self.temper.no_room));
+        let Some(node) = node else {
+            let condition = json!({"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"});
+            let body = json!({"status": {"conditions": [condition]}});
+            let _ = server.merge(Caller::Node, Kind::Pod, name, &body, Part::Status);
+            let delay = random.within(1_000..120_000);
+            self.plan(pod, What::Bind, now, delay);
+            return;
+        };
+        let body = json!({"spec": {"nodeName": format!("node-{node}")}});
+        let _ = server.merge(Caller::Node, Kind::Pod, name, &body, Part::All);
+        let body = json!({"status": {"conditions": [scheduled()]}});
+        let _ = server.merge(Caller::Node, Kind::Pod, name, &body, Part::Status);
+        let delay = self.delay(random, 300);
+        self.plan(pod, What::Start, now, delay);
+    }
+
+    fn fate(&mut self, pod: &Pod, now: i64, random: &mut Random) {
+        let later = random.within(100..20_000);
+        if random.chance(self.temper.ends) {
+            let phase = if random.chance(500) { "Succeeded" } else { "Failed" };
+            self.plan(pod, What::Finish(phase), now, later);
+        } else if random.chance(self.temper.flaps) {
+            self.plan(pod, What::BecomeUnready, now, later);
+        }
+    }
+
+    /// Usually below `most` milliseconds; sometimes minutes.
+    fn delay(&self, random: &mut Random, most: u64) -> u64 {
+        if random.chance(self.temper.slow) { random.within(10_000..480_000) } else { random.within(1..most) }
+    }
+
+    fn plan(&mut self, pod: &Pod, what: What, now: i64, delay: u64) {
+        self.last += 1;
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        let due = now + i64::try_from(delay).unwrap_or_default();
+        self.tasks.insert((due, self.last), Task { name, uid, what });
+    }
+}
+
+fn node_of(pod: &Pod) -> Option<usize> {
+    pod.spec.as_ref()?.node_name.as_deref()?.strip_prefix("node-")?.parse().ok().filter(|node| *node < NODES)
+}
+
+fn pods_on(server: &Server, node: usize) -> Vec<Pod> {
+    let pods = server.all(Kind::Pod).filter_map(Pod::of);
+    pods.filter(|pod| node_of(pod) == Some(node)).map(|pod| Pod::clone(pod)).collect()
+}
+
+fn scheduled() -> Value {
+    json!({"type": "PodScheduled", "status": "True"})
+}
+
+fn set_status(server: &mut Server, pod: &Pod, phase: &str, ready: Option<bool>, random: &mut Random) {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let mut status = json!({"phase": phase});
+    if let Some(ready) = ready {
+        let ready = json!({"type": "Ready", "status": if ready { "True" } else { "False" }});
+        status["conditions"] = json!([scheduled(), ready]);
+    }
+    let known = pod.status.as_ref().and_then(|status| status.pod_ips.as_ref());
+    if known.is_none() {
+        status["podIPs"] = json!([{"ip": format!("10.0.{}.{}", random.below(250), random.below(250))}]);
+    }
+    let _ = server.merge(Caller::Node, Kind::Pod, name, &json!({"status": status}), Part::Status);
+}

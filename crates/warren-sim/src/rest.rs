@@ -1,0 +1,192 @@
+//! What must hold when everybody has left the system alone for long enough: every claim is Ready or says truly why not, pools
+//! are full, sandboxes are what they were asked to be, and nothing is left of what is gone.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use warren_api::conditions::{self, ConditionType, Reason};
+use warren_api::pool::UpdateStrategyType;
+use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
+use warren_decide::ownership;
+use warren_decide::staleness::Yardstick;
+use warren_decide::step::Kind;
+
+use crate::invariants::{is_claim_expired, is_sandbox_expired};
+use crate::object::{Any, KINDS, Typed};
+use crate::server::Server;
+
+/// Judges the state at rest.
+pub fn check(server: &Server, now: Timestamp) -> Result<(), String> {
+    for kind in KINDS {
+        for object in server.all(kind) {
+            let name = object.name();
+            if object.is_deleting() {
+                return Err(format!("{kind} {name} is still being deleted"));
+            }
+            let owners = object.meta().owner_references.as_deref().unwrap_or_default();
+            if let Some(owner) = owners.iter().find(|owner| !server.exists(&owner.uid)) {
+                return Err(format!("{kind} {name} has outlived its owner {} {}", owner.kind, owner.name));
+            }
+        }
+    }
+    each(server, |sandbox: &Sandbox| check_sandbox(server, sandbox, now))?;
+    each(server, |claim: &SandboxClaim| check_claim(server, claim, now))?;
+    each(server, |pool: &SandboxWarmPool| check_pool(server, pool))
+}
+
+fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(), String> {
+    let name = sandbox.metadata.name.as_deref().unwrap_or_default();
+    let uid = sandbox.metadata.uid.as_deref().unwrap_or_default();
+    let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let ready = conditions::find(conditions, ConditionType::Ready);
+    let reason = ready.map(|ready| ready.reason.as_str()).unwrap_or_default();
+    let pods: Vec<&Pod> = server
+        .all(Kind::Pod)
+        .filter_map(Pod::of)
+        .map(|pod| &**pod)
+        .filter(|pod| ownership::is_controlled_by(&pod.metadata, uid))
+        .collect();
+    let says = |wanted: Reason, pod_count: usize| match reason == wanted.as_str() && pods.len() == pod_count {
+        true => Ok(()),
+        false => Err(format!(
+            "sandbox {name} should be {} with {pod_count} pods, and is {reason} with {}",
+            wanted.as_str(),
+            pods.len()
+        )),
+    };
+    if is_sandbox_expired(sandbox, now) {
+        if sandbox.spec.shutdown_policy == ShutdownPolicy::Delete {
+            return Err(format!("sandbox {name} has expired and was not deleted"));
+        }
+        return says(Reason::SandboxExpired, 0);
+    }
+    if sandbox.spec.operating_mode == OperatingMode::Suspended {
+        return match conditions::is_true(conditions, ConditionType::Suspended) {
+            true => says(Reason::SandboxSuspended, 0),
+            false => Err(format!("sandbox {name} is not Suspended")),
+        };
+    }
+    let phase = pods.first().and_then(|pod| pod.status.as_ref()?.phase.as_deref()).unwrap_or_default();
+    match phase {
+        "Succeeded" => says(Reason::PodSucceeded, 1),
+        "Failed" => says(Reason::PodFailed, 1),
+        _ => says(Reason::DependenciesReady, 1),
+    }?;
+    let named = ownership::annotation(&sandbox.metadata, annotations::POD_NAME);
+    let pod = pods.first().and_then(|pod| pod.metadata.name.as_deref());
+    if named != pod {
+        return Err(format!("sandbox {name} says that its pod is {named:?}, and it is {pod:?}"));
+    }
+    let published = sandbox.status.as_ref().map(|status| status.pod_ips.clone()).unwrap_or_default();
+    let addresses: Vec<String> = pods
+        .iter()
+        .filter_map(|pod| pod.status.as_ref()?.pod_ips.as_ref())
+        .flatten()
+        .map(|address| address.ip.clone())
+        .collect();
+    if published != addresses {
+        return Err(format!("sandbox {name} shows the addresses {published:?}, and has {addresses:?}"));
+    }
+    Ok(())
+}
+
+fn check_claim(server: &Server, claim: &SandboxClaim, now: Timestamp) -> Result<(), String> {
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let Some(ready) = conditions::find(conditions, ConditionType::Ready) else {
+        return Err(format!("claim {name} says nothing about being Ready"));
+    };
+    let is = |reason: Reason| ready.reason == reason.as_str();
+    let mine: Vec<&Any> = server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(uid)).collect();
+    let wrong = |text: &str| Err(format!("claim {name} says {} ({}), {text}", ready.reason, ready.message));
+    if ready.observed_generation != claim.metadata.generation {
+        return wrong("about an older generation");
+    }
+    if is_claim_expired(claim, now) {
+        return match is(Reason::ClaimExpired) && mine.is_empty() {
+            true => Ok(()),
+            false => wrong("although it has expired, or has left its sandbox behind"),
+        };
+    }
+    let shown = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
+    if let Some(sandbox) = mine.first() {
+        if shown != Some(sandbox.name()) {
+            return wrong(&format!("and shows sandbox {shown:?} although it has {}", sandbox.name()));
+        }
+        let invalid = is(Reason::InvalidMetadata)
+            || is(Reason::WarmPoolNotFound)
+            || is(Reason::TemplateNotFound)
+            || is(Reason::ReconcilerError);
+        if invalid && !claim.spec.additional_pod_metadata.is_empty() {
+            return Ok(());
+        }
+        let theirs = conditions::find(sandbox.conditions(), ConditionType::Ready);
+        return match theirs
+            .is_some_and(|theirs| (&theirs.status, &theirs.reason) == (&ready.status, &ready.reason))
+        {
+            true => Ok(()),
+            false => wrong("and its sandbox says something else"),
+        };
+    }
+    // It has none, so it must say why, and it must be true.
+    let pool =
+        server.get(Kind::SandboxWarmPool, &claim.spec.warm_pool_ref.name).and_then(SandboxWarmPool::of);
+    let template = pool
+        .and_then(|pool| server.get(Kind::SandboxTemplate, &pool.spec.sandbox_template_ref.name))
+        .and_then(SandboxTemplate::of);
+    let blocked = server.get(Kind::Sandbox, name).is_some();
+    let true_reason = match ready.reason.as_str() {
+        "InvalidMetadata" => !claim.spec.additional_pod_metadata.is_empty(),
+        "EnvVarsInjectionRejected" => !claim.spec.env.is_empty(),
+        "WarmPoolNotFound" => pool.is_none(),
+        "TemplateNotFound" => pool.is_some() && template.is_none(),
+        "ReconcilerError" => blocked,
+        _ => false,
+    };
+    if true_reason { Ok(()) } else { wrong("has no sandbox, and that is not why") }
+}
+
+fn check_pool(server: &Server, pool: &SandboxWarmPool) -> Result<(), String> {
+    let name = pool.metadata.name.as_deref().unwrap_or_default();
+    let uid = pool.metadata.uid.as_deref().unwrap_or_default();
+    let desired = usize::try_from(pool.spec.replicas).unwrap_or_default();
+    let members: Vec<&Any> =
+        server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(uid)).collect();
+    let template =
+        server.get(Kind::SandboxTemplate, &pool.spec.sandbox_template_ref.name).and_then(SandboxTemplate::of);
+    if members.len() > desired || (template.is_some() && members.len() < desired) {
+        return Err(format!("pool {name} should have {desired} members and has {}", members.len()));
+    }
+    let status = pool.status.clone().unwrap_or_default();
+    let ready = members.iter().filter(|member| member.is_ready()).count();
+    let shown = (usize::try_from(status.replicas), usize::try_from(status.ready_replicas));
+    if shown != (Ok(members.len()), Ok(ready)) {
+        let text = format!("{}/{}", status.ready_replicas, status.replicas);
+        return Err(format!("pool {name} shows {text} ready, and has {ready}/{}", members.len()));
+    }
+    if Some(status.observed_generation) != pool.metadata.generation {
+        return Err(format!("pool {name} has not said anything about its present generation"));
+    }
+    if let Some(template) = template {
+        let yardstick = Yardstick::new(template);
+        let recreate = pool.spec.update_strategy_type() == UpdateStrategyType::Recreate;
+        let stale = |any: &&&Any| Sandbox::of(any).is_some_and(|member| yardstick.is_stale(member));
+        if let Some(member) = members.iter().find(stale).filter(|_| recreate) {
+            return Err(format!("member {} of pool {name} is stale", member.name()));
+        }
+        let hash = NameHash::of(name).to_string();
+        let orphan = |any: &&Any| {
+            ownership::controller(any.meta()).is_none()
+                && ownership::label(any.meta(), labels::WARM_POOL_SANDBOX) == Some(&hash)
+        };
+        if let Some(orphan) = server.all(Kind::Sandbox).find(orphan) {
+            return Err(format!("sandbox {} of pool {name} is nobody's", orphan.name()));
+        }
+    }
+    Ok(())
+}
+
+fn each<K: Typed>(server: &Server, check: impl Fn(&K) -> Result<(), String>) -> Result<(), String> {
+    server.all(K::KIND).filter_map(K::of).try_for_each(|object| check(object))
+}

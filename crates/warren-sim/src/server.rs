@@ -1,0 +1,391 @@
+//! The API server: objects with uid, resourceVersion and generation, guarded writes, deletion with finalizers and grace,
+//! and a log of changes for every kind that watches read from. One namespace is enough. What is atomic here is atomic on
+//! a real server too: one request.
+
+mod garbage;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use warren_decide::step::{FailureKind, Kind, Propagation};
+
+use crate::object::{Any, KINDS, slot};
+
+pub use garbage::Chore;
+
+/// The finalizer by which the server holds an object that is deleted in the foreground.
+const FOREGROUND: &str = "foregroundDeletion";
+/// The one namespace.
+pub const NAMESPACE: &str = "default";
+
+/// Who sent a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Caller {
+    /// The pretended user.
+    User,
+    /// A pretended node or scheduler.
+    Node,
+    /// Garbage collection.
+    Garbage,
+    /// A controller process, by number.
+    Process(usize),
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Caller::User => formatter.write_str("user"),
+            Caller::Node => formatter.write_str("node"),
+            Caller::Garbage => formatter.write_str("garbage collection"),
+            Caller::Process(number) => write!(formatter, "process {number}"),
+        }
+    }
+}
+
+/// Why the server did not do what was asked, or why nobody knows whether it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// As far as decisions care.
+    pub kind: FailureKind,
+    /// The text for a condition.
+    pub text: String,
+}
+
+impl Refusal {
+    fn new(kind: FailureKind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+}
+
+/// The server's answer: the object as it is now, or nothing when it is gone.
+pub type Answer = Result<Option<Any>, Refusal>;
+
+/// Which part of an object a patch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Everything but the status.
+    All,
+    /// The status alone.
+    Status,
+}
+
+/// Preconditions of a deletion.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Preconditions<'a> {
+    /// The object must have this uid.
+    pub uid: Option<&'a str>,
+    /// The object must have this resourceVersion.
+    pub resource_version: Option<&'a str>,
+}
+
+/// A change that was stored.
+#[derive(Clone, Debug)]
+pub struct Commit {
+    /// By whom.
+    pub by: Caller,
+    /// What was there.
+    pub before: Option<Any>,
+    /// What is there.
+    pub after: Option<Any>,
+}
+
+/// One entry of a kind's log.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The object, or its last state.
+    pub object: Any,
+    /// Whether it is gone with this.
+    pub gone: bool,
+}
+
+struct Record {
+    value: Value,
+    object: Any,
+}
+
+/// The server.
+#[derive(Default)]
+pub struct Server {
+    objects: [BTreeMap<String, Record>; KINDS.len()],
+    logs: [Vec<Change>; KINDS.len()],
+    uids: BTreeSet<String>,
+    revision: u64,
+    last_uid: u64,
+    /// Changes that nobody has looked at yet.
+    pub fresh: Vec<Commit>,
+    /// How many changes were stored.
+    pub commits: u64,
+    garbage_may_be: bool,
+}
+
+impl Server {
+    /// The log of a kind, from a place on.
+    #[must_use]
+    pub fn log(&self, kind: Kind, from: usize) -> &[Change] {
+        self.logs[slot(kind)].get(from..).unwrap_or_default()
+    }
+
+    /// The length of a kind's log.
+    #[must_use]
+    pub fn log_length(&self, kind: Kind) -> usize {
+        self.logs[slot(kind)].len()
+    }
+
+    /// The object of this name.
+    #[must_use]
+    pub fn get(&self, kind: Kind, name: &str) -> Option<&Any> {
+        self.objects[slot(kind)].get(name).map(|record| &record.object)
+    }
+
+    /// Every object of a kind, by name.
+    pub fn all(&self, kind: Kind) -> impl Iterator<Item = &Any> {
+        self.objects[slot(kind)].values().map(|record| &record.object)
+    }
+
+    /// Whether an object with this uid exists.
+    #[must_use]
+    pub fn exists(&self, uid: &str) -> bool {
+        self.uids.contains(uid)
+    }
+
+    /// Creates an object. `suffix` completes a generated name.
+    pub fn create(
+        &mut self,
+        by: Caller,
+        kind: Kind,
+        mut value: Value,
+        suffix: u64,
+        now: Timestamp,
+    ) -> Answer {
+        let metadata = &mut value["metadata"];
+        let name = match (&metadata["name"], &metadata["generateName"]) {
+            (Value::String(name), _) => name.clone(),
+            (_, Value::String(prefix)) => format!("{prefix}{:05x}", suffix & 0xf_ffff),
+            _ => return Err(Refusal::new(FailureKind::Refused, "name or generateName is required")),
+        };
+        if self.objects[slot(kind)].contains_key(&name) {
+            return Err(Refusal::new(FailureKind::AlreadyExists, format!("{kind} {name} already exists")));
+        }
+        self.last_uid += 1;
+        let uid = format!("uid-{}", self.last_uid);
+        metadata["name"] = json!(name);
+        metadata["namespace"] = json!(NAMESPACE);
+        metadata["uid"] = json!(uid);
+        metadata["generation"] = json!(1);
+        metadata["creationTimestamp"] = stamp(now);
+        if let Value::Object(map) = &mut value {
+            map.remove("status");
+        }
+        if kind == Kind::Pod {
+            value["status"] = json!({"phase": "Pending"});
+        }
+        self.uids.insert(uid);
+        self.garbage_may_be = true;
+        self.store(by, kind, name, value)
+    }
+
+    /// Applies a JSON merge patch. A resourceVersion in its metadata is a guard, and so is a uid.
+    pub fn merge(&mut self, by: Caller, kind: Kind, name: &str, body: &Value, part: Part) -> Answer {
+        let Some(record) = self.objects[slot(kind)].get(name) else { return Err(not_found(kind, name)) };
+        let old = &record.value;
+        if let Some(version) = body["metadata"]["resourceVersion"].as_str()
+            && old["metadata"]["resourceVersion"] != version
+        {
+            let text = format!("{kind} {name}: the object has been modified");
+            return Err(Refusal::new(FailureKind::Conflict, text));
+        }
+        if let Some(uid) = body["metadata"]["uid"].as_str()
+            && old["metadata"]["uid"] != uid
+        {
+            let text = format!("{kind} {name} is invalid: metadata.uid: field is immutable");
+            return Err(Refusal::new(FailureKind::Refused, text));
+        }
+        let mut new = old.clone();
+        match part {
+            Part::All => {
+                merge(&mut new, body);
+                keep(&mut new, old, "status");
+                for key in ["uid", "creationTimestamp", "deletionTimestamp", "generation", "resourceVersion"]
+                {
+                    keep(&mut new["metadata"], &old["metadata"], key);
+                }
+            }
+            Part::Status => {
+                if let Some(status) = body.get("status") {
+                    let mut target = new.get("status").cloned().unwrap_or(Value::Null);
+                    merge(&mut target, status);
+                    new["status"] = target;
+                }
+            }
+        }
+        if new == *old {
+            return Ok(Some(record.object.clone()));
+        }
+        if new["spec"] != old["spec"] {
+            grow(&mut new["metadata"]["generation"]);
+        }
+        if new["metadata"]["ownerReferences"] != old["metadata"]["ownerReferences"]
+            || new["metadata"]["finalizers"] != old["metadata"]["finalizers"]
+        {
+            self.garbage_may_be = true;
+        }
+        if is_finished(&new) {
+            return self.remove(by, kind, name);
+        }
+        self.store(by, kind, name.to_owned(), new)
+    }
+
+    /// Deletes an object: at once, or marks it when something holds it (a finalizer, its dependents, a node).
+    pub fn delete(
+        &mut self,
+        by: Caller,
+        kind: Kind,
+        name: &str,
+        preconditions: Preconditions<'_>,
+        propagation: Propagation,
+        now: Timestamp,
+    ) -> Answer {
+        let Some(record) = self.objects[slot(kind)].get(name) else { return Err(not_found(kind, name)) };
+        let metadata = &record.value["metadata"];
+        if preconditions.uid.is_some_and(|uid| metadata["uid"] != uid)
+            || preconditions.resource_version.is_some_and(|version| metadata["resourceVersion"] != version)
+        {
+            let text = format!("{kind} {name}: a precondition of the deletion does not hold");
+            return Err(Refusal::new(FailureKind::Conflict, text));
+        }
+        let mut new = record.value.clone();
+        if propagation == Propagation::Foreground && !finalizers(&new).any(|held| held == FOREGROUND) {
+            let mut held: Vec<Value> = finalizers(&new).map(|held| json!(held)).collect();
+            held.push(json!(FOREGROUND));
+            new["metadata"]["finalizers"] = json!(held);
+        }
+        if new["metadata"]["deletionTimestamp"].is_null() {
+            new["metadata"]["deletionTimestamp"] = stamp(now);
+            // A pod that a node has taken is gone only when the node says so.
+            let grace = if kind == Kind::Pod && new["spec"]["nodeName"].is_string() { 30 } else { 0 };
+            new["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+            grow(&mut new["metadata"]["generation"]);
+        }
+        self.garbage_may_be = true;
+        if is_finished(&new) {
+            return self.remove(by, kind, name);
+        }
+        if new == record.value {
+            return Ok(Some(record.object.clone()));
+        }
+        self.store(by, kind, name.to_owned(), new)
+    }
+
+    /// The node has ended a dying pod. A finalizer may still hold the object.
+    pub fn pod_ended(&mut self, name: &str) -> Answer {
+        let Some(record) = self.objects[slot(Kind::Pod)].get(name) else {
+            return Err(not_found(Kind::Pod, name));
+        };
+        let mut new = record.value.clone();
+        new["metadata"]["deletionGracePeriodSeconds"] = json!(0);
+        if is_finished(&new) {
+            return self.remove(Caller::Node, Kind::Pod, name);
+        }
+        if new == record.value {
+            return Ok(Some(record.object.clone()));
+        }
+        self.store(Caller::Node, Kind::Pod, name.to_owned(), new)
+    }
+
+    /// The finalizers of an object; the caches do not keep those of pods.
+    #[must_use]
+    pub fn finalizers(&self, kind: Kind, name: &str) -> Vec<String> {
+        let record = self.objects[slot(kind)].get(name);
+        record.map(|record| finalizers(&record.value).map(str::to_owned).collect()).unwrap_or_default()
+    }
+
+    fn store(&mut self, by: Caller, kind: Kind, name: String, mut value: Value) -> Answer {
+        self.revision += 1;
+        value["metadata"]["resourceVersion"] = json!(self.revision.to_string());
+        let object = match Any::parse(kind, &value) {
+            Ok(object) => object,
+            Err(error) => {
+                return Err(Refusal::new(FailureKind::Refused, format!("{kind} {name} is invalid: {error}")));
+            }
+        };
+        let record = Record { value, object: object.clone() };
+        let before = self.objects[slot(kind)].insert(name, record).map(|record| record.object);
+        self.committed(Commit { by, before, after: Some(object.clone()) });
+        self.logs[slot(kind)].push(Change { object: object.clone(), gone: false });
+        Ok(Some(object))
+    }
+
+    fn remove(&mut self, by: Caller, kind: Kind, name: &str) -> Answer {
+        let Some(mut record) = self.objects[slot(kind)].remove(name) else {
+            return Err(not_found(kind, name));
+        };
+        self.revision += 1;
+        self.uids.remove(record.object.uid());
+        self.garbage_may_be = true;
+        // The last state carries the revision of the deletion, which is how a watch knows where it is.
+        record.value["metadata"]["resourceVersion"] = json!(self.revision.to_string());
+        let last = Any::parse(kind, &record.value).unwrap_or_else(|_| record.object.clone());
+        self.committed(Commit { by, before: Some(record.object), after: None });
+        self.logs[slot(kind)].push(Change { object: last, gone: true });
+        Ok(None)
+    }
+
+    fn committed(&mut self, commit: Commit) {
+        self.commits += 1;
+        self.fresh.push(commit);
+    }
+}
+
+fn is_finished(value: &Value) -> bool {
+    let metadata = &value["metadata"];
+    !metadata["deletionTimestamp"].is_null()
+        && metadata["deletionGracePeriodSeconds"] == 0
+        && finalizers(value).next().is_none()
+}
+
+fn finalizers(value: &Value) -> impl Iterator<Item = &str> {
+    value["metadata"]["finalizers"].as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
+fn not_found(kind: Kind, name: &str) -> Refusal {
+    Refusal::new(FailureKind::NotFound, format!("{kind} {name} not found"))
+}
+
+/// Kubernetes keeps whole seconds.
+fn stamp(now: Timestamp) -> Value {
+    json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
+fn grow(generation: &mut Value) {
+    *generation = json!(generation.as_i64().unwrap_or_default() + 1);
+}
+
+fn keep(new: &mut Value, old: &Value, key: &str) {
+    let Value::Object(map) = new else { return };
+    match old.get(key) {
+        Some(value) => map.insert(key.to_owned(), value.clone()),
+        None => map.remove(key),
+    };
+}
+
+/// RFC 7386.
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    let Value::Object(map) = target else { return };
+    for (key, value) in patch {
+        match value {
+            Value::Null => {
+                map.remove(key);
+            }
+            value => merge(map.entry(key.clone()).or_insert(Value::Null), value),
+        }
+    }
+}

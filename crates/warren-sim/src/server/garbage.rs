@@ -1,0 +1,77 @@
+//! Garbage collection by owner references: what has lost its owners goes, and an owner that is deleted in the foreground
+//! waits for what blocks it. One chore is one step of the collector, at any time after it has become due.
+
+use jiff::Timestamp;
+use serde_json::json;
+use warren_decide::step::{Kind, Propagation};
+
+use super::{Caller, FOREGROUND, Part, Preconditions, Server, finalizers};
+use crate::object::{KINDS, slot};
+
+/// Something for the collector to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chore {
+    /// Delete an object.
+    Delete(Kind, String, Propagation),
+    /// Let an object go whose dependents are gone.
+    Release(Kind, String),
+}
+
+impl Server {
+    /// What there is to collect.
+    pub fn chores(&mut self) -> Vec<Chore> {
+        let mut chores = Vec::new();
+        if !self.garbage_may_be {
+            return chores;
+        }
+        for kind in KINDS {
+            for (name, record) in &self.objects[slot(kind)] {
+                let metadata = record.object.meta();
+                let owners = metadata.owner_references.as_deref().unwrap_or_default();
+                let in_foreground = finalizers(&record.value).any(|held| held == FOREGROUND);
+                if record.object.is_deleting() {
+                    if in_foreground && !self.has_blocking_dependents(record.object.uid()) {
+                        chores.push(Chore::Release(kind, name.clone()));
+                    }
+                } else if owners.iter().any(|owner| self.is_going_in_foreground(&owner.uid)) {
+                    chores.push(Chore::Delete(kind, name.clone(), Propagation::Foreground));
+                } else if !owners.is_empty() && owners.iter().all(|owner| !self.exists(&owner.uid)) {
+                    chores.push(Chore::Delete(kind, name.clone(), Propagation::Background));
+                }
+            }
+        }
+        self.garbage_may_be = !chores.is_empty();
+        chores
+    }
+
+    /// Does one chore.
+    pub fn collect(&mut self, chore: &Chore, now: Timestamp) {
+        // It was due when it was found, and nothing has happened since: it cannot be refused.
+        let _ = match chore {
+            Chore::Delete(kind, name, propagation) => {
+                self.delete(Caller::Garbage, *kind, name, Preconditions::default(), *propagation, now)
+            }
+            Chore::Release(kind, name) => {
+                let held: Vec<String> =
+                    self.finalizers(*kind, name).into_iter().filter(|held| held != FOREGROUND).collect();
+                let body = json!({"metadata": {"finalizers": held}});
+                self.merge(Caller::Garbage, *kind, name, &body, Part::All)
+            }
+        };
+    }
+
+    fn is_going_in_foreground(&self, uid: &str) -> bool {
+        KINDS.iter().flat_map(|kind| self.objects[slot(*kind)].values()).any(|record| {
+            record.object.uid() == uid
+                && record.object.is_deleting()
+                && finalizers(&record.value).any(|held| held == FOREGROUND)
+        })
+    }
+
+    fn has_blocking_dependents(&self, uid: &str) -> bool {
+        KINDS.iter().flat_map(|kind| self.objects[slot(*kind)].values()).any(|record| {
+            let owners = record.object.meta().owner_references.as_deref().unwrap_or_default();
+            owners.iter().any(|owner| owner.uid == uid && owner.block_owner_deletion == Some(true))
+        })
+    }
+}

@@ -1,0 +1,457 @@
+//! One run: a world made from a seed, a scheduler that chooses what happens next, and judgement after every step. First a
+//! time of faults, then a time of calm in which everything must come to rest.
+
+mod faults;
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use warren_decide::step::{Action, FailureKind, Kind};
+
+use crate::clock::Clock;
+use crate::invariants::Ledger;
+use crate::mirror::{Mutant, Process, QueueKind, Settings};
+use crate::nodes::{Nodes, Temper};
+use crate::object::{KINDS, slot, to_value};
+use crate::random::Random;
+use crate::rest;
+use crate::running::Running;
+use crate::server::{Answer, Caller, Chore, Part, Preconditions, Refusal, Server};
+use crate::user::User;
+use crate::wire::{Request, Sent};
+
+use faults::{Fault, Faults};
+
+/// No run of the stormy part is longer than this many steps.
+const STORM_STEPS: u64 = 2_500;
+/// A system that is left alone and still busy after this many steps does not come to rest.
+const CALM_STEPS: u64 = 60_000;
+/// How long it is left alone, in milliseconds: longer than the longest backoff (1000 s) and the patience of a pool (300 s).
+const CALM: i64 = 45 * 60 * 1000;
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Report {
+    /// Steps of the scheduler.
+    pub steps: u64,
+    /// Writes that were stored.
+    pub commits: u64,
+}
+
+/// A run that went wrong.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// What does not hold.
+    pub what: String,
+    /// At which step.
+    pub step: u64,
+    /// What happened before, newest last; empty unless asked for.
+    pub trace: VecDeque<String>,
+}
+
+/// How to run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// A deliberate mistake.
+    pub mutant: Mutant,
+    /// How many of the last events to keep; none makes it fast.
+    pub trace: usize,
+}
+
+/// Something that can happen next.
+#[derive(Clone, Debug)]
+enum Move {
+    Deliver(usize, Kind),
+    Begin(usize, QueueKind),
+    Arrive(usize, u64),
+    Return(usize, u64),
+    Stray(usize),
+    Collect(Chore),
+    Node((i64, u64)),
+    User,
+    Fault(Fault),
+    Wait,
+}
+
+struct Simulation {
+    clock: Clock,
+    random: Random,
+    server: Server,
+    nodes: Nodes,
+    ledger: Ledger,
+    faults: Faults,
+    running: Vec<Running>,
+    /// Requests whose sender no longer waits for them; they may still arrive.
+    strays: Vec<(usize, Sent)>,
+    settings: Rc<Settings>,
+    workers: usize,
+    processes: usize,
+    acts_left: u64,
+    storm: bool,
+    steps: u64,
+    trace: VecDeque<String>,
+    trace_length: usize,
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
+    let mut simulation = Simulation::new(seed, options);
+    match simulation.run() {
+        Ok(()) => Ok(Report { steps: simulation.steps, commits: simulation.server.commits }),
+        Err(what) => Err(Box::new(Violation { what, step: simulation.steps, trace: simulation.trace })),
+    }
+}
+
+impl Simulation {
+    fn new(seed: u64, options: Options) -> Self {
+        let mut random = Random::new(seed);
+        // Each seed has only some kinds of trouble: a run with all of them at once hides what one of them does alone.
+        let mut some = |rate: u64| if random.chance(400) { random.within(1..rate) } else { 0 };
+        let temper = Temper { no_room: some(200), slow: some(150), ends: some(200), flaps: some(300) };
+        let faults = Faults::new(&mut some);
+        let mut settings = Settings { mutant: options.mutant, ..Settings::default() };
+        settings.claim.disable_observability_annotations = random.chance(300);
+        if random.chance(200) {
+            settings.pool.replenish_delay = Duration::from_secs(random.within(1..20));
+        }
+        if random.chance(200) {
+            settings.pool.max_refill_rate = random.within(1..10) as f64 / 2.0;
+        }
+        if random.chance(200) {
+            settings.pool.max_batch_size = 1;
+        }
+        Self {
+            clock: Clock::default(),
+            server: Server::default(),
+            nodes: Nodes::new(temper),
+            ledger: Ledger::new(faults.clock_tolerance()),
+            faults,
+            running: Vec::new(),
+            strays: Vec::new(),
+            settings: Rc::new(settings),
+            workers: usize::try_from(random.within(1..4)).unwrap_or(1),
+            processes: 0,
+            acts_left: random.within(4..50),
+            storm: true,
+            steps: 0,
+            trace: VecDeque::new(),
+            trace_length: options.trace,
+            random,
+        }
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        let now = self.clock.now(0);
+        User { server: &mut self.server, random: &mut self.random, now }.begin();
+        self.judge(None)?;
+        self.start_process();
+        while self.steps < STORM_STEPS && self.acts_left > 0 {
+            self.step()?;
+        }
+        self.calm_down()?;
+        self.settle()?;
+        rest::check(&self.server, self.clock.now(0))?;
+        self.check_silence()
+    }
+
+    /// Looks at everything once more: a system at rest has nothing to write. The first time it may: an edit of a template
+    /// reaches the sandboxes of claims when something else wakes the claims, and no sooner, by design.
+    fn check_silence(&mut self) -> Result<(), String> {
+        self.look_at_everything()?;
+        rest::check(&self.server, self.clock.now(0))?;
+        let before = self.writes();
+        self.look_at_everything()?;
+        match self.writes() == before {
+            true => Ok(()),
+            false => Err("at rest, and still something was written".to_owned()),
+        }
+    }
+
+    /// Objects stored and events recorded.
+    fn writes(&self) -> u64 {
+        let notes: u64 = self.running.iter().map(|running| running.process.brain.borrow().notes).sum();
+        self.server.commits + notes
+    }
+
+    fn look_at_everything(&mut self) -> Result<(), String> {
+        self.say(|_| "everything is looked at once more".to_owned());
+        for running in &self.running {
+            let queues = &mut running.process.brain.borrow_mut().queues;
+            for (kind, queue) in [
+                (Kind::Sandbox, QueueKind::Sandboxes),
+                (Kind::SandboxClaim, QueueKind::Claims),
+                (Kind::SandboxWarmPool, QueueKind::Pools),
+                (Kind::SandboxTemplate, QueueKind::Templates),
+            ] {
+                self.server.all(kind).for_each(|object| queues.of(queue).add(object.name()));
+            }
+        }
+        self.settle()
+    }
+
+    /// Leaves the system alone until everything that it has planned is done.
+    fn settle(&mut self) -> Result<(), String> {
+        let end = self.clock.elapsed() + CALM;
+        let limit = self.steps + CALM_STEPS;
+        loop {
+            if !self.moves().is_empty() {
+                self.step()?;
+            } else if let Some(due) = self.next_due().filter(|due| *due <= end) {
+                self.pass_time_until(due);
+            } else {
+                return Ok(());
+            }
+            if self.steps > limit {
+                return Err("left alone, it does not come to rest".to_owned());
+            }
+        }
+    }
+
+    /// The end of all faults.
+    fn calm_down(&mut self) -> Result<(), String> {
+        self.say(|_| "calm".to_owned());
+        self.storm = false;
+        self.nodes.temper = Temper::default();
+        let now = self.clock.now(0);
+        User { server: &mut self.server, random: &mut self.random, now }.release_all();
+        while self.nodes.recover_one(&mut self.server, self.clock.elapsed(), now, &mut self.random).is_some()
+        {
+        }
+        self.running.truncate(1);
+        if self.running.is_empty() {
+            self.start_process();
+        }
+        for running in &mut self.running {
+            running.process.skew.set(0);
+            running.streams.iter_mut().for_each(|stream| stream.stalled_until = 0);
+        }
+        self.judge(None)
+    }
+
+    /// Chooses what happens next, and lets it happen.
+    fn step(&mut self) -> Result<(), String> {
+        self.steps += 1;
+        let moves = self.moves();
+        let Some(index) = self.random.weighted(moves.iter().map(|(_, weight)| *weight)) else {
+            return Ok(());
+        };
+        match moves[index].0.clone() {
+            Move::Deliver(index, kind) => {
+                let text = self.running[index].deliver(kind, &self.server);
+                self.say(|it| format!("process {}: {kind} {text}", it.running[index].process.number));
+            }
+            Move::Begin(index, queue) => {
+                let text = self.running[index].begin(queue).unwrap_or_default();
+                self.say(|it| format!("process {}: pass over {text}", it.running[index].process.number));
+            }
+            Move::Arrive(index, id) => return self.arrive(index, id),
+            Move::Return(index, id) => {
+                let task = self.running[index].process.wire.borrow_mut().return_answer(id);
+                let end = task.and_then(|task| self.running[index].resume(task)).unwrap_or_default();
+                self.say(|it| {
+                    format!("process {}: answer {id} returns{end}", it.running[index].process.number)
+                });
+            }
+            Move::Stray(index) => return self.arrive_late(index),
+            Move::Collect(chore) => {
+                self.say(|_| format!("garbage collection: {chore:?}"));
+                let now = self.clock.now(0);
+                self.server.collect(&chore, now);
+            }
+            Move::Node(key) => {
+                let now = self.clock.elapsed();
+                let line = self.nodes.run(key, &mut self.server, now, &mut self.random);
+                self.say(|_| line);
+            }
+            Move::User => {
+                self.acts_left -= 1;
+                let now = self.clock.now(0);
+                let line = User { server: &mut self.server, random: &mut self.random, now }.act();
+                self.say(|_| line);
+            }
+            Move::Fault(fault) => self.inject(fault),
+            Move::Wait => {
+                let delay = match self.random.below(100) {
+                    0 => self.random.within(60_000..400_000),
+                    1..10 => self.random.within(500..5_000),
+                    _ => self.random.within(1..40),
+                };
+                self.pass_time_until(self.clock.elapsed() + i64::try_from(delay).unwrap_or_default());
+            }
+        }
+        self.judge(None)
+    }
+
+    /// Everything that can happen next, with how likely it is.
+    fn moves(&mut self) -> Vec<(Move, u64)> {
+        let mut moves = Vec::new();
+        let now = self.clock.elapsed();
+        for (index, running) in self.running.iter().enumerate() {
+            for kind in KINDS {
+                if running.has_news(kind, &self.server, now) {
+                    let speed = if self.storm { running.streams[slot(kind)].speed } else { 20 };
+                    moves.push((Move::Deliver(index, kind), speed * 10));
+                }
+            }
+            let haste = if self.storm { running.haste } else { 100 };
+            let wire = running.process.wire.borrow();
+            moves.extend(wire.sent().map(|id| (Move::Arrive(index, id), haste)));
+            moves.extend(wire.answered().map(|id| (Move::Return(index, id), haste)));
+            let mut brain = running.process.brain.borrow_mut();
+            if brain.is_listed() {
+                for queue in QueueKind::ALL {
+                    let workers = if queue == QueueKind::Pools { 1 } else { self.workers };
+                    if brain.queues.of(queue).can_begin(workers) {
+                        moves.push((Move::Begin(index, queue), 80));
+                    }
+                }
+            }
+        }
+        moves.extend((0..self.strays.len()).map(|index| (Move::Stray(index), 20)));
+        moves.extend(self.server.chores().into_iter().map(|chore| (Move::Collect(chore), 40)));
+        moves.extend(self.nodes.due(now).into_iter().map(|key| (Move::Node(key), 80)));
+        if self.storm {
+            moves.push((Move::User, 20));
+            moves.push((Move::Wait, if moves.len() > 1 { 15 } else { 150 }));
+            moves.extend(
+                self.faults
+                    .moves(self.running.len(), self.nodes.is_any_lost())
+                    .map(|(fault, weight)| (Move::Fault(fault), weight)),
+            );
+        }
+        moves
+    }
+
+    /// A request reaches the server, or is lost on the way, or its answer is.
+    fn arrive(&mut self, index: usize, id: u64) -> Result<(), String> {
+        let process = self.running[index].process.clone();
+        let Some(mut sent) = process.wire.borrow().request(id).cloned() else { return Ok(()) };
+        let lost = |text: &str| Err(Refusal { kind: FailureKind::Unknown, text: text.to_owned() });
+        let fate =
+            if self.storm { self.faults.of_request(&sent, &mut self.random) } else { faults::Fate::Fine };
+        let number = process.number;
+        if let Some(intent) = &mut sent.intent {
+            let others = self.processes > 1 || self.faults.sets_clocks();
+            intent.is_untold = others && !matches!(fate, faults::Fate::Fine);
+        }
+        let answer = match fate {
+            faults::Fate::Fine => self.execute(number, &sent),
+            faults::Fate::Refused(refusal) => Err(refusal),
+            faults::Fate::RequestLost => lost("connection reset"),
+            faults::Fate::AnswerLost => {
+                let _ = self.execute(number, &sent);
+                lost("connection reset by peer")
+            }
+            faults::Fate::Late => {
+                self.strays.push((number, sent.clone()));
+                lost("timed out")
+            }
+        };
+        self.say(|_| format!("process {number}: {id} {} → {}", describe(&sent.request), outcome(&answer)));
+        process.wire.borrow_mut().answer(id, answer);
+        self.judge(sent.intent.as_ref())
+    }
+
+    /// A request that nobody waits for any more arrives, or never does.
+    fn arrive_late(&mut self, index: usize) -> Result<(), String> {
+        let (number, sent) = self.strays.remove(index);
+        if self.random.chance(400) {
+            self.say(|_| format!("process {number}, late: {} is lost", describe(&sent.request)));
+            return Ok(());
+        }
+        let answer = self.execute(number, &sent);
+        self.say(|_| format!("process {number}, late: {} → {}", describe(&sent.request), outcome(&answer)));
+        self.judge(sent.intent.as_ref())
+    }
+
+    /// The server's side of a request.
+    fn execute(&mut self, number: usize, sent: &Sent) -> Answer {
+        let (by, now) = (Caller::Process(number), self.clock.now(0));
+        match &sent.request {
+            Request::Read(kind, name) => Ok(self.server.get(*kind, name).cloned()),
+            Request::Act(Action::Create(object)) => {
+                let value = to_value(object)
+                    .map_err(|error| Refusal { kind: FailureKind::Refused, text: error.to_string() })?;
+                self.server.create(by, object.kind(), value, self.random.number(), now)
+            }
+            Request::Act(Action::Merge { kind, name, body }) => {
+                self.server.merge(by, *kind, name, body, Part::All)
+            }
+            Request::Act(Action::MergeStatus { kind, name, body }) => {
+                self.server.merge(by, *kind, name, body, Part::Status)
+            }
+            Request::Act(Action::Delete { kind, name, uid, version, propagation }) => {
+                let preconditions = Preconditions { uid: Some(uid), resource_version: version.as_deref() };
+                self.server.delete(by, *kind, name, preconditions, *propagation, now)
+            }
+        }
+    }
+
+    /// Holds every new write against the invariants, and tells the nodes.
+    fn judge(&mut self, intent: Option<&crate::wire::Intent>) -> Result<(), String> {
+        for commit in std::mem::take(&mut self.server.fresh) {
+            self.nodes.observe(&commit, self.clock.elapsed(), &mut self.random);
+            self.ledger.check(&self.server, &commit, intent, self.clock.now(0))?;
+        }
+        Ok(())
+    }
+
+    fn start_process(&mut self) {
+        self.processes += 1;
+        let settings = self.settings.clone();
+        let process = Rc::new(Process::new(self.processes, self.clock.clone(), 0, settings));
+        let haste = self.random.pick(&[10, 40, 120]).unwrap_or(120);
+        let random = &mut self.random;
+        let running = Running::new(process, haste, || match random.below(4) {
+            0 => 1,
+            1 => 4,
+            _ => 20,
+        });
+        self.running.push(running);
+    }
+
+    fn next_due(&self) -> Option<i64> {
+        let queues = self.running.iter().flat_map(|running| {
+            let queues = &mut running.process.brain.borrow_mut().queues;
+            QueueKind::ALL.map(|queue| queues.of(queue).next_due())
+        });
+        queues.flatten().chain(self.nodes.next_due()).min()
+    }
+
+    fn pass_time_until(&mut self, time: i64) {
+        self.clock.advance_to(time);
+        for running in &self.running {
+            let queues = &mut running.process.brain.borrow_mut().queues;
+            QueueKind::ALL.iter().for_each(|queue| queues.of(*queue).release(self.clock.elapsed()));
+        }
+        self.say(|_| "time passes".to_owned());
+    }
+
+    fn say(&mut self, line: impl FnOnce(&Self) -> String) {
+        if self.trace_length == 0 {
+            return;
+        }
+        let time = self.clock.elapsed();
+        let line = format!("{:6} {:>5}.{:03}  {}", self.steps, time / 1000, time % 1000, line(self));
+        if self.trace.len() == self.trace_length {
+            self.trace.pop_front();
+        }
+        self.trace.push_back(line);
+    }
+}
+
+fn describe(request: &Request) -> String {
+    match request {
+        Request::Act(action) => action.to_string(),
+        Request::Read(kind, name) => format!("read {kind} {name}"),
+    }
+}
+
+fn outcome(answer: &Answer) -> String {
+    match answer {
+        Ok(Some(object)) => format!("{} {} at {}", object.name(), object.uid(), object.version()),
+        Ok(None) => "gone".to_owned(),
+        Err(refusal) => format!("{:?}: {}", refusal.kind, refusal.text),
+    }
+}
