@@ -17,19 +17,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let build = [
-        "build",
-        "--release",
-        "--package",
-        "warren",
-        "--package",
-        "warren-bench",
-        "--message-format",
-        "json-render-diagnostics",
-    ];
-    let programs = executables(&workspace::output(workspace::cargo().args(build))?);
+    let built =
+        workspace::build(&["build", "--release", "--package", "warren", "--package", "warren-bench"])?;
     let program = |name: &str| {
-        let found = programs.iter().find(|(package, _)| package == name).map(|(_, path)| path);
+        let found = built.iter().find(|(target, _)| target.name == name).map(|(_, path)| path);
         found.with_context(|| format!("cargo did not say where it put `{name}`"))
     };
     let status = std::process::Command::new(program("warren-bench")?)
@@ -38,31 +29,4 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         .status()
         .context("run warren-bench")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// The programs that cargo built, by name, from its machine-readable messages.
-fn executables(messages: &str) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    for message in messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()) {
-        if let (Some(name), Some(path)) = (message["target"]["name"].as_str(), message["executable"].as_str())
-        {
-            found.push((name.to_owned(), path.to_owned()));
-        }
-    }
-    found
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_are_found_among_cargos_messages() {
-        let messages = concat!(
-            r#"{"reason":"compiler-artifact","target":{"name":"libc"},"executable":null}"#,
-            "\nnot json\n",
-            r#"{"reason":"compiler-artifact","target":{"name":"warren"},"executable":"/t/release/warren"}"#,
-        );
-        assert_eq!(executables(messages), [("warren".to_owned(), "/t/release/warren".to_owned())]);
-    }
 }

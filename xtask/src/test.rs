@@ -41,15 +41,19 @@ pub struct Counts {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    // Built once, here: each end-to-end test binary would call cargo for it, and they run one after the other.
+    let built = workspace::build(&["build", "--package", "warren", "--bin", "warren"])?;
+    let (_, binary) = built.first().context("cargo did not say where it put `warren`")?;
     let mut counts = Counts::default();
     if !arguments.only_kube {
         let mut command = workspace::cargo();
-        command.args(["test", "--workspace"]);
+        command.args(["test", "--workspace"]).env("WARREN_BIN", binary);
         run_cargo(command, &mut counts)?;
     }
     if (arguments.kube || arguments.only_kube)
-        && let Some(command) = kube_tier(&workspace::packages()?)
+        && let Some(mut command) = kube_tier(&workspace::packages()?)
     {
+        command.env("WARREN_BIN", binary);
         run_cargo(command, &mut counts)?;
     }
     println!("{} passed, {} failed", counts.passed, counts.failed);

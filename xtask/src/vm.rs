@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use serde::Deserialize;
 
 use self::cpio::Archive;
 use crate::test::{Counts, parse_result};
@@ -281,19 +280,6 @@ fn add_program(root: &Path, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One line of what cargo says with `--message-format json`.
-#[derive(Deserialize)]
-struct Message {
-    target: Option<BuiltTarget>,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct BuiltTarget {
-    name: String,
-    kind: Vec<String>,
-}
-
 /// Builds, and puts on the disk: `warren`, the test programs that make containers, and what those expect to find.
 fn add_binaries(root: &Path, arguments: &Arguments) -> Result<()> {
     let wanted: Vec<(&str, &str)> = TESTS
@@ -303,12 +289,12 @@ fn add_binaries(root: &Path, arguments: &Arguments) -> Result<()> {
         .collect();
     let mut built = Vec::new();
     if arguments.only.is_empty() || wanted.iter().any(|(package, _)| *package != "warren-oci") {
-        let build = ["build", "--message-format", "json", "--package", "warren", "--bin", "warren"];
-        built.extend(executables(&build)?);
+        let build = ["build", "--package", "warren", "--bin", "warren"];
+        built.extend(workspace::build(&build)?);
     }
     for (package, test) in wanted {
-        let build = ["test", "--no-run", "--message-format", "json", "--package", package, "--test", test];
-        built.extend(executables(&build)?);
+        let build = ["test", "--no-run", "--package", package, "--test", test];
+        built.extend(workspace::build(&build)?);
     }
     let mut names = BTreeSet::new();
     for (target, executable) in built {
@@ -350,30 +336,6 @@ const SKIPPED: [(&str, &[&str]); 3] = [
     // It gives the bomb two seconds, which is too short for it here. Those of `real` wait for the limit.
     ("recovery", &["a_fork_bomb_ends_inside_and_the_status_says_why"]),
 ];
-
-fn executables(arguments: &[&str]) -> Result<Vec<(BuiltTarget, PathBuf)>> {
-    let mut build = workspace::cargo();
-    build.args(arguments).stderr(Stdio::inherit());
-    // What the cargo that runs us says about us would be news to build scripts, which would run again.
-    for (name, _) in std::env::vars_os() {
-        let text = name.to_string_lossy();
-        if ["CARGO_MANIFEST_", "CARGO_PKG_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"]
-            .iter()
-            .any(|prefix| text.starts_with(prefix))
-        {
-            build.env_remove(&name);
-        }
-    }
-    let text = workspace::output(&mut build)?;
-    let mut found = Vec::new();
-    for line in text.lines() {
-        let message: Message = serde_json::from_str(line).context("read what cargo says it built")?;
-        if let (Some(target), Some(executable)) = (message.target, message.executable) {
-            found.push((target, executable));
-        }
-    }
-    Ok(found)
-}
 
 /// Boots the machine, passes on what it says, and adds up the results.
 fn boot(kernel: &Kernel, initramfs: &Path, disk: &Path, patience: Duration) -> Result<Counts> {

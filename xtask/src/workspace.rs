@@ -1,7 +1,7 @@
 //! What cargo knows about this workspace.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -13,9 +13,32 @@ pub fn root() -> PathBuf {
 
 /// The cargo that runs us, working in the checkout.
 pub fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut command = warren_testkit::cargo::cargo(|name| std::env::var_os(name));
     command.current_dir(root());
     command
+}
+
+/// Builds with these arguments of cargo, and returns the programs that came of it.
+pub fn build(arguments: &[&str]) -> Result<Vec<(Target, PathBuf)>> {
+    let text = output(
+        cargo()
+            .args(arguments)
+            .args(["--message-format", "json-render-diagnostics"])
+            .stderr(Stdio::inherit()),
+    )?;
+    programs(&text)
+}
+
+/// The programs in cargo's account of a build.
+fn programs(account: &str) -> Result<Vec<(Target, PathBuf)>> {
+    let mut found = Vec::new();
+    for line in account.lines() {
+        let message: Message = serde_json::from_str(line).context("read what cargo says it built")?;
+        if let (Some(target), Some(executable)) = (message.target, message.executable) {
+            found.push((target, executable));
+        }
+    }
+    Ok(found)
 }
 
 /// The crates of the workspace, from `cargo metadata`.
@@ -33,6 +56,12 @@ pub fn output(command: &mut Command) -> Result<String> {
         bail!("{words} ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim_end());
     }
     String::from_utf8(output.stdout).with_context(|| format!("read what {words} printed"))
+}
+
+#[derive(Deserialize)]
+struct Message {
+    target: Option<Target>,
+    executable: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -63,4 +92,25 @@ pub struct Target {
     pub kind: Vec<String>,
     #[serde(default, rename = "required-features")]
     pub required_features: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_among_cargos_messages() {
+        let account = concat!(
+            r#"{"reason":"compiler-artifact","target":{"name":"libc","kind":["lib"]},"executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","target":{"name":"warren","kind":["bin"]},"executable":"/t/release/warren"}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        let found = programs(account).unwrap();
+        let found: Vec<_> =
+            found.iter().map(|(target, path)| (target.name.as_str(), path.as_path())).collect();
+        assert_eq!(found, [("warren", Path::new("/t/release/warren"))]);
+        assert!(programs("not json").is_err());
+    }
 }

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 use warren_client::home::DataDir;
 use warren_client::kube::Client;
+use warren_testkit::cargo::cargo;
 use warren_testkit::kube::Cache;
 use warren_testkit::leaks;
 use warren_testkit::privileges::skip_without_root;
@@ -140,7 +141,7 @@ pub fn warren_binary() -> &'static Path {
         // target/<triple>/<profile>/deps/<this test>
         let test = std::env::current_exe().expect("this test's own path");
         let profile = test.ancestors().nth(2).expect("a test lies in `deps` of a profile");
-        let mut build = Command::new(env!("CARGO"));
+        let mut build = cargo(|name| std::env::var_os(name));
         build.args(["build", "--quiet", "--package", "warren", "--bin", "warren"]);
         if profile.ends_with("release") {
             build.arg("--release");

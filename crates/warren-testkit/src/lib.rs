@@ -7,6 +7,7 @@
 //! The crate stays small on purpose (no async runtime, no Kubernetes client): `xtask` is built on it, and every
 //! cold checkout compiles `xtask` first.
 
+pub mod cargo;
 pub mod kube;
 pub mod leaks;
 pub mod privileges;

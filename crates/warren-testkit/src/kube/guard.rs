@@ -1,6 +1,6 @@
 //! A control plane that belongs to a test process and ends with it, however that process ends.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -172,8 +172,7 @@ fn xtask(variable: impl Fn(&str) -> Option<OsString>) -> Command {
         return Command::new(program);
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let cargo = variable("CARGO");
-    let mut command = Command::new(cargo.as_deref().unwrap_or(OsStr::new("cargo")));
+    let mut command = crate::cargo::cargo(variable);
     // The current directory decides which `.cargo/config.toml` counts.
     command.current_dir(root).args(["run", "--quiet", "--package", "xtask", "--"]);
     command

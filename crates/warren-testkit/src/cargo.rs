@@ -1,0 +1,36 @@
+//! The cargo that runs us, to be called again.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+/// What cargo tells a program about the package it belongs to.
+const ABOUT_A_PACKAGE: [&str; 5] =
+    ["CARGO_BIN_", "CARGO_CRATE_", "CARGO_MANIFEST_", "CARGO_PKG_", "CARGO_PRIMARY_"];
+
+/// A cargo that knows nothing about who calls it. Build scripts run again when what they hear about "the package" changes,
+/// and with them everything that depends on theirs: half the tree, each time.
+pub fn cargo(variable: impl Fn(&str) -> Option<OsString>) -> Command {
+    let mut command = Command::new(variable("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if ABOUT_A_PACKAGE.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::ffi::OsStr;
+
+    #[test]
+    fn the_caller_s_package_is_not_passed_on() {
+        let command = super::cargo(|_| None);
+        let removed: BTreeSet<&OsStr> =
+            command.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
+        assert!(removed.contains(OsStr::new("CARGO_PKG_NAME")), "{removed:?}");
+        assert_eq!(command.get_program(), "cargo");
+    }
+}
