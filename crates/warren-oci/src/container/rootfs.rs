@@ -119,11 +119,12 @@ pub(crate) struct Kept {
 impl Drop for Kept {
     /// Takes the layers out of the shim's mount namespace, so that restarts do not pile them up there.
     fn drop(&mut self) {
-        if let Some(lowest) = self.attached.first()
-            && let Err(error) = mount::detach(lowest.as_fd())
-        {
-            // They go with the shim.
-            eprintln!("warren: shim: detach layers: {error}");
+        // From the top: a lookup through the descriptor of one below ends at the one on top of it.
+        for layer in self.attached.iter().rev() {
+            if let Err(error) = mount::detach(layer.as_fd()) {
+                // They go with the shim.
+                eprintln!("warren: shim: detach layers: {error}");
+            }
         }
     }
 }
