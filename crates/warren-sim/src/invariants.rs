@@ -5,7 +5,7 @@
 //! - A claimed sandbox is deleted only because its claim is gone, going or expired, or because its own time is over; a claim
 //!   only because it expired; a pod only because its sandbox is going, was suspended or has expired.
 //! - A sandbox has at most one pod that is not on its way out.
-//! - A sandbox that becomes claimed and ready names its pod; a Ready claim names a sandbox that is or was its own.
+//! - A ready sandbox that a claim takes names its pod; a Ready claim names a sandbox that is or was its own.
 //! - A process never makes a member of a pool when those that it has seen or made itself, and that are alive (running or on
 //!   their way out) and still the pool's, already are as many as the size that it has seen. So `alive ≤ target + surge`, where
 //!   the surge is exactly the members that others have made (a second leader, a process that died, the user) and that had not
@@ -104,10 +104,11 @@ impl Ledger {
                 return Err(format!("claim {} has {} sandboxes: {of_claim:?}", owner.name, of_claim.len()));
             }
             let named = ownership::annotation(&after.metadata, annotations::POD_NAME).is_some();
-            let was =
-                commit.before.as_ref().is_some_and(|it| it.is_ready() && ownership::is_claimed(it.meta()));
+            let was = commit.before.as_ref().is_some_and(|it| ownership::is_claimed(it.meta()));
             if commit.after.as_ref().is_some_and(Any::is_ready) && !was && !named {
-                return Err(format!("sandbox {name} has become claimed and ready and does not name its pod"));
+                return Err(format!(
+                    "sandbox {name} was taken by a claim, is ready and does not name its pod"
+                ));
             }
         }
         if commit.before.is_none() {

@@ -146,6 +146,9 @@ impl Simulation {
         User { server: &mut self.server, random: &mut self.random, now }.begin();
         self.judge(None)?;
         self.start_process();
+        if self.faults.has_second_leader() {
+            self.start_process();
+        }
         while self.steps < STORM_STEPS && self.acts_left > 0 {
             self.step()?;
         }

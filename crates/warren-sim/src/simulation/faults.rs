@@ -73,6 +73,11 @@ impl Faults {
         }
     }
 
+    /// Whether two processes work at the same time in this run, from the first moment on.
+    pub(super) fn has_second_leader(&self) -> bool {
+        self.second_leaders > 0
+    }
+
     /// Whether wall clocks are set in this run.
     pub(super) fn sets_clocks(&self) -> bool {
         self.clock_steps > 0
@@ -89,7 +94,7 @@ impl Faults {
         let (starts, ends) = match running {
             0 => (60, 0),
             1 => (self.second_leaders, 0),
-            _ => (0, 3),
+            _ => (0, 1),
         };
         let recoveries = if node_lost { 15 } else { 0 };
         [
