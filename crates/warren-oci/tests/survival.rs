@@ -158,7 +158,7 @@ fn layers_are_attached_for_a_moment_and_only_in_the_shim() {
 
 /// Living processes in the pod's user namespace, wherever they got to. Dead ones are the machine's init's to reap, and
 /// some take their time.
-fn processes_with_ids(first: u32) -> Vec<String> {
+fn processes_with_ids(home: &Home, first: u32) -> Vec<String> {
     let wanted = first.to_string();
     std::fs::read_dir("/proc")
         .into_iter()
@@ -170,6 +170,11 @@ fn processes_with_ids(first: u32) -> Vec<String> {
         })
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .filter(|pid| pid.parse().is_ok_and(alive))
+        // Another home on this machine may have chosen the same ids.
+        .filter(|pid| {
+            let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            !cgroups.contains("/warren-") || cgroups.contains(&format!("/warren-{}", home.id))
+        })
         .collect()
 }
 
@@ -191,7 +196,7 @@ fn a_shim_killed_at_any_moment_of_a_start_leaves_nothing_that_cleanup_cannot_rem
         kill(shim);
         eventually("the shim is gone", || (!alive(shim)).then_some(()));
         cleanup::kill_pod(&home.id, &uid).unwrap();
-        eventually("its processes are gone", || processes_with_ids(first_id).is_empty().then_some(()));
+        eventually("its processes are gone", || processes_with_ids(&home, first_id).is_empty().then_some(()));
         cleanup::remove_pod_directory(&home.directory(&uid)).unwrap();
     }
     assert_eq!(cleanup::pods_with_cgroups(&home.id).unwrap(), Vec::<String>::new());
