@@ -136,9 +136,11 @@ pub async fn rows_15_and_16_a_warm_claim_takes_a_waiting_sandbox_in_three_writes
             .collect()
     };
     assert_eq!(about("/sandboxclaims/"), ["c", "status"], "assignment and status, nothing else");
-    // One adoption; and, off the path to Ready, the sandbox's status: the last of what it was before, the new generation after.
+    // The adoption (tried again if a late status of the waiting sandbox got in between); and, off the path to Ready, the
+    // sandbox's status: the last of what it was before, the new generation after.
     let (name, written) = (sandbox.name_any(), about(&format!("/sandboxes/{}", sandbox.name_any())));
-    assert_eq!(written.iter().filter(|write| **write == name).count(), 1, "{written:?}");
+    let tries = written.iter().filter(|write| **write == name).count();
+    assert!((1..=2).contains(&tries), "{written:?}");
     assert!(written.iter().all(|write| *write == name || write == "status"), "{written:?}");
     controllers.shutdown().await;
 }
