@@ -29,6 +29,12 @@ pub struct Config {
     pub sandbox_warm_pool_unschedulable_recheck_interval: Duration,
     /// Whether waiting pods are marked as safe to evict.
     pub enable_warm_pool_eviction: bool,
+    /// The most members that any pool may have, whatever it asks for, dying ones included; nothing is no limit.
+    pub sandbox_warm_pool_max_size: Option<usize>,
+    /// How long a pool may go without a new ready member, while it needs some, before it is said not to progress.
+    pub sandbox_warm_pool_progress_deadline: Duration,
+    /// How long a claim may wait for its sandbox to become ready before it ends; nothing is for ever.
+    pub claim_deadline: Option<Duration>,
     /// Whether only pods and services that carry the tracking label are watched. It saves memory where most pods of the
     /// cluster are not ours; a pod in the way without that label is then seen only when creating ours fails.
     pub cache_label_selectors: bool,
@@ -57,6 +63,9 @@ impl Default for Config {
             sandbox_warm_pool_readiness_grace_period: Duration::from_secs(5 * 60),
             sandbox_warm_pool_unschedulable_recheck_interval: Duration::from_secs(60),
             enable_warm_pool_eviction: true,
+            sandbox_warm_pool_max_size: None,
+            sandbox_warm_pool_progress_deadline: Duration::from_secs(10 * 60),
+            claim_deadline: None,
             cache_label_selectors: false,
             disable_claim_events: false,
             disable_claim_observability_annotations: false,

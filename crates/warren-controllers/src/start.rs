@@ -214,6 +214,8 @@ fn pool_settings(config: &Config) -> pools::Settings {
         readiness_grace_period: config.sandbox_warm_pool_readiness_grace_period,
         unschedulable_recheck_interval: config.sandbox_warm_pool_unschedulable_recheck_interval,
         enable_eviction: config.enable_warm_pool_eviction,
+        max_size: config.sandbox_warm_pool_max_size,
+        progress_deadline: config.sandbox_warm_pool_progress_deadline,
     }
 }
 
@@ -222,5 +224,6 @@ fn claim_settings(config: &Config) -> claims::Settings {
         allowed_label_domains: config.allowed_label_domains.clone(),
         disable_observability_annotations: config.disable_claim_observability_annotations,
         disable_events: config.disable_claim_events,
+        deadline: config.claim_deadline,
     }
 }
