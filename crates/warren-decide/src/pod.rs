@@ -195,7 +195,10 @@ pub fn decide(world: &World<'_>, now: Timestamp) -> Plan {
     let bound_to =
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
     let ours = bound_to == Some(world.node.name.as_str());
-    let ours_to_take = bound_to.is_none() && world.node.bind_unassigned && !has_scheduling_gates(pod);
+    let ours_to_take = bound_to.is_none()
+        && world.node.bind_unassigned
+        && !has_scheduling_gates(pod)
+        && !names_other_scheduler(pod);
 
     if pod.metadata.deletion_timestamp.is_some() {
         // An unbound pod is removed by the API server itself.
@@ -251,6 +254,12 @@ impl Machine {
 
 fn has_scheduling_gates(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty())
+}
+
+/// A node that takes unassigned pods stands in for the default scheduler; pods of another one are left to it.
+fn names_other_scheduler(pod: &Pod) -> bool {
+    let name = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or_default();
+    !matches!(name, "" | "default-scheduler")
 }
 
 fn containers(pod: &Pod) -> &[Container] {

@@ -151,6 +151,13 @@ fn a_pod_behind_a_scheduling_gate_is_left_alone() {
 }
 
 #[test]
+fn a_pod_of_another_scheduler_is_left_to_it() {
+    let of = |name: &str| pod(json!({"nodeName": null, "schedulerName": name}));
+    assert!(plan(&of("other"), &Machine::Absent, None, 0).steps.is_empty());
+    assert_eq!(plan(&of("default-scheduler"), &Machine::Absent, None, 0).steps[0], Step::Bind);
+}
+
+#[test]
 fn a_running_container_makes_the_pod_ready() {
     check(
         &plan(&pod(json!({})), &present(running(0, 1)), None, 2),
