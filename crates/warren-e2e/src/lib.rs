@@ -3,7 +3,9 @@
 //! This crate holds scenarios and the means to run them; it is never depended on by the product. It opens no
 //! privileged door: whatever it does, any client with the same kubeconfig could do.
 //! Start reading at [`conformance`], which holds the embedded API server against a real kube-apiserver,
+//! at [`controllers`], which shows what the controllers do on both homes,
 //! or at [`local_home`], which runs the real binary in a fresh data directory.
 
 pub mod conformance;
+pub mod controllers;
 pub mod local_home;

@@ -4,12 +4,16 @@
 //! ports, so that what we say about Kubernetes is judged by Kubernetes. A test asks for one with
 //! [`kube::ControlPlane::start`]; a person asks with `cargo xtask kube up`. Start reading there.
 //!
-//! The crate stays small on purpose (no async runtime, no Kubernetes client): `xtask` is built on it, and every
-//! cold checkout compiles `xtask` first.
+//! [`nodes`] pretends to be nodes of such a control plane, for scale and races without containers.
+//!
+//! The crate stays small on purpose (no async runtime, no Kubernetes client, but with the feature `nodes`): `xtask` is
+//! built on it, and every cold checkout compiles `xtask` first.
 
 pub mod cargo;
 pub mod kube;
 pub mod leaks;
+#[cfg(feature = "nodes")]
+pub mod nodes;
 pub mod privileges;
 
 mod files;

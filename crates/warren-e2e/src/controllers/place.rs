@@ -1,0 +1,397 @@
+//! A namespace of a home, and what scenarios do in it.
+//!
+//! Everything here holds out while an API server is away for a moment, as the local home's is when its controllers are
+//! killed: a call that got no answer is made again, until [`DEADLINE`].
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use futures::StreamExt as _;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::wait::Condition;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+
+use super::harness::{DEADLINE, Home};
+use super::history::History;
+use super::workload;
+
+/// How soon a call that got no answer is made again.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// A namespace that one scenario has for itself.
+#[derive(Clone)]
+pub struct Place {
+    home: Arc<Home>,
+    namespace: String,
+}
+
+/// Kinds that scenarios work with.
+pub trait Namespaced:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Clone
+    + DeserializeOwned
+    + Serialize
+    + Debug
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<K> Namespaced for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + DeserializeOwned
+        + Serialize
+        + Debug
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+impl Place {
+    pub(super) fn new(home: Arc<Home>, namespace: String) -> Self {
+        Self { home, namespace }
+    }
+
+    /// The home it is in.
+    pub fn home(&self) -> &Arc<Home> {
+        &self.home
+    }
+
+    /// A client with all rights.
+    pub fn client(&self) -> Client {
+        self.home.client()
+    }
+
+    /// The namespace's name.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// A kind's API in this namespace, for calls that have no method here. It does not try again.
+    pub fn api<K: Namespaced>(&self) -> Api<K> {
+        Api::namespaced(self.client(), &self.namespace)
+    }
+
+    /// Creates an object from JSON.
+    pub async fn create<K: Namespaced>(&self, object: Value) -> Result<K> {
+        self.try_create(object).await?.with_context(|| format!("create a {}", K::kind(&())))
+    }
+
+    /// Creates an object from JSON, and gives the server's refusal apart.
+    pub async fn try_create<K: Namespaced>(&self, object: Value) -> Result<Result<K, kube::Error>> {
+        let object: K = serde_json::from_value(object)?;
+        let api = self.api::<K>();
+        let mut tried = false;
+        let created = answer(|| {
+            let again = std::mem::replace(&mut tried, true);
+            let (api, object) = (&api, &object);
+            async move {
+                match api.create(&PostParams::default(), object).await {
+                    // The answer to the first try was lost, not the object.
+                    Err(kube::Error::Api(status)) if again && status.reason == "AlreadyExists" => {
+                        api.get(&object.name_any()).await
+                    }
+                    result => result,
+                }
+            }
+        });
+        Ok(created.await)
+    }
+
+    /// Merge-patches an object.
+    pub async fn patch<K: Namespaced>(&self, name: &str, body: Value) -> Result<K> {
+        self.try_patch(name, body.clone()).await.with_context(|| format!("patch {name} with {body}"))
+    }
+
+    /// Merge-patches an object, and gives the server's refusal apart.
+    pub async fn try_patch<K: Namespaced>(&self, name: &str, body: Value) -> Result<K, kube::Error> {
+        let api = self.api::<K>();
+        answer(|| api.patch(name, &PatchParams::default(), &Patch::Merge(&body))).await
+    }
+
+    /// Merge-patches an object's status, as its node or another controller would.
+    pub async fn patch_status<K: Namespaced>(&self, name: &str, status: Value) -> Result<K> {
+        let (api, body) = (self.api::<K>(), json!({"status": status}));
+        answer(|| api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body)))
+            .await
+            .with_context(|| format!("patch the status of {name}"))
+    }
+
+    /// Reads an object that must be there.
+    pub async fn get<K: Namespaced>(&self, name: &str) -> Result<K> {
+        self.get_opt(name).await?.with_context(|| format!("there is no {} {name}", K::kind(&())))
+    }
+
+    /// Reads an object that may be there.
+    pub async fn get_opt<K: Namespaced>(&self, name: &str) -> Result<Option<K>> {
+        let api = self.api::<K>();
+        answer(|| api.get_opt(name)).await.with_context(|| format!("read {name}"))
+    }
+
+    /// Every object of a kind.
+    pub async fn list<K: Namespaced>(&self) -> Result<Vec<K>> {
+        self.list_with("").await
+    }
+
+    /// Every object of a kind with these labels.
+    pub async fn list_with<K: Namespaced>(&self, labels: &str) -> Result<Vec<K>> {
+        let (api, parameters) = (self.api::<K>(), ListParams::default().labels(labels));
+        Ok(answer(|| api.list(&parameters)).await.with_context(|| format!("list {}", K::plural(&())))?.items)
+    }
+
+    /// Deletes an object, in the background; one that is gone already is fine.
+    pub async fn delete<K: Namespaced>(&self, name: &str) -> Result<()> {
+        let (api, parameters) = (self.api::<K>(), DeleteParams::background());
+        match answer(|| api.delete(name, &parameters)).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("delete {name}")),
+        }
+    }
+
+    /// Waits until an object is as described, and gives it; fails with what it was instead.
+    pub async fn wait<K: Namespaced>(
+        &self,
+        name: &str,
+        what: &str,
+        condition: impl Condition<K>,
+    ) -> Result<Option<K>> {
+        let mut last = None;
+        let watched = async {
+            let mut objects = std::pin::pin!(watcher::watch_object(self.api::<K>(), name).default_backoff());
+            while let Some(object) = objects.next().await {
+                // The watch begins again by itself.
+                let Ok(object) = object else { continue };
+                if condition.matches_object(object.as_ref()) {
+                    return Some(object);
+                }
+                last = object;
+            }
+            None
+        };
+        if let Ok(Some(found)) = tokio::time::timeout(DEADLINE, watched).await {
+            return Ok(found);
+        }
+        bail!("{} {name} never was {what}; it is {}", K::kind(&()), shown(&last))
+    }
+
+    /// Waits until an object that is there is as described.
+    pub async fn wait_for<K: Namespaced>(
+        &self,
+        name: &str,
+        what: &str,
+        condition: impl Fn(&K) -> bool,
+    ) -> Result<K> {
+        let found = self.wait(name, what, |object: Option<&K>| object.is_some_and(&condition)).await?;
+        found.with_context(|| format!("{name} is gone"))
+    }
+
+    /// Waits until `Ready` is this, as `status/reason`.
+    pub async fn wait_ready<K: Namespaced>(&self, name: &str, wanted: &str) -> Result<K> {
+        self.wait_for(name, wanted, |object: &K| ready(object) == wanted).await
+    }
+
+    /// Waits until an object is gone.
+    pub async fn wait_gone<K: Namespaced>(&self, name: &str) -> Result<()> {
+        self.wait(name, "gone", |object: Option<&K>| object.is_none()).await.map(drop)
+    }
+
+    /// Waits until something that takes more than one object to see holds, and gives what it says.
+    pub async fn eventually<T, R>(&self, what: &str, mut look: impl FnMut() -> R) -> Result<T>
+    where
+        R: Future<Output = Result<Option<T>>>,
+    {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            if let Some(found) = look().await? {
+                return Ok(found);
+            }
+            if Instant::now() > deadline {
+                bail!("never came: {what}");
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// A template and a pool of that many over it, both of this name.
+    pub async fn pool(&self, name: &str, replicas: i32, template: Value) -> Result<()> {
+        self.create::<SandboxTemplate>(workload::template(name, template)).await?;
+        self.create::<SandboxWarmPool>(workload::pool(name, name, replicas)).await?;
+        Ok(())
+    }
+
+    /// Waits until a pool has that many members, all ready.
+    pub async fn wait_full(&self, name: &str, count: i32) -> Result<SandboxWarmPool> {
+        self.wait_for(name, "full", |pool: &SandboxWarmPool| {
+            let status = pool.status.clone().unwrap_or_default();
+            (status.replicas, status.ready_replicas) == (count, count)
+        })
+        .await
+    }
+
+    /// The members of a pool that are not on their way out.
+    pub async fn members(&self, pool: &str) -> Result<Vec<Sandbox>> {
+        let mut members: Vec<Sandbox> = self.list_with(&labels::pool_selector(pool)).await?;
+        members.retain(|member| member.metadata.deletion_timestamp.is_none());
+        Ok(members)
+    }
+
+    /// Creates a claim on a pool, with more in its spec.
+    pub async fn claim(&self, name: &str, pool: &str, spec: Value) -> Result<SandboxClaim> {
+        self.create(workload::claim(name, pool, spec)).await
+    }
+
+    /// Waits until a claim is ready, and gives its sandbox.
+    pub async fn wait_claimed(&self, name: &str) -> Result<Sandbox> {
+        let claim: SandboxClaim = self.wait_ready(name, "True/DependenciesReady").await?;
+        let sandbox = claim.status.and_then(|status| status.sandbox?.name);
+        self.get(&sandbox.context("a claim that is ready names its sandbox")?).await
+    }
+
+    /// Records every version of a kind's objects from now on.
+    pub async fn record<K: Namespaced>(&self) -> Result<History<K>> {
+        History::start(self.api()).await
+    }
+
+    /// Events about an object, oldest first.
+    pub async fn events(&self, regarding: &str) -> Result<Vec<Event>> {
+        let mut events: Vec<Event> = self.list().await?;
+        events.retain(|event| {
+            event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref()) == Some(regarding)
+        });
+        events.sort_by(|left, right| left.event_time.cmp(&right.event_time));
+        Ok(events)
+    }
+
+    /// Waits for an event with this reason about an object.
+    pub async fn wait_event(&self, regarding: &str, reason: &str) -> Result<Event> {
+        self.eventually(&format!("event {reason} about {regarding}"), async || {
+            let events = self.events(regarding).await?;
+            Ok(events.into_iter().find(|event| event.reason.as_deref() == Some(reason)))
+        })
+        .await
+    }
+
+    /// Everything in the namespace, for a person who wants to know why a scenario failed.
+    pub async fn dump(&self) -> String {
+        let mut text = String::new();
+        self.dump_kind::<SandboxWarmPool>(&mut text).await;
+        self.dump_kind::<SandboxTemplate>(&mut text).await;
+        self.dump_kind::<SandboxClaim>(&mut text).await;
+        self.dump_kind::<Sandbox>(&mut text).await;
+        self.dump_kind::<Pod>(&mut text).await;
+        self.dump_kind::<Service>(&mut text).await;
+        self.dump_kind::<PersistentVolumeClaim>(&mut text).await;
+        self.dump_kind::<NetworkPolicy>(&mut text).await;
+        self.dump_kind::<Event>(&mut text).await;
+        text
+    }
+
+    async fn dump_kind<K: Namespaced>(&self, text: &mut String) {
+        match self.list::<K>().await {
+            Ok(objects) => {
+                for object in objects {
+                    text.push_str(&format!("{} {}\n", K::kind(&()), shown(&Some(object))));
+                }
+            }
+            Err(error) => text.push_str(&format!("{}: {error:#}\n", K::plural(&()))),
+        }
+    }
+
+    /// Has everything in the namespace deleted, without waiting for it.
+    pub async fn clear(&self) -> Result<()> {
+        self.clear_kind::<SandboxWarmPool>().await?;
+        self.clear_kind::<SandboxClaim>().await?;
+        self.clear_kind::<Sandbox>().await?;
+        self.clear_kind::<SandboxTemplate>().await?;
+        self.clear_kind::<Pod>().await?;
+        self.clear_kind::<PersistentVolumeClaim>().await?;
+        self.clear_kind::<Service>().await
+    }
+
+    async fn clear_kind<K: Namespaced>(&self) -> Result<()> {
+        let api = self.api::<K>();
+        for object in self.list::<K>().await? {
+            let name = object.name_any();
+            if !object.finalizers().is_empty() {
+                self.patch::<K>(&name, json!({"metadata": {"finalizers": null}})).await.ok();
+            }
+            answer(|| api.delete(&name, &DeleteParams::background())).await.ok();
+        }
+        Ok(())
+    }
+}
+
+/// Makes a call until the server answers.
+async fn answer<T, R>(mut call: impl FnMut() -> R) -> Result<T, kube::Error>
+where
+    R: Future<Output = Result<T, kube::Error>>,
+{
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        match call().await {
+            Err(kube::Error::HyperError(_) | kube::Error::Service(_)) if Instant::now() < deadline => {
+                tokio::time::sleep(AGAIN).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// An object without what only servers read.
+fn shown<K: Serialize>(object: &Option<K>) -> String {
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.shift_remove("managedFields");
+    }
+    serde_json::to_string_pretty(&value).unwrap_or_default()
+}
+
+/// `Ready` of an object's status as `status/reason`, or nothing.
+pub fn ready<K: Serialize>(object: &K) -> String {
+    state(object, "Ready")
+}
+
+/// A condition of an object's status as `status/reason`, or nothing.
+pub fn state<K: Serialize>(object: &K, type_: &str) -> String {
+    condition(object, type_).map_or_else(String::new, |found| {
+        let word = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
+        format!("{}/{}", word("status"), word("reason"))
+    })
+}
+
+/// The message of a condition, or nothing.
+pub fn message<K: Serialize>(object: &K, type_: &str) -> String {
+    condition(object, type_)
+        .and_then(|found| found["message"].as_str().map(str::to_owned))
+        .unwrap_or_default()
+}
+
+/// When a condition last changed its status, or nothing.
+pub fn since<K: Serialize>(object: &K, type_: &str) -> String {
+    condition(object, type_)
+        .and_then(|found| found["lastTransitionTime"].as_str().map(str::to_owned))
+        .unwrap_or_default()
+}
+
+/// A condition of an object's status.
+pub fn condition<K: Serialize>(object: &K, type_: &str) -> Option<Value> {
+    let object = serde_json::to_value(object).ok()?;
+    let conditions = object["status"]["conditions"].as_array()?;
+    conditions.iter().find(|condition| condition["type"] == type_).cloned()
+}

@@ -1,0 +1,194 @@
+//! Runs a list of scenarios in one home, several at a time, and prints what cargo's own test harness would print, so
+//! that whoever reads the output of tests reads this too.
+
+use std::any::Any;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use futures::StreamExt as _;
+use futures::future::BoxFuture;
+
+use super::harness::Home;
+use super::place::Place;
+
+/// Scenarios at the same time: two processors have enough to do with these, and no wait gets near its deadline.
+const AT_THE_SAME_TIME: usize = 6;
+
+/// Longer than a scenario of several waits may take, all of them near their deadline.
+const LONGEST: Duration = Duration::from_secs(240);
+
+/// One thing to show.
+#[derive(Clone, Copy)]
+pub struct Scenario {
+    /// What is shown, as the name of a test.
+    pub name: &'static str,
+    /// Shows it.
+    pub run: fn(Place) -> BoxFuture<'static, Result<()>>,
+    /// Whether nothing else may use the home meanwhile.
+    pub alone: bool,
+}
+
+/// A list of scenarios from the names of async functions; those after `alone:` have the home for themselves.
+#[macro_export]
+macro_rules! scenarios {
+    ($($($path:ident)::+),* $(,)? $(; alone: $($($alone:ident)::+),* $(,)?)?) => {
+        vec![
+            $($crate::scenarios!(@one false, $($path)::+),)*
+            $($($crate::scenarios!(@one true, $($alone)::+),)*)?
+        ]
+    };
+    (@one $is_alone:expr, $($path:ident)::+) => {
+        $crate::controllers::runner::Scenario {
+            name: stringify!($($path)::+),
+            run: |place| Box::pin($($path)::+(place)),
+            alone: $is_alone,
+        }
+    };
+}
+
+/// Runs the scenarios that the command line names (all, if none) in a home, and prints how each ended. `--list` only lists.
+///
+/// To be called by `main` of a test target with `harness = false`.
+pub fn run<S>(scenarios: Vec<Scenario>, start: impl FnOnce() -> S) -> ExitCode
+where
+    S: Future<Output = Result<Option<Arc<Home>>>>,
+{
+    let mut words: Vec<String> = Vec::new();
+    let mut exact = false;
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "--list" => {
+                for scenario in &scenarios {
+                    println!("{}: test", scenario.name);
+                }
+                return ExitCode::SUCCESS;
+            }
+            "--exact" => exact = true,
+            // Options of cargo's harness mean nothing here: output is never hidden, and there is nothing to ignore.
+            option if option.starts_with('-') => {}
+            word => words.push(word.to_owned()),
+        }
+    }
+    let total = scenarios.len();
+    let wanted = |name: &str| {
+        words.is_empty()
+            || words.iter().any(|word| if exact { name.ends_with(word) } else { name.contains(word) })
+    };
+    let chosen: Vec<Scenario> = scenarios.into_iter().filter(|scenario| wanted(scenario.name)).collect();
+    println!("\nrunning {} tests", chosen.len());
+    let begun = Instant::now();
+    let outcome = if chosen.is_empty() { Ok(None) } else { in_a_home(&chosen, start) };
+    let (run, failed) = match outcome {
+        Ok(Some(failed)) => (chosen.len(), failed),
+        Ok(None) => (0, Vec::new()),
+        Err(error) => {
+            println!("\nthe home failed: {error:#}");
+            (chosen.len(), chosen.iter().map(|scenario| scenario.name).collect())
+        }
+    };
+    let word = if failed.is_empty() { "ok" } else { "FAILED" };
+    if !failed.is_empty() {
+        println!("\nfailures:");
+        for name in &failed {
+            println!("    {name}");
+        }
+    }
+    println!(
+        "\ntest result: {word}. {} passed; {} failed; 0 ignored; 0 measured; {} filtered out; finished in {:.2}s\n",
+        run - failed.len(),
+        failed.len(),
+        total - run,
+        begun.elapsed().as_secs_f64(),
+    );
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The names of those that failed; `None` where there is no home for tests like these.
+fn in_a_home<S>(chosen: &[Scenario], start: impl FnOnce() -> S) -> Result<Option<Vec<&'static str>>>
+where
+    S: Future<Output = Result<Option<Arc<Home>>>>,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let Some(home) = start().await? else { return Ok(None) };
+        let mut failed = Vec::new();
+        let (alone, together): (Vec<Scenario>, Vec<Scenario>) =
+            chosen.iter().partition(|scenario| scenario.alone);
+        for (scenarios, width) in [(together, AT_THE_SAME_TIME), (alone, 1)] {
+            let mut ends = futures::stream::iter(scenarios)
+                .map(|scenario| {
+                    let home = Arc::clone(&home);
+                    async move { (scenario.name, one(&home, scenario).await) }
+                })
+                .buffer_unordered(width);
+            while let Some((name, passed)) = ends.next().await {
+                if !passed {
+                    failed.push(name);
+                }
+            }
+        }
+        if failed.is_empty() {
+            tokio::task::block_in_place(|| home.assert_nothing_left());
+        }
+        Ok(Some(failed))
+    })
+}
+
+async fn one(home: &Arc<Home>, scenario: Scenario) -> bool {
+    let begun = Instant::now();
+    let outcome = match home.place(scenario.name.rsplit("::").next().unwrap_or_default()).await {
+        Ok(place) => {
+            let task = tokio::spawn((scenario.run)(place.clone()));
+            let abort = task.abort_handle();
+            let outcome = match tokio::time::timeout(LONGEST, task).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(ended)) => Err(match ended.try_into_panic() {
+                    Ok(panic) => anyhow!("{}", words_of(panic.as_ref())),
+                    Err(ended) => anyhow!(ended),
+                }),
+                Err(_) => {
+                    abort.abort();
+                    Err(anyhow!("not done after {LONGEST:?}"))
+                }
+            };
+            match outcome {
+                Ok(()) => place.clear().await,
+                Err(error) => {
+                    let (dump, log) = (place.dump().await, home.log());
+                    // What is left would only take room from the others.
+                    place.clear().await.ok();
+                    Err(error.context(format!("in namespace {}\n{dump}{log}\n", place.namespace())))
+                }
+            }
+        }
+        Err(error) => Err(error.context("make a namespace")),
+    };
+    let seconds = begun.elapsed().as_secs_f64();
+    match outcome {
+        Ok(()) => {
+            println!("test {} ... ok <{seconds:.1}s>", scenario.name);
+            true
+        }
+        Err(error) => {
+            // The causes first: they say what is wrong. The outermost is the long one.
+            let causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
+            println!(
+                "test {} ... FAILED <{seconds:.1}s>\n--- {}: {}\n{error}---",
+                scenario.name,
+                scenario.name,
+                causes.join(": ")
+            );
+            false
+        }
+    }
+}
+
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
+        (Some(text), _) => text.clone(),
+        (_, Some(text)) => (*text).to_owned(),
+        _ => "panicked".to_owned(),
+    }
+}

@@ -1,0 +1,82 @@
+//! The Node objects: made, and kept alive by a sign of life now and then.
+
+use std::sync::{Arc, PoisonError};
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::{HEARTBEAT, Shared};
+
+/// Processors of a node: more than any number of simulated pods asks for, less than a request meant to fit nowhere.
+pub(super) const CPUS: u64 = 100_000;
+
+/// The label that tells simulated nodes from real ones.
+const LABEL: &str = "nodes.warren.dev/simulated";
+
+pub(super) async fn register(nodes: &Api<Node>, name: &str) -> Result<(), kube::Error> {
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {
+        LABEL: "true", "kubernetes.io/hostname": name}}});
+    nodes.patch(name, &PatchParams::apply("simulated-nodes").force(), &Patch::Apply(&node)).await?;
+    nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(&status(Timestamp::now()))).await?;
+    Ok(())
+}
+
+/// Gives signs of life for as long as it is polled.
+pub(super) async fn beat(nodes: Api<Node>, names: Vec<String>) {
+    let mut beats = tokio::time::interval(HEARTBEAT);
+    // The first one comes at once, right after registering.
+    beats.tick().await;
+    loop {
+        beats.tick().await;
+        for name in &names {
+            // A server that is away for a moment hears the next one.
+            let _ = nodes
+                .patch_status(name, &PatchParams::default(), &Patch::Merge(&status(Timestamp::now())))
+                .await;
+        }
+    }
+}
+
+/// Knows what the nodes are like at the moment: somebody may label, drain or delete one.
+pub(super) async fn watch(nodes: Api<Node>, shared: Arc<Shared>) {
+    let config = watcher::Config::default().labels(LABEL);
+    let events = watcher(nodes, config).default_backoff();
+    let mut events = std::pin::pin!(events);
+    let mut listed = Vec::new();
+    while let Some(event) = events.next().await {
+        let mut machines = shared.machines.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Ok(watcher::Event::Init) => listed.clear(),
+            Ok(watcher::Event::InitApply(node)) => listed.push(node),
+            Ok(watcher::Event::InitDone) => *machines = std::mem::take(&mut listed),
+            Ok(watcher::Event::Apply(node)) => {
+                machines.retain(|machine| machine.name_any() != node.name_any());
+                machines.push(node);
+                machines.sort_by_key(ResourceExt::name_any);
+            }
+            Ok(watcher::Event::Delete(node)) => {
+                machines.retain(|machine| machine.name_any() != node.name_any());
+            }
+            // The watch begins again by itself.
+            Err(_) => {}
+        }
+    }
+}
+
+fn status(now: Timestamp) -> Value {
+    let room =
+        json!({"cpu": CPUS.to_string(), "memory": "100Ti", "pods": "1000000", "ephemeral-storage": "100Ti"});
+    json!({"status": {
+        "capacity": room, "allocatable": room,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Simulated", "message": "there is no machine",
+            "lastHeartbeatTime": now}],
+        "nodeInfo": {"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "simulated://0",
+            "kernelVersion": "", "kubeProxyVersion": "", "kubeletVersion": "simulated", "machineID": "",
+            "operatingSystem": "linux", "osImage": "", "systemUUID": ""},
+    }})
+}
