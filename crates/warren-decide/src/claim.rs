@@ -54,6 +54,8 @@ pub struct World {
     pub sandboxes: BTreeMap<String, Arc<Sandbox>>,
     /// Names that the server itself, not only our cache, says do not exist.
     pub confirmed_gone: BTreeSet<String>,
+    /// Names that were read from the server itself in this pass: what `sandboxes` says of them is no older than that.
+    pub confirmed: BTreeSet<String>,
     /// The policy that old controllers made for each claim.
     pub legacy_policy: Option<Arc<NetworkPolicy>>,
     /// What the pool offers.
@@ -84,6 +86,8 @@ pub struct Settings {
     pub disable_observability_annotations: bool,
     /// Whether events about claims are left out.
     pub disable_events: bool,
+    /// How long a claim may wait for its sandbox to become ready, unless it says so itself; nothing is for ever.
+    pub deadline: Option<Duration>,
 }
 
 impl Default for Settings {
@@ -92,6 +96,7 @@ impl Default for Settings {
             allowed_label_domains: vec!["sandbox.users.io".to_owned()],
             disable_observability_annotations: false,
             disable_events: false,
+            deadline: None,
         }
     }
 }
@@ -103,7 +108,7 @@ pub enum Next {
     DecideAgain,
     /// Ask the pool for an offer, then decide again.
     AskForOffer,
-    /// Ask the server whether this sandbox really does not exist, then decide again.
+    /// Ask the server whether this sandbox really does not exist, or is not what it was, then decide again.
     Confirm(String),
     /// The pass is over.
     Settled {

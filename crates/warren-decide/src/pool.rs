@@ -33,6 +33,8 @@ pub struct World {
     pub pods: BTreeMap<String, Arc<Pod>>,
     /// A number between 0 and 1, so that a thousand pools do not wake at the same moment.
     pub jitter: f64,
+    /// The time by a clock that nobody sets, since any fixed moment. What the pool waits for is measured by it.
+    pub uptime: Duration,
 }
 
 /// Settings of all pools.
@@ -50,6 +52,10 @@ pub struct Settings {
     pub unschedulable_recheck_interval: Duration,
     /// Whether waiting pods are marked as safe to evict.
     pub enable_eviction: bool,
+    /// The most members that any pool may have, dying ones included; nothing is no limit.
+    pub max_size: Option<usize>,
+    /// How long a pool may go without a new ready member, while it needs some, before it is said not to progress.
+    pub progress_deadline: Duration,
 }
 
 impl Default for Settings {
@@ -61,6 +67,9 @@ impl Default for Settings {
             readiness_grace_period: Duration::from_secs(5 * 60),
             unschedulable_recheck_interval: Duration::from_secs(60),
             enable_eviction: true,
+            max_size: None,
+            // What a Deployment has.
+            progress_deadline: Duration::from_secs(10 * 60),
         }
     }
 }

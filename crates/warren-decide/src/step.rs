@@ -5,11 +5,12 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 use warren_api::Sandbox;
 
 /// The kinds that our controllers write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// `agents.x-k8s.io` Sandbox.
     Sandbox,
@@ -197,16 +198,22 @@ impl Object {
         }
     }
 
-    /// The object's name, or the prefix from which the server makes one.
+    /// The object's metadata.
     #[must_use]
-    pub fn name(&self) -> &str {
-        let metadata = match self {
+    pub fn metadata(&self) -> &ObjectMeta {
+        match self {
             Object::Sandbox(object) => &object.metadata,
             Object::Pod(object) => &object.metadata,
             Object::Service(object) => &object.metadata,
             Object::PersistentVolumeClaim(object) => &object.metadata,
             Object::NetworkPolicy(object) => &object.metadata,
-        };
+        }
+    }
+
+    /// The object's name, or the prefix from which the server makes one.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        let metadata = self.metadata();
         metadata.name.as_deref().or(metadata.generate_name.as_deref()).unwrap_or_default()
     }
 }

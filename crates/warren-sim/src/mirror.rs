@@ -16,6 +16,7 @@ pub mod template;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -87,6 +88,12 @@ impl Process {
         self.clock.now(self.skew.get())
     }
 
+    /// The time by a clock that nobody sets.
+    #[must_use]
+    pub fn uptime(&self) -> Duration {
+        Duration::from_millis(self.clock.elapsed().unsigned_abs())
+    }
+
     /// One pass over one key.
     pub async fn reconcile(self: Rc<Self>, queue: QueueKind, key: String) -> Outcome {
         match queue {
@@ -94,6 +101,7 @@ impl Process {
             QueueKind::Claims => claim::reconcile(&self, &key).await,
             QueueKind::Pools => pool::reconcile(&self, &key).await,
             QueueKind::Templates => template::reconcile(&self, &key).await,
+            QueueKind::Doubts => self.confirm(&key).await,
         }
     }
 }

@@ -186,7 +186,8 @@ impl Server {
         self.store(by, kind, name, value)
     }
 
-    /// Applies a JSON merge patch. A resourceVersion in its metadata is a guard, and so is a uid.
+    /// Applies a JSON merge patch. A resourceVersion in its metadata is a guard, and so is a uid, but not one of a status patch:
+    /// a real server throws everything but the status away before it looks.
     pub fn merge(&mut self, by: Caller, kind: Kind, name: &str, body: &Value, part: Part) -> Answer {
         let Some(record) = self.objects[slot(kind)].get(name) else { return Err(not_found(kind, name)) };
         let old = &record.value;
@@ -196,7 +197,8 @@ impl Server {
             let text = format!("{kind} {name}: the object has been modified");
             return Err(Refusal::new(FailureKind::Conflict, text));
         }
-        if let Some(uid) = body["metadata"]["uid"].as_str()
+        if part == Part::All
+            && let Some(uid) = body["metadata"]["uid"].as_str()
             && old["metadata"]["uid"] != uid
         {
             let text = format!("{kind} {name} is invalid: metadata.uid: field is immutable");

@@ -207,7 +207,8 @@ fn difference(present: &Sandbox, wanted: &Sandbox) -> Option<Value> {
     (body != json!({})).then_some(body)
 }
 
-fn merge_sandbox(sandbox: &Sandbox, body: Value) -> Step {
+fn merge_sandbox(sandbox: &Sandbox, mut body: Value) -> Step {
+    merge::set(&mut body, &["metadata", "uid"], json!(sandbox.metadata.uid));
     let name = sandbox.metadata.name.clone().unwrap_or_default();
     Step::new(Stage::Subject, Action::Merge { kind: Kind::Sandbox, name, body })
 }

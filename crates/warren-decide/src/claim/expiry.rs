@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::json;
 use warren_api::SandboxClaimSpec;
 use warren_api::claim::ClaimShutdownPolicy;
 use warren_api::conditions::{self, ConditionType, EventAction, EventReason, Reason};
@@ -51,7 +52,13 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
         .is_some_and(|ready| ready.reason == Reason::ClaimExpired.as_str());
     let policy =
         world.claim.spec.lifecycle.as_ref().map(|lifecycle| lifecycle.shutdown_policy).unwrap_or_default();
-    let place = world.status_sandbox().unwrap_or(world.name());
+    // The one that the claim has, also when its status was never published; else the place where one would be.
+    let is_own = |name: &&str| world.sandboxes.get(*name).is_some_and(|sandbox| world.is_mine(sandbox));
+    let place = [world.status_sandbox(), world.assigned(), Some(world.name())]
+        .into_iter()
+        .flatten()
+        .find(is_own)
+        .unwrap_or_else(|| world.status_sandbox().unwrap_or(world.name()));
     let sandbox = world.sandboxes.get(place);
     if !announced {
         let mut plan = status::publish_expired(world, sandbox.map(|sandbox| &**sandbox), settings, now);
@@ -88,7 +95,12 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
             version: None,
             propagation: Propagation::Background,
         };
-        plan.steps.insert(0, Step::new(Stage::Subject, action));
+        // Writes nothing, and fails when the claim has moved on: its time may have been extended. A deletion cannot be guarded
+        // by another object itself.
+        let body = json!({"metadata": {"resourceVersion": world.claim.metadata.resource_version}});
+        let still = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
+        plan.steps.insert(0, Step::new(Stage::Subject, still));
+        plan.steps.insert(1, Step::new(Stage::Subject, action));
     }
     plan
 }

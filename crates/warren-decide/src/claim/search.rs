@@ -16,7 +16,8 @@ pub(super) enum Search<'a> {
     Assigned(&'a Sandbox),
     /// The claim's reference leads nowhere and must go before anything else is tried.
     Outdated,
-    /// The referenced sandbox is not in our cache; only the server can say that it is gone.
+    /// The referenced sandbox is not in our cache, or is not to be had by what our cache says; only the server can say that
+    /// it is so: what the claim has it must not let go of because a cache is behind.
     Unconfirmed(String),
     /// Something is in the way.
     Blocked(String),
@@ -38,16 +39,17 @@ pub(super) fn find(world: &World) -> Search<'_> {
     if let Some(name) = world.assigned() {
         match known(name) {
             Some(sandbox) if world.is_mine(sandbox) => return Search::Bound(sandbox),
-            Some(sandbox) if ownership::is_pooled(&sandbox.metadata) => {
-                return match is_valid(world, sandbox) {
-                    true => Search::Assigned(sandbox),
-                    false => Search::Outdated,
+            Some(sandbox) if ownership::is_pooled(&sandbox.metadata) && is_valid(world, sandbox) => {
+                return Search::Assigned(sandbox);
+            }
+            // Another pool's, another claim's, or nobody's: not to be had. The reference goes before anything else is
+            // committed to, as a commitment is never swapped for another.
+            Some(sandbox) if ownership::is_pooled(&sandbox.metadata) || !world.is_committed_cold() => {
+                return match world.confirmed.contains(name) {
+                    true => Search::Outdated,
+                    false => Search::Unconfirmed(name.to_owned()),
                 };
             }
-            Some(sandbox) if ownership::is_claimed(&sandbox.metadata) && !world.is_committed_cold() => {
-                return Search::Outdated;
-            }
-            // Nobody's, or somebody's whom we do not know: it may come back, so the claim holds on to it.
             Some(_) => may_take_warm = false,
             // The claim has said that it makes its own, and has not done so yet.
             None if world.is_committed_cold() => may_take_warm = false,
@@ -89,6 +91,7 @@ pub(super) fn drop_reference(world: &World) -> Step {
 pub(super) fn migrate_legacy_label(world: &World) -> Option<Step> {
     let name = ownership::label(&world.claim.metadata, labels::LEGACY_SANDBOX_NAME)?;
     let body = json!({"metadata": {
+        "uid": world.uid(),
         "labels": {labels::LEGACY_SANDBOX_NAME: null},
         "annotations": {annotations::SANDBOX_NAME: name},
     }});

@@ -178,7 +178,7 @@ fn publish_status(
     }
     let stamps = stamps(world, &present.conditions, &status.conditions, settings, now);
     if stamps != json!({}) {
-        let body = json!({"metadata": {"annotations": stamps}});
+        let body = json!({"metadata": {"uid": world.uid(), "annotations": stamps}});
         let action = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
         plan.steps.push(Step::new(Stage::Subject, action));
     }

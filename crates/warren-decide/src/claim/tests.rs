@@ -126,6 +126,7 @@ fn world(claim: Value, sandboxes: Vec<Value>) -> World {
             .map(|sandbox| (sandbox.metadata.name.clone().unwrap(), Arc::new(sandbox)))
             .collect::<BTreeMap<_, _>>(),
         confirmed_gone: BTreeSet::new(),
+        confirmed: BTreeSet::new(),
         legacy_policy: None,
         offer: Offer::NotAsked,
         first_seen: at(1),
@@ -195,7 +196,7 @@ fn a_warm_claim_asks_commits_takes_and_publishes() {
     check(
         &offered(world(assigned("w"), vec![member(json!({}))]), member(json!({}))),
         expect![[r#"
-            patch Sandbox w {"metadata":{"labels":{"agents.x-k8s.io/created-by":null,"agents.x-k8s.io/sandbox-pod-template-hash":null,"agents.x-k8s.io/sandbox-template-hash":null,"agents.x-k8s.io/warm-pool-sandbox":null,"agents.x-k8s.io/claim-uid":"cu"},"annotations":{"agents.x-k8s.io/pod-name":"w"},"ownerReferences":[{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"SandboxClaim","name":"c","uid":"cu"}],"resourceVersion":"7"},"spec":{"podTemplate":{"metadata":{"labels":{"agents.x-k8s.io/warm-pool-sandbox":null,"agents.x-k8s.io/claim-uid":"cu","agents.x-k8s.io/sandbox-template-ref-hash":"69155462"},"annotations":{"cluster-autoscaler.kubernetes.io/safe-to-evict":null}}}}}
+            patch Sandbox w {"metadata":{"labels":{"agents.x-k8s.io/created-by":null,"agents.x-k8s.io/sandbox-pod-template-hash":null,"agents.x-k8s.io/sandbox-template-hash":null,"agents.x-k8s.io/warm-pool-sandbox":null,"agents.x-k8s.io/claim-uid":"cu"},"annotations":{"agents.x-k8s.io/pod-name":"w"},"ownerReferences":[{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"SandboxClaim","name":"c","uid":"cu"}],"resourceVersion":"7","uid":"wu"},"spec":{"podTemplate":{"metadata":{"labels":{"agents.x-k8s.io/warm-pool-sandbox":null,"agents.x-k8s.io/claim-uid":"cu","agents.x-k8s.io/sandbox-template-ref-hash":"69155462"},"annotations":{"cluster-autoscaler.kubernetes.io/safe-to-evict":null}}}}}
             event: Normal SandboxAdopted (Adoption): took sandbox w from pool test-pool
             DecideAgain"#]],
     );
@@ -247,21 +248,21 @@ fn row_18_a_commitment_is_finished_or_dropped() {
     let unlabelled = json!({"metadata": {"labels": {"agents.x-k8s.io/warm-pool-sandbox": null}}});
     let dying = json!({"metadata": {"deletionTimestamp": "2027-01-15T08:00:00Z"}});
     for extra in [other_pool, other_claim, unlabelled, dying] {
-        assert_eq!(plan(&world(assigned("w"), vec![member(extra)])), dropped);
+        // What a cache says about it may be old: the server is asked first.
+        let mut invalid = world(assigned("w"), vec![member(extra)]);
+        assert_eq!(plan(&invalid), r#"Confirm("w")"#);
+        invalid.confirmed.insert("w".to_owned());
+        assert_eq!(plan(&invalid), dropped);
     }
     // Gone from the cache is not gone: the server is asked first.
     let mut missing = world(assigned("w"), vec![]);
     check(&missing, expect![[r#"Confirm("w")"#]]);
     missing.confirmed_gone.insert("w".to_owned());
     assert_eq!(plan(&missing), dropped);
-    // An orphan may find its way back, so the claim holds on to it and starts cold.
-    let orphan = member(json!({"metadata": {"ownerReferences": null}}));
-    let cold = decide(&world(assigned("w"), vec![orphan]), &Settings::default(), at(1));
-    assert!(
-        matches!(&cold.steps[0].action, Action::Merge { body, .. }
-        if body["metadata"]["annotations"]["agents.x-k8s.io/sandbox-name"] == "c"),
-        "{cold:?}"
-    );
+    // An orphan is nobody's to take; the reference goes before the claim commits to another.
+    let mut orphan = world(assigned("w"), vec![member(json!({"metadata": {"ownerReferences": null}}))]);
+    orphan.confirmed.insert("w".to_owned());
+    assert_eq!(plan(&orphan), dropped);
 }
 
 #[test]
@@ -446,8 +447,8 @@ fn row_23_a_bound_claim_survives_its_pool_unless_it_adds_metadata() {
     check(
         &repointed,
         expect![[r#"
-        patch Sandbox w {"metadata":{"labels":{"agents.x-k8s.io/sandbox-template-ref-hash":"c87d8df5"}},"spec":{"podTemplate":{"metadata":{"labels":{"agents.x-k8s.io/sandbox-template-ref-hash":"c87d8df5"}}}}}
-        DecideAgain"#]],
+            patch Sandbox w {"metadata":{"labels":{"agents.x-k8s.io/sandbox-template-ref-hash":"c87d8df5"},"uid":"bu"},"spec":{"podTemplate":{"metadata":{"labels":{"agents.x-k8s.io/sandbox-template-ref-hash":"c87d8df5"}}}}}
+            DecideAgain"#]],
     );
 }
 
@@ -474,7 +475,7 @@ fn a_legacy_reference_is_followed_and_moved() {
         json!({"metadata": {"labels": {"agents.x-k8s.io/sandbox-name": "w"}, "annotations": {"agents.x-k8s.io/claim-first-ready-at": "t"}}}),
     );
     let plan = render(&decide(&world(legacy, vec![bound("w", json!({}))]), &Settings::default(), at(1)));
-    assert!(plan.contains(r#"best effort: patch SandboxClaim c {"metadata":{"labels":{"agents.x-k8s.io/sandbox-name":null},"annotations":{"agents.x-k8s.io/sandbox-name":"w"}}}"#), "{plan}");
+    assert!(plan.contains(r#"best effort: patch SandboxClaim c {"metadata":{"uid":"cu","labels":{"agents.x-k8s.io/sandbox-name":null},"annotations":{"agents.x-k8s.io/sandbox-name":"w"}}}"#), "{plan}");
 }
 
 #[test]
@@ -525,7 +526,8 @@ fn row_29_expiry() {
     );
     let kept =
         render(&decide(&world(told(json!({})), vec![bound("w", json!({}))]), &Settings::default(), at(1)));
-    assert!(kept.starts_with("delete Sandbox w\n"), "{kept}");
+    let guard = r#"patch SandboxClaim c {"metadata":{"resourceVersion":"5"}}"#;
+    assert!(kept.starts_with(&format!("{guard}\ndelete Sandbox w\n")), "{kept}");
     let foreign = bound("w", json!({"metadata": {"ownerReferences": null}}));
     expect!["ClaimExpired Claim has expired; deletion of the sandbox was skipped, as the claim does not control it"]
         .assert_eq(&published(&world(told(json!({})), vec![foreign])));

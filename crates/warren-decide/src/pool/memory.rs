@@ -1,14 +1,17 @@
-//! What a pool remembers between passes.
+//! What a pool remembers between passes. Its times are uptimes: were they times of day, setting the clock would end every wait.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
-
-use jiff::Timestamp;
 
 use super::Settings;
 
 /// After this long an expectation is given up: an event that has not come by then never will.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
+
+/// What rounding may take from a token.
+const ROUNDING: f64 = 1e-6;
+/// Nobody is asked to look again sooner than this; looking again after nothing would be never.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// How long a creation is waited for that may not have happened: much longer than a watch is behind, as a rule.
 const DOUBT: Duration = Duration::from_secs(30);
@@ -19,46 +22,46 @@ const DOUBT: Duration = Duration::from_secs(30);
 pub struct Expectations {
     creations: u32,
     deletions: BTreeSet<String>,
-    raised_at: Option<Timestamp>,
+    /// When it is waited for no longer.
+    give_up_at: Option<Duration>,
 }
 
 impl Expectations {
     /// Whether everything the pool did has been seen, or has been waited for long enough.
     #[must_use]
-    pub fn are_met(&self, now: Timestamp) -> bool {
+    pub fn are_met(&self, uptime: Duration) -> bool {
         let waiting = self.creations > 0 || !self.deletions.is_empty();
-        let expired = self.raised_at.is_none_or(|since| elapsed(since, now) >= PATIENCE);
-        !waiting || expired
+        !waiting || self.give_up_at.is_none_or(|end| uptime >= end)
     }
 
     /// Whether this deletion was asked for and not seen yet.
     #[must_use]
-    pub fn is_deleting(&self, uid: &str, now: Timestamp) -> bool {
-        self.deletions.contains(uid) && self.raised_at.is_some_and(|since| elapsed(since, now) < PATIENCE)
+    pub fn is_deleting(&self, uid: &str, uptime: Duration) -> bool {
+        self.deletions.contains(uid) && self.give_up_at.is_some_and(|end| uptime < end)
     }
 
     /// That many creations are about to be asked for.
-    pub fn expect_creations(&mut self, count: u32, now: Timestamp) {
-        self.forget_expired(now);
+    pub fn expect_creations(&mut self, count: u32, uptime: Duration) {
+        self.forget_expired(uptime);
         if count > 0 {
             self.creations = self.creations.saturating_add(count);
-            self.raised_at = Some(now);
+            self.give_up_at = Some(uptime + PATIENCE);
         }
     }
 
     /// This deletion is about to be asked for.
-    pub fn expect_deletion(&mut self, uid: &str, now: Timestamp) {
-        self.forget_expired(now);
+    pub fn expect_deletion(&mut self, uid: &str, uptime: Duration) {
+        self.forget_expired(uptime);
         if !uid.is_empty() {
             self.deletions.insert(uid.to_owned());
-            self.raised_at = Some(now);
+            self.give_up_at = Some(uptime + PATIENCE);
         }
     }
 
     /// Nobody knows whether a creation happened. If it did, the watch tells; if not, waiting for it ends soon.
-    pub fn creation_in_doubt(&mut self, now: Timestamp) {
-        let soon = now.checked_sub(PATIENCE - DOUBT).unwrap_or(now);
-        self.raised_at = Some(self.raised_at.map_or(soon, |since| since.min(soon)));
+    pub fn creation_in_doubt(&mut self, uptime: Duration) {
+        let soon = uptime + DOUBT;
+        self.give_up_at = Some(self.give_up_at.map_or(soon, |end| end.min(soon)));
     }
 
     /// A creation was seen, or did not happen.
@@ -71,8 +74,8 @@ impl Expectations {
         self.deletions.remove(uid);
     }
 
-    fn forget_expired(&mut self, now: Timestamp) {
-        if self.raised_at.is_some_and(|since| elapsed(since, now) >= PATIENCE) {
+    fn forget_expired(&mut self, uptime: Duration) {
+        if self.give_up_at.is_some_and(|end| uptime >= end) {
             *self = Self::default();
         }
     }
@@ -84,11 +87,11 @@ pub struct Memory {
     /// Its own writes that have not been seen yet.
     pub expectations: Expectations,
     /// No refilling before this time.
-    hold_until: Option<Timestamp>,
+    hold_until: Option<Duration>,
     /// How many members there should be, after the last pass and what it created; nothing before the first pass.
     last_count: Option<usize>,
     /// The tokens left for creating, and when that was.
-    tokens: Option<(f64, Timestamp)>,
+    tokens: Option<(f64, Duration)>,
     /// Whether the pool was reported as stuck.
     pub(super) not_progressing: bool,
 }
@@ -103,16 +106,15 @@ impl Memory {
         active: usize,
         desired: usize,
         settings: &Settings,
-        now: Timestamp,
+        uptime: Duration,
     ) -> Option<Duration> {
         if settings.replenish_delay.is_zero() || active >= desired {
             self.hold_until = None;
         } else if self.last_count.is_some_and(|last| active < last) {
-            self.hold_until = now.checked_add(settings.replenish_delay).ok();
+            self.hold_until = Some(uptime + settings.replenish_delay);
         }
         self.last_count = Some(active);
-        let until = self.hold_until?;
-        Duration::try_from(until.duration_since(now)).ok().filter(|remaining| !remaining.is_zero())
+        self.hold_until?.checked_sub(uptime).filter(|remaining| !remaining.is_zero())
     }
 
     /// Takes tokens for up to `wanted` creations; or says when the next one can be had.
@@ -120,7 +122,7 @@ impl Memory {
         &mut self,
         wanted: usize,
         settings: &Settings,
-        now: Timestamp,
+        uptime: Duration,
     ) -> Result<usize, Duration> {
         let rate = settings.max_refill_rate;
         if rate <= 0.0 {
@@ -129,12 +131,15 @@ impl Memory {
         let capacity = rate.max(1.0);
         let available = match self.tokens {
             None => capacity,
-            Some((tokens, since)) => (tokens + elapsed(since, now).as_secs_f64() * rate).min(capacity),
+            Some((tokens, since)) => {
+                (tokens + uptime.saturating_sub(since).as_secs_f64() * rate).min(capacity)
+            }
         };
-        let granted = (available.floor() as usize).min(wanted);
-        self.tokens = Some((available - granted as f64, now));
+        // A token that is whole but for rounding is whole.
+        let granted = ((available + ROUNDING).floor() as usize).min(wanted);
+        self.tokens = Some(((available - granted as f64).max(0.0), uptime));
         if granted == 0 {
-            return Err(Duration::from_secs_f64((1.0 - available) / rate));
+            return Err(Duration::from_secs_f64((1.0 - available) / rate).max(SHORTEST_WAIT));
         }
         Ok(granted)
     }
@@ -143,8 +148,4 @@ impl Memory {
     pub(super) fn created(&mut self, count: usize) {
         self.last_count = self.last_count.map(|last| last + count);
     }
-}
-
-pub(super) fn elapsed(since: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(now.duration_since(since)).unwrap_or_default()
 }

@@ -11,7 +11,6 @@ use warren_api::conditions::{EventAction, EventReason};
 use warren_api::pool::UpdateStrategyType;
 use warren_api::{Sandbox, SandboxWarmPoolStatus, labels};
 
-use super::memory::elapsed;
 use super::{Memory, Settings, World, member};
 use crate::merge;
 use crate::ownership;
@@ -59,12 +58,12 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
         return plan;
     }
     let yardstick = world.template.as_deref().map(Yardstick::new);
-    let mut count = classify(world, yardstick.as_ref(), memory, now, &mut plan);
+    let mut count = classify(world, yardstick.as_ref(), memory, &mut plan);
     let mut wake = Wake::default();
     collect_stuck(world, memory, settings, now, &mut count, &mut plan, &mut wake);
 
     let status = status(world, &count);
-    size(world, yardstick.as_ref(), memory, settings, now, &count, &mut plan, &mut wake);
+    size(world, yardstick.as_ref(), memory, settings, &count, &mut plan, &mut wake);
     plan.notes = progress_notes(world, memory, count.held);
     if count.held > 0 {
         wake.after(settings.unschedulable_recheck_interval);
@@ -72,20 +71,16 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     let present = world.pool.status.clone().unwrap_or_default();
     plan.status = merge::between(&present, &status).map(|patch| {
         let name = world.pool.metadata.name.clone().unwrap_or_default();
-        let body = json!({"status": patch});
+        // Guarded by the version: of a status patch the server does not look at the uid.
+        let body =
+            json!({"metadata": {"resourceVersion": world.pool.metadata.resource_version}, "status": patch});
         Step::new(Stage::Subject, Action::MergeStatus { kind: Kind::SandboxWarmPool, name, body })
     });
     plan.look_again = wake.0;
     plan
 }
 
-fn classify(
-    world: &World,
-    yardstick: Option<&Yardstick<'_>>,
-    memory: &mut Memory,
-    now: Timestamp,
-    plan: &mut Plan,
-) -> Count {
+fn classify(world: &World, yardstick: Option<&Yardstick<'_>>, memory: &mut Memory, plan: &mut Plan) -> Count {
     let mut count = Count::default();
     let uid = world.pool.metadata.uid.as_deref().unwrap_or_default();
     let recreate = world.pool.spec.update_strategy_type() == UpdateStrategyType::Recreate;
@@ -97,14 +92,15 @@ fn classify(
         if !mine && !orphan {
             continue;
         }
-        if memory.expectations.is_deleting(member_uid, now) || metadata.deletion_timestamp.is_some() {
+        if memory.expectations.is_deleting(member_uid, world.uptime) || metadata.deletion_timestamp.is_some()
+        {
             count.terminating += usize::from(mine);
         } else if orphan {
             match yardstick {
                 // Without a template it cannot be judged, so it is left alone.
                 None => {}
                 Some(yardstick) if yardstick.is_stale_orphan(member) => {
-                    remove(member, memory, now, &mut plan.repairs);
+                    remove(member, memory, world.uptime, &mut plan.repairs);
                 }
                 Some(_) => {
                     plan.repairs.push(Step::new(Stage::Members, adopt_orphan(world, member)));
@@ -112,7 +108,7 @@ fn classify(
                 }
             }
         } else if recreate && yardstick.is_some_and(|yardstick| yardstick.is_stale(member)) {
-            remove(member, memory, now, &mut plan.repairs);
+            remove(member, memory, world.uptime, &mut plan.repairs);
             count.terminating += 1;
         } else {
             if ownership::label(metadata, labels::LAUNCH_TYPE).is_none() {
@@ -141,7 +137,7 @@ fn collect_stuck(
     let mut kept = Vec::with_capacity(count.active.len());
     for member in std::mem::take(&mut count.active) {
         let created = member.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
-        let age = elapsed(created, now);
+        let age = Duration::try_from(now.duration_since(created)).unwrap_or_default();
         if member::is_ready(&member) || age <= grace {
             if !member::is_ready(&member) {
                 let remaining = grace.saturating_sub(age);
@@ -152,7 +148,7 @@ fn collect_stuck(
             count.held += 1;
             kept.push(member);
         } else {
-            remove(&member, memory, now, &mut plan.repairs);
+            remove(&member, memory, world.uptime, &mut plan.repairs);
             count.terminating += 1;
         }
     }
@@ -172,7 +168,6 @@ fn size(
     yardstick: Option<&Yardstick<'_>>,
     memory: &mut Memory,
     settings: &Settings,
-    now: Timestamp,
     count: &Count,
     plan: &mut Plan,
     wake: &mut Wake,
@@ -180,8 +175,8 @@ fn size(
     let desired = usize::try_from(world.pool.spec.replicas).unwrap_or_default();
     let active = count.active.len();
     // Replacements of members that were found stale or stuck in this very pass wait until their deletion was seen.
-    let met = memory.expectations.are_met(now);
-    let hold = memory.hold(active, desired, settings, now);
+    let met = memory.expectations.are_met(world.uptime);
+    let hold = memory.hold(active, desired, settings, world.uptime);
     let missing = desired.saturating_sub(active + count.terminating);
     if let (true, Some(yardstick), Some(template)) = (missing > 0, yardstick, &world.template) {
         if let Some(remaining) = hold {
@@ -189,13 +184,14 @@ fn size(
         } else if !met {
             wake.after(EXPECTATION_FALLBACK);
         } else {
-            match memory.take_tokens(missing.min(settings.max_batch_size), settings, now) {
+            match memory.take_tokens(missing.min(settings.max_batch_size), settings, world.uptime) {
                 Err(wait) => wake.after(wait),
                 Ok(granted) => {
                     let member = member::new(&world.pool, template, yardstick.hashes(), settings);
                     let create = Action::Create(Object::Sandbox(Box::new(member)));
                     plan.creations = vec![Step::new(Stage::Members, create); granted];
-                    memory.expectations.expect_creations(u32::try_from(granted).unwrap_or(u32::MAX), now);
+                    let count = u32::try_from(granted).unwrap_or(u32::MAX);
+                    memory.expectations.expect_creations(count, world.uptime);
                     memory.created(granted);
                 }
             }
@@ -214,7 +210,7 @@ fn size(
             readiness.then_with(|| created(right).cmp(&created(left)))
         });
         for member in order.iter().take((active - desired).min(settings.max_batch_size)) {
-            remove(member, memory, now, &mut plan.removals);
+            remove(member, memory, world.uptime, &mut plan.removals);
         }
     }
 }
@@ -262,9 +258,9 @@ impl Wake {
     }
 }
 
-fn remove(member: &Sandbox, memory: &mut Memory, now: Timestamp, steps: &mut Vec<Step>) {
+fn remove(member: &Sandbox, memory: &mut Memory, uptime: Duration, steps: &mut Vec<Step>) {
     let uid = member.metadata.uid.clone().unwrap_or_default();
-    memory.expectations.expect_deletion(&uid, now);
+    memory.expectations.expect_deletion(&uid, uptime);
     let name = member.metadata.name.clone().unwrap_or_default();
     // Guarded: a claim may take it at this moment, and then it is no longer ours to delete.
     let version = member.metadata.resource_version.clone();
@@ -287,7 +283,8 @@ fn adopt_orphan(world: &World, orphan: &Sandbox) -> Action {
     )
 }
 
-fn merge_member(member: &Sandbox, body: serde_json::Value) -> Action {
+fn merge_member(member: &Sandbox, mut body: serde_json::Value) -> Action {
+    merge::set(&mut body, &["metadata", "uid"], json!(member.metadata.uid));
     Action::Merge { kind: Kind::Sandbox, name: member.metadata.name.clone().unwrap_or_default(), body }
 }
 

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use warren_api::{Sandbox, SandboxTemplate};
 
-use super::{Memory, Settings, World, decide};
+use super::{Memory, Plan, Settings, World};
 use crate::secure_defaults;
 use crate::staleness::Hashes;
 use crate::step::{Action, Object};
@@ -55,7 +55,14 @@ fn world(spec: Value, members: Vec<Sandbox>) -> World {
         members: members.into_iter().map(Arc::new).collect(),
         pods: BTreeMap::new(),
         jitter: 0.0,
+        uptime: Duration::ZERO,
     }
+}
+
+/// Decides at a moment by both clocks.
+fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
+    let uptime = Duration::try_from(now.duration_since(at(-1_000))).unwrap();
+    super::decide(&World { uptime, ..world.clone() }, memory, settings, now)
 }
 
 fn render(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> String {
@@ -218,7 +225,7 @@ fn row_27_orphans_are_taken_in_if_they_are_what_the_template_says() {
     check(
         &world(json!({"replicas": 1}), vec![orphan("fresh", "a"), forged, foreign]),
         expect![[r#"
-            repair: patch Sandbox fresh {"metadata":{"ownerReferences":[{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"SandboxWarmPool","name":"test-pool","uid":"pu"}],"labels":{"agents.x-k8s.io/launch-type":"warm"},"resourceVersion":"3"}}
+            repair: patch Sandbox fresh {"metadata":{"ownerReferences":[{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"SandboxWarmPool","name":"test-pool","uid":"pu"}],"labels":{"agents.x-k8s.io/launch-type":"warm"},"resourceVersion":"3","uid":"fresh"}}
             repair: delete Sandbox forged
             status: 1 of which 1 ready"#]],
     );

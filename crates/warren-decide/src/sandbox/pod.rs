@@ -169,7 +169,8 @@ fn metadata_patch(sandbox: &Sandbox, present: &ObjectMeta) -> Option<Value> {
     (body != json!({})).then_some(body)
 }
 
-fn merge_pod(pod: &Pod, body: Value) -> Action {
+fn merge_pod(pod: &Pod, mut body: Value) -> Action {
+    merge::set(&mut body, &["metadata", "uid"], json!(pod.metadata.uid));
     Action::Merge { kind: Kind::Pod, name: pod.metadata.name.clone().unwrap_or_default(), body }
 }
 
@@ -177,6 +178,6 @@ fn set_pod_name(sandbox: &Sandbox, value: Value) -> Action {
     Action::Merge {
         kind: Kind::Sandbox,
         name: sandbox.metadata.name.clone().unwrap_or_default(),
-        body: json!({"metadata": {"annotations": {annotations::POD_NAME: value}}}),
+        body: json!({"metadata": {"uid": sandbox.metadata.uid, "annotations": {annotations::POD_NAME: value}}}),
     }
 }

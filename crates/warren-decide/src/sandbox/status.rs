@@ -88,7 +88,9 @@ pub(super) fn write(world: &World, wanted: &SandboxStatus) -> Option<Step> {
     let action = Action::MergeStatus {
         kind: Kind::Sandbox,
         name: world.name().to_owned(),
-        body: json!({"status": patch}),
+        // Guarded, so that it never lands on another sandbox of that name. By the version, as of a status patch the server
+        // does not look at the uid.
+        body: json!({"metadata": {"resourceVersion": world.sandbox.metadata.resource_version}, "status": patch}),
     };
     Some(Step::new(Stage::Subject, action))
 }

@@ -162,7 +162,7 @@ fn a_new_sandbox_gets_a_pod_and_then_the_annotation() {
         &world(sandbox(json!({})), vec![]),
         expect![[r#"
             create Pod my-sandbox
-            patch Sandbox my-sandbox {"metadata":{"annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}
+            patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}
             Ready=False DependenciesNotReady: Pod does not exist
             Suspended=False NotSuspended: Sandbox is not suspended"#]],
     );
@@ -245,7 +245,7 @@ fn row_1_suspended_moves_its_time_only_when_its_status_does() {
         &gone,
         at(20),
         expect![[r#"
-            patch Sandbox my-sandbox {"metadata":{"annotations":{"agents.x-k8s.io/pod-name":null}}}
+            patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":null}}}
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
             Ready=False SandboxSuspended: Sandbox is suspended
             Suspended=True PodTerminated: Pod has been terminated. Sandbox is suspended"#]],
@@ -271,7 +271,7 @@ fn suspending_deletes_only_a_pod_of_its_own() {
     check(
         &world(asked, vec![pod(json!({"metadata": {"ownerReferences": null}}))]),
         expect![[r#"
-            patch Sandbox my-sandbox {"metadata":{"annotations":{"agents.x-k8s.io/pod-name":null}}}
+            patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":null}}}
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
             Ready=False SandboxSuspended: Sandbox is suspending
             Suspended=False PodNotOwned: Refused to delete pod because it is not owned by this sandbox"#]],
@@ -327,7 +327,7 @@ fn row_4_metadata_follows_and_foreign_labels_stay() {
     }}));
     let world = world(sandbox(annotated(template)), vec![live]);
     let plan = decide(&world, at(0));
-    expect![[r#"patch Pod my-sandbox {"metadata":{"labels":{"old":null,"kept":"2","new":"1"},"annotations":{"agents.x-k8s.io/propagated-labels":"kept,new"}}}"#]]
+    expect![[r#"patch Pod my-sandbox {"metadata":{"labels":{"old":null,"kept":"2","new":"1"},"annotations":{"agents.x-k8s.io/propagated-labels":"kept,new"},"uid":"p"}}"#]]
     .assert_eq(&plan.steps.iter().map(|step| step.action.to_string()).collect::<Vec<_>>().join("\n"));
 }
 
@@ -382,11 +382,11 @@ fn labels_of_the_pool_are_on_the_pod_only_while_it_is_pooled() {
         let plan = decide(&world(sandbox, vec![pod]), at(0));
         plan.steps.iter().map(|step| step.action.to_string()).collect::<Vec<_>>().join("\n")
     };
-    expect![[r#"patch Pod my-sandbox {"metadata":{"labels":{"agents.x-k8s.io/sandbox-template-ref-hash":"69155462","agents.x-k8s.io/warm-pool-sandbox":"59733166"}}}"#]]
+    expect![[r#"patch Pod my-sandbox {"metadata":{"labels":{"agents.x-k8s.io/sandbox-template-ref-hash":"69155462","agents.x-k8s.io/warm-pool-sandbox":"59733166"},"uid":"p"}}"#]]
         .assert_eq(&steps(owned_by("SandboxWarmPool"), pod(json!({}))));
     let pooled = pod(json!({"metadata": {"labels": {
         "agents.x-k8s.io/warm-pool-sandbox": "59733166", "agents.x-k8s.io/sandbox-template-ref-hash": "69155462"}}}));
-    expect![[r#"patch Pod my-sandbox {"metadata":{"labels":{"agents.x-k8s.io/warm-pool-sandbox":null}}}"#]]
+    expect![[r#"patch Pod my-sandbox {"metadata":{"labels":{"agents.x-k8s.io/warm-pool-sandbox":null},"uid":"p"}}"#]]
         .assert_eq(&steps(owned_by("SandboxClaim"), pooled));
 }
 
@@ -408,13 +408,13 @@ fn row_6_a_pod_in_the_way() {
     let plan = decide(&world(sandbox(json!({})), vec![pod(adoptable)]), at(0));
     expect![[r#"
         patch Pod my-sandbox {"metadata":{"labels":{"agents.x-k8s.io/sandbox-name-hash":"374de8f5"},"ownerReferences":[{"apiVersion":"agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"Sandbox","name":"my-sandbox","uid":"s"}],"resourceVersion":"7"}}
-        patch Sandbox my-sandbox {"metadata":{"annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}"#]]
+        patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}"#]]
     .assert_eq(&plan.steps.iter().map(|step| step.action.to_string()).collect::<Vec<_>>().join("\n"));
     let foreign = json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "x", "controller": true}]}});
     check(
         &world(sandbox(annotated(json!({}))), vec![pod(foreign)]),
         expect![[r#"
-            patch Sandbox my-sandbox {"metadata":{"annotations":{"agents.x-k8s.io/pod-name":null}}}
+            patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":null}}}
             problem: pod my-sandbox is controlled by another object
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
             Ready=False ReconcilerError: Error seen: pod my-sandbox is controlled by another object
@@ -427,9 +427,7 @@ fn row_6_a_pod_in_the_way() {
 fn ownership_beats_the_annotation() {
     let misled = sandbox(json!({"metadata": {"annotations": {"agents.x-k8s.io/pod-name": "other"}}}));
     let plan = decide(&world(misled, vec![pod(json!({}))]), at(0));
-    expect![[
-        r#"patch Sandbox my-sandbox {"metadata":{"annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}"#
-    ]]
+    expect![[r#"patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}"#]]
     .assert_eq(&plan.steps.iter().map(|step| step.action.to_string()).collect::<Vec<_>>().join("\n"));
 }
 
@@ -602,7 +600,7 @@ fn row_13_a_volume_in_the_way_does_not_stop_the_pod() {
             create PersistentVolumeClaim data-my-sandbox
             create PersistentVolumeClaim more-my-sandbox
             create Pod my-sandbox
-            patch Sandbox my-sandbox {"metadata":{"annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}
+            patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}
             create Service my-sandbox
             Ready=False DependenciesNotReady: Pod does not exist; Service does not exist
             Suspended=False NotSuspended: Sandbox is not suspended"#]],
@@ -614,7 +612,7 @@ fn row_13_a_volume_in_the_way_does_not_stop_the_pod() {
         &world,
         expect![[r#"
             create Pod my-sandbox
-            patch Sandbox my-sandbox {"metadata":{"annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}
+            patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}
             create Service my-sandbox
             problem: persistent volume claim data-my-sandbox is controlled by another object
             Ready=False ReconcilerError: Error seen: persistent volume claim data-my-sandbox is controlled by another object

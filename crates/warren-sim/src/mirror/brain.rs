@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use warren_api::{NameHash, Sandbox, SandboxTemplate, SandboxWarmPool, labels};
 use warren_decide::ownership;
 use warren_decide::pool::Memory;
-use warren_decide::step::Kind;
+use warren_decide::step::{Action, Kind};
 
 use super::cache::{Cache, Seen};
 use super::claim::WaitingRoom;
@@ -46,6 +46,8 @@ pub struct Queues {
     pub pools: Queue,
     /// Of templates.
     pub templates: Queue,
+    /// Of objects that only an answer has brought.
+    pub doubts: Queue,
 }
 
 impl Queues {
@@ -56,6 +58,7 @@ impl Queues {
             QueueKind::Claims => &mut self.claims,
             QueueKind::Pools => &mut self.pools,
             QueueKind::Templates => &mut self.templates,
+            QueueKind::Doubts => &mut self.doubts,
         }
     }
 }
@@ -79,16 +82,38 @@ impl Brain {
         self.caches.iter().all(|cache| cache.listed)
     }
 
+    /// The version of an object that only an answer has brought.
+    #[must_use]
+    pub fn unconfirmed(&self, kind: Kind, name: &str) -> Option<u64> {
+        let cache = &self.caches[slot(kind)];
+        cache.objects.get(name).filter(|_| cache.is_unconfirmed(name)).map(Any::version)
+    }
+
     /// Takes in the answer to a write or a read of our own.
     pub fn remember(&mut self, object: Any, now: Timestamp) {
         let seen = self.caches[slot(object.kind())].remember(object);
         self.tell(seen, now);
     }
 
-    /// Takes out an object that the server has just said does not exist.
-    pub fn forget(&mut self, kind: Kind, name: &str, now: Timestamp) {
-        let seen = self.caches[slot(kind)].forget(name);
-        self.tell(seen, now);
+    /// The version of the object that a patch is for.
+    #[must_use]
+    pub fn version(&self, action: &Action) -> Option<u64> {
+        match action {
+            Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. } => {
+                self.caches[slot(*kind)].objects.get(name).map(Any::version)
+            }
+            Action::Create(_) | Action::Delete { .. } => None,
+        }
+    }
+
+    /// Takes out an object that the server has said does not exist, if it is the one that was asked about: by now there
+    /// may be another of that name.
+    pub fn forget(&mut self, kind: Kind, name: &str, version: Option<u64>, now: Timestamp) {
+        let cache = &mut self.caches[slot(kind)];
+        if cache.objects.get(name).map(Any::version) == version {
+            let seen = cache.forget(name);
+            self.tell(seen, now);
+        }
     }
 
     /// A list of a kind begins.
@@ -104,8 +129,12 @@ impl Brain {
 
     /// A list of a kind is complete.
     pub fn end_list(&mut self, kind: Kind, now: Timestamp) {
-        for seen in self.caches[slot(kind)].end_list() {
+        let (gone, doubts) = self.caches[slot(kind)].end_list();
+        for seen in gone {
             self.tell(Some(seen), now);
+        }
+        for name in doubts {
+            self.queues.doubts.add(&format!("{}:{name}", slot(kind)));
         }
     }
 

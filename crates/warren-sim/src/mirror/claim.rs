@@ -43,10 +43,12 @@ impl Drop for SetAside<'_> {
 pub async fn reconcile(process: &Process, key: &str) -> Outcome {
     let mut offer = Offer::NotAsked;
     let mut set_aside = None;
-    let mut confirmed_gone = BTreeSet::new();
+    let (mut confirmed_gone, mut confirmed) = (BTreeSet::new(), BTreeSet::new());
     let mut surprises: Vec<Failure> = Vec::new();
     for number in 0..LOOKS {
-        let Some(mut world) = look(process, key, &offer, &confirmed_gone) else { return Outcome::Done };
+        let Some(mut world) = look(process, key, &offer, &confirmed_gone, &confirmed) else {
+            return Outcome::Done;
+        };
         if number > 0 {
             world.legacy_policy = None;
         }
@@ -74,7 +76,9 @@ pub async fn reconcile(process: &Process, key: &str) -> Outcome {
                 }
             }
             Next::Confirm(name) => match process.read_sandbox(&name).await {
-                Ok(true) => {}
+                Ok(true) => {
+                    confirmed.insert(name);
+                }
                 Ok(false) => {
                     confirmed_gone.insert(name);
                 }
@@ -97,7 +101,7 @@ pub async fn reconcile(process: &Process, key: &str) -> Outcome {
         }
     }
     drop(set_aside);
-    let Some(world) = look(process, key, &offer, &confirmed_gone) else { return Outcome::Done };
+    let Some(world) = look(process, key, &offer, &confirmed_gone, &confirmed) else { return Outcome::Done };
     if surprises.is_empty() {
         surprises.push(Failure::found(Stage::Subject, "the claim did not settle in one pass"));
     }
@@ -166,7 +170,13 @@ fn ask(brain: &mut Brain, key: &str, world: &World) -> Offer {
     }
 }
 
-fn look(process: &Process, key: &str, offer: &Offer, confirmed_gone: &BTreeSet<String>) -> Option<World> {
+fn look(
+    process: &Process,
+    key: &str,
+    offer: &Offer,
+    confirmed_gone: &BTreeSet<String>,
+    confirmed: &BTreeSet<String>,
+) -> Option<World> {
     let brain = process.brain.borrow();
     let claim = brain.get::<SandboxClaim>(key)?;
     let pool = brain.get::<SandboxWarmPool>(&claim.spec.warm_pool_ref.name);
@@ -176,7 +186,9 @@ fn look(process: &Process, key: &str, offer: &Offer, confirmed_gone: &BTreeSet<S
     let legacy = ownership::label(&claim.metadata, labels::LEGACY_SANDBOX_NAME);
     let mut sandboxes = BTreeMap::new();
     for name in [published, assigned, legacy, Some(key)].into_iter().flatten() {
-        if let Some(sandbox) = brain.get::<Sandbox>(name) {
+        if let Some(sandbox) = brain.get::<Sandbox>(name)
+            && !confirmed_gone.contains(name)
+        {
             sandboxes.insert(name.to_owned(), sandbox);
         }
     }
@@ -185,6 +197,7 @@ fn look(process: &Process, key: &str, offer: &Offer, confirmed_gone: &BTreeSet<S
         template,
         sandboxes,
         confirmed_gone: confirmed_gone.clone(),
+        confirmed: confirmed.clone(),
         legacy_policy: brain.get(&policy_name(key)),
         offer: offer.clone(),
         first_seen: brain.first_seen.get(key).map_or_else(|| process.now(), |(_, time)| *time),

@@ -1,10 +1,17 @@
 //! Carries out the steps of plans. Makes no choices; every answer of the server goes into the caches.
 
+use std::time::Duration;
+
 use serde_json::Value;
 use warren_decide::step::{Action, Failure, FailureKind, Kind, Step};
 
-use super::{Mutant, Process};
+use super::{Mutant, Outcome, Process};
+use crate::clock::milliseconds;
+use crate::object::{Any, KINDS, slot};
 use crate::wire::{Call, Intent, Request};
+
+/// An answer that the watch has not confirmed after this long is doubted.
+const DOUBT: Duration = Duration::from_secs(30);
 
 impl Process {
     /// Carries out steps in order. After a failure the rest of its stage is skipped.
@@ -54,12 +61,38 @@ impl Process {
     pub async fn read_sandbox(&self, name: &str) -> Result<bool, String> {
         match self.read(Kind::Sandbox, name).await {
             Ok(Some(live)) => {
-                self.brain.borrow_mut().remember(live, self.now());
+                self.remember(live);
                 Ok(true)
             }
             Ok(None) => Ok(false),
             Err(refusal) => Err(refusal.text),
         }
+    }
+
+    /// Takes in an answer. Should the watch not bring the same soon, the server is asked again.
+    fn remember(&self, object: Any) {
+        let (kind, name) = (object.kind(), object.name().to_owned());
+        let mut brain = self.brain.borrow_mut();
+        brain.remember(object, self.now());
+        if brain.unconfirmed(kind, &name).is_some() {
+            let due = self.clock.elapsed() + milliseconds(DOUBT);
+            brain.queues.doubts.add_at(&format!("{}:{name}", slot(kind)), due);
+        }
+    }
+
+    /// Looks again at what only an answer has brought.
+    pub async fn confirm(&self, key: &str) -> Outcome {
+        let Some((index, name)) = key.split_once(':') else { return Outcome::Done };
+        let Some(kind) = index.parse().ok().and_then(|index: usize| KINDS.get(index).copied()) else {
+            return Outcome::Done;
+        };
+        let Some(version) = self.brain.borrow().unconfirmed(kind, name) else { return Outcome::Done };
+        match self.read(kind, name).await {
+            Err(_) => return Outcome::Retry,
+            Ok(None) => self.brain.borrow_mut().forget(kind, name, Some(version), self.now()),
+            Ok(Some(live)) => self.remember(live),
+        }
+        Outcome::LookAgain(DOUBT)
     }
 
     fn call(&self, action: &Action, intent: Option<Intent>) -> Call<'_> {
@@ -75,10 +108,11 @@ impl Process {
     }
 
     async fn finish(&self, action: &Action, call: Call<'_>) -> Result<(), (FailureKind, String)> {
+        let tried = self.brain.borrow().version(action);
         let answer = call.await;
         if let Ok(object) = answer {
             if let Some(object) = object {
-                self.brain.borrow_mut().remember(object, self.now());
+                self.remember(object);
             }
             return Ok(());
         }
@@ -94,11 +128,11 @@ impl Process {
                 self.refresh(*kind, name).await;
             }
             (Action::Merge { kind, name, .. }, FailureKind::NotFound) => {
-                self.brain.borrow_mut().forget(*kind, name, self.now());
+                self.brain.borrow_mut().forget(*kind, name, tried, self.now());
             }
             // What is gone needs no status.
             (Action::MergeStatus { kind, name, .. }, FailureKind::NotFound) => {
-                self.brain.borrow_mut().forget(*kind, name, self.now());
+                self.brain.borrow_mut().forget(*kind, name, tried, self.now());
                 return Ok(());
             }
             // A create is told so when its namespace is gone, which is a refusal like another.
@@ -120,7 +154,7 @@ impl Process {
     /// Reads an object past the cache, after a write has shown that the cache is behind.
     async fn refresh(&self, kind: Kind, name: &str) {
         if let Ok(Some(live)) = self.read(kind, name).await {
-            self.brain.borrow_mut().remember(live, self.now());
+            self.remember(live);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use warren_api::conditions::{self, ConditionType};
@@ -18,7 +19,7 @@ use crate::wire::Intent;
 pub async fn reconcile(process: &Process, key: &str) -> Outcome {
     let (plan, intent) = {
         let mut brain = process.brain.borrow_mut();
-        let Some(mut world) = look(&brain, key) else {
+        let Some(mut world) = look(&brain, key, process.uptime()) else {
             brain.memories.remove(key);
             return Outcome::Done;
         };
@@ -67,7 +68,7 @@ async fn carry_out(process: &Process, key: &str, steps: Vec<Step>, intent: &Inte
     for (step, failure) in &undone {
         match &step.action {
             Action::Create(_) if failure.kind == FailureKind::Unknown => {
-                expectations.creation_in_doubt(process.now());
+                expectations.creation_in_doubt(process.uptime());
             }
             Action::Create(_) => expectations.creation_settled(),
             Action::Delete { uid, .. } => expectations.deletion_settled(uid),
@@ -81,7 +82,7 @@ async fn carry_out(process: &Process, key: &str, steps: Vec<Step>, intent: &Inte
     !undone.is_empty()
 }
 
-fn look(brain: &Brain, key: &str) -> Option<World> {
+fn look(brain: &Brain, key: &str, uptime: Duration) -> Option<World> {
     let pool = brain.get::<SandboxWarmPool>(key)?;
     let template = brain.get(&pool.spec.sandbox_template_ref.name);
     let hash = NameHash::of(key).to_string();
@@ -97,7 +98,7 @@ fn look(brain: &Brain, key: &str) -> Option<World> {
         }
     }
     let jitter = f64::from(NameHash::of(&format!("{NAMESPACE}/{key}")).value()) / f64::from(u32::MAX);
-    Some(World { pool, template, members, pods, jitter })
+    Some(World { pool, template, members, pods, jitter, uptime })
 }
 
 impl Brain {

@@ -21,12 +21,14 @@ pub enum QueueKind {
     Pools,
     /// Of templates.
     Templates,
+    /// Of objects that only an answer has brought.
+    Doubts,
 }
 
 impl QueueKind {
     /// All of them.
-    pub const ALL: [QueueKind; 4] =
-        [QueueKind::Sandboxes, QueueKind::Claims, QueueKind::Pools, QueueKind::Templates];
+    pub const ALL: [QueueKind; 5] =
+        [QueueKind::Sandboxes, QueueKind::Claims, QueueKind::Pools, QueueKind::Templates, QueueKind::Doubts];
 }
 
 /// What a pass over one key ended with.
@@ -111,7 +113,8 @@ impl Queue {
         }
     }
 
-    fn add_at(&mut self, key: &str, due: i64) {
+    /// Asks for a pass at a time. Of several wishes the earliest counts.
+    pub fn add_at(&mut self, key: &str, due: i64) {
         let earliest = self.due.entry(key.to_owned()).or_insert(due);
         *earliest = due.min(*earliest);
     }
