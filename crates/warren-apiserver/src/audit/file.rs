@@ -1,0 +1,156 @@
+//! The file of the audit log and the thread that writes it.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Receiver;
+
+use thiserror::Error;
+
+/// Where the audit log is and how large it may become.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditConfig {
+    /// The file; older ones lie beside it as `PATH.1`, `PATH.2`….
+    pub path: PathBuf,
+    /// When a file has this many bytes, the next one is begun.
+    pub largest_file: u64,
+    /// How many older files are kept.
+    pub older_files: usize,
+}
+
+impl AuditConfig {
+    /// A log of some 60 MiB at most: at one write a second about two days, and no surprise on a small disk.
+    pub fn new(path: PathBuf) -> AuditConfig {
+        AuditConfig { path, largest_file: 16 << 20, older_files: 3 }
+    }
+}
+
+/// Why there is no audit log.
+#[derive(Debug, Error)]
+pub enum AuditError {
+    /// The file could not be opened.
+    #[error("open audit log {}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// No thread for it.
+    #[error("start the thread of the audit log")]
+    Thread(#[source] io::Error),
+}
+
+/// What the thread is told.
+pub(super) enum Message {
+    /// A whole line.
+    Line(Vec<u8>),
+    /// Write what is there and end.
+    End,
+}
+
+pub(super) struct LogFile {
+    config: AuditConfig,
+    file: File,
+    size: u64,
+    /// Whether the file ends in the middle of a line, because the disk was full.
+    torn: bool,
+    /// Whether the last write failed: said once, not for every line.
+    failing: bool,
+}
+
+impl LogFile {
+    pub fn open(config: &AuditConfig) -> Result<LogFile, AuditError> {
+        let failed = |source| AuditError::Open { path: config.path.clone(), source };
+        let file = append_to(&config.path).map_err(failed)?;
+        let size = file.metadata().map_err(failed)?.len();
+        // The last line of a killed process may be half a line. An empty line more does no harm.
+        Ok(LogFile { config: config.clone(), file, size, torn: size > 0, failing: false })
+    }
+
+    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        if self.size >= self.config.largest_file {
+            self.rotate()?;
+        }
+        if self.torn {
+            self.file.write_all(b"\n")?;
+            self.torn = false;
+            self.size += 1;
+        }
+        self.torn = true;
+        self.file.write_all(lines)?;
+        self.torn = false;
+        self.size += lines.len() as u64;
+        Ok(())
+    }
+
+    /// Each file takes the place of the next older one; the oldest is overwritten.
+    fn rotate(&mut self) -> io::Result<()> {
+        let path = |age: usize| match age {
+            0 => self.config.path.clone(),
+            age => PathBuf::from(format!("{}.{age}", self.config.path.display())),
+        };
+        for age in (0..self.config.older_files).rev() {
+            match fs::rename(path(age), path(age + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        if self.config.older_files == 0 {
+            fs::remove_file(path(0))?;
+        }
+        self.file = append_to(&self.config.path)?;
+        self.size = 0;
+        self.torn = false;
+        Ok(())
+    }
+
+    fn write_or_complain(&mut self, lines: &[u8]) {
+        match self.write(lines) {
+            Ok(()) if self.failing => {
+                self.failing = false;
+                tracing::info!(path = %self.config.path.display(), "the audit log is written again");
+            }
+            Ok(()) => {}
+            Err(error) => {
+                if !self.failing {
+                    let path = self.config.path.display();
+                    tracing::error!(%path, %error, "the audit log cannot be written; entries are lost");
+                }
+                self.failing = true;
+            }
+        }
+    }
+}
+
+fn append_to(path: &Path) -> io::Result<File> {
+    File::options().create(true).append(true).mode(0o600).open(path)
+}
+
+/// Writes lines until told to end, as many at once as have come in.
+pub(super) fn run(mut file: LogFile, messages: &Receiver<Message>) {
+    const LARGEST_WRITE: usize = 256 << 10;
+    let mut lines = Vec::new();
+    while let Ok(first) = messages.recv() {
+        let mut end = false;
+        let mut next = Some(first);
+        while let Some(message) = next.take() {
+            match message {
+                Message::Line(line) => lines.extend_from_slice(&line),
+                Message::End => end = true,
+            }
+            if lines.len() < LARGEST_WRITE && !end {
+                next = messages.try_recv().ok();
+            }
+        }
+        if !lines.is_empty() {
+            file.write_or_complain(&lines);
+            lines.clear();
+        }
+        if end {
+            return;
+        }
+    }
+}

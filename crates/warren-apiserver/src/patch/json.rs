@@ -1,0 +1,125 @@
+//! JSON patches, with bounds: a few operations that copy or nest can ask for more memory than there is, or for an object so
+//! deep that walking it overflows the stack. Each operation is checked before it is carried out.
+
+use json_patch::PatchOperation;
+use serde_json::Value;
+
+use crate::limits::{DEEPEST_OBJECT, depth_within};
+use crate::status::ApiError;
+
+/// As on the real server.
+const MOST_OPERATIONS: usize = 10_000;
+/// What copies may add to an object in all; the real server's limit, which is also its largest body.
+const LARGEST_COPIES: usize = 3 << 20;
+
+pub(super) fn check_count(operations: usize) -> Result<(), ApiError> {
+    match operations > MOST_OPERATIONS {
+        true => Err(ApiError::entity_too_large(format!(
+            "The allowed maximum operations in a JSON patch is {MOST_OPERATIONS}, got {operations}"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Carries out a patch. After an error the object is half changed, and to be thrown away.
+pub(super) fn apply(object: &mut Value, patch: &[PatchOperation]) -> Result<(), ApiError> {
+    let mut copied = 0;
+    for operation in patch {
+        let inserted = match operation {
+            PatchOperation::Add(add) => Some((&add.path, Some(&add.value))),
+            PatchOperation::Replace(replace) => Some((&replace.path, Some(&replace.value))),
+            PatchOperation::Copy(copy) => Some((&copy.path, object.pointer(copy.from.as_str()))),
+            PatchOperation::Move(moved) => Some((&moved.path, object.pointer(moved.from.as_str()))),
+            PatchOperation::Remove(_) | PatchOperation::Test(_) => None,
+        };
+        if let Some((path, Some(value))) = inserted {
+            let above = path.as_str().matches('/').count();
+            if above > DEEPEST_OBJECT || !depth_within(value, DEEPEST_OBJECT - above) {
+                return Err(crate::limits::too_deep());
+            }
+            if matches!(operation, PatchOperation::Copy(_)) {
+                copied += size(value);
+                if copied > LARGEST_COPIES {
+                    return Err(ApiError::entity_too_large(format!(
+                        "the copies of a JSON patch may add up to {LARGEST_COPIES} bytes"
+                    )));
+                }
+            }
+        }
+        // Without undo: the object is a copy, and what the library cannot undo makes it panic.
+        json_patch::patch_unsafe(object, std::slice::from_ref(operation))
+            .map_err(|_| ApiError::patch_does_not_apply())?;
+    }
+    Ok(())
+}
+
+/// About the size of a value as text.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => items.iter().map(|item| size(item) + 1).sum::<usize>() + 2,
+        Value::Object(fields) => fields.iter().map(|(name, field)| name.len() + size(field) + 4).sum::<usize>() + 2,
+        _ => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn patched(object: &Value, operations: &Value) -> Result<Value, ApiError> {
+        let patch: json_patch::Patch = serde_json::from_value(operations.clone()).unwrap();
+        let mut object = object.clone();
+        apply(&mut object, &patch.0).map(|()| object)
+    }
+
+    #[test]
+    fn copies_cannot_double_for_ever() {
+        let bomb: Vec<Value> = (0..64)
+            .flat_map(|_| {
+                [
+                    json!({"op": "copy", "from": "/a", "path": "/b"}),
+                    json!({"op": "copy", "from": "/b", "path": "/a/-"}),
+                ]
+            })
+            .collect();
+        let error = patched(&json!({"a": ["x".repeat(1000)]}), &bomb.into()).unwrap_err();
+        assert_eq!(error.code.as_u16(), 413, "{}", error.message);
+    }
+
+    #[test]
+    fn nesting_is_refused_before_it_is_built() {
+        let deep = (1..100).fold(json!({}), |inner, _| json!({ "a": inner }));
+        let path = "/a".repeat(100);
+        let operations = json!([
+            {"op": "add", "path": "/a", "value": deep},
+            {"op": "add", "path": path, "value": deep},
+        ]);
+        let error = patched(&json!({}), &operations).unwrap_err();
+        assert_eq!(error.code.as_u16(), 400, "{}", error.message);
+        let moved = json!([
+            {"op": "add", "path": "/a", "value": deep},
+            {"op": "copy", "from": "/a", "path": path},
+        ]);
+        assert_eq!(patched(&json!({}), &moved).unwrap_err().code.as_u16(), 400);
+    }
+
+    #[test]
+    fn ordinary_patches_apply() {
+        let operations = json!([
+            {"op": "test", "path": "/a", "value": 1},
+            {"op": "copy", "from": "/a", "path": "/b"},
+            {"op": "move", "from": "/b", "path": "/c"},
+            {"op": "replace", "path": "/a", "value": {"x": []}},
+            {"op": "add", "path": "/a/x/-", "value": 2},
+            {"op": "remove", "path": "/c"},
+        ]);
+        assert_eq!(patched(&json!({"a": 1}), &operations).unwrap(), json!({"a": {"x": [2]}}));
+        let missing = json!([{"op": "remove", "path": "/nothing"}]);
+        assert_eq!(patched(&json!({}), &missing).unwrap_err().code.as_u16(), 422);
+        assert!(check_count(MOST_OPERATIONS).is_ok());
+        assert_eq!(check_count(MOST_OPERATIONS + 1).unwrap_err().code.as_u16(), 413);
+    }
+}
