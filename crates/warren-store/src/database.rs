@@ -79,11 +79,14 @@ impl Database {
     pub fn open(path: &Path) -> Result<(Database, u64, Vec<Arc<Object>>), OpenError> {
         let failed = |source| OpenError::Database { path: path.to_owned(), source };
         let mut connection = Connection::open(path).map_err(failed)?;
-        prepare(&connection).map_err(failed)?;
-        let found = migrate(&mut connection).map_err(failed)?;
+        // Exclusive: one process owns the file, and the log's index then lives in memory instead of a shared mapping. First of
+        // all, because the first look at the file decides about that mapping.
+        connection.pragma_update(None, "locking_mode", "EXCLUSIVE").map_err(failed)?;
+        let found = migrate(&mut connection, MIGRATIONS).map_err(failed)?;
         if found > MIGRATIONS.len() {
             return Err(OpenError::NewerSchema { path: path.to_owned(), found, known: MIGRATIONS.len() });
         }
+        prepare(&connection).map_err(failed)?;
         let version: i64 =
             connection.query_row("SELECT version FROM counter", (), |row| row.get(0)).map_err(failed)?;
         let rows = read_objects(&connection).map_err(failed)?;
@@ -159,8 +162,6 @@ impl Database {
 }
 
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
-    // Exclusive: one process owns the file, and the log's index then lives in memory instead of a shared mapping.
-    connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     connection.query_row("PRAGMA journal_mode = WAL", (), |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     // The writer folds the log in when it is idle, so that no write pays for it.
@@ -170,20 +171,21 @@ fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Brings the file to the newest schema and says which version it has.
-fn migrate(connection: &mut Connection) -> rusqlite::Result<usize> {
+/// Brings the file to the newest schema, all the way or not at all, and says which version it has. A newer file is left as
+/// it is.
+fn migrate(connection: &mut Connection, migrations: &[&str]) -> rusqlite::Result<usize> {
     let found: i64 = connection.query_row("PRAGMA user_version", (), |row| row.get(0))?;
     let found = usize::try_from(found).unwrap_or(usize::MAX);
-    if found >= MIGRATIONS.len() {
+    if found >= migrations.len() {
         return Ok(found);
     }
     let transaction = connection.transaction()?;
-    for migration in &MIGRATIONS[found..] {
+    for migration in &migrations[found..] {
         transaction.execute_batch(migration)?;
     }
-    transaction.pragma_update(None, "user_version", MIGRATIONS.len().cast_signed())?;
+    transaction.pragma_update(None, "user_version", migrations.len().cast_signed())?;
     transaction.commit()?;
-    Ok(MIGRATIONS.len())
+    Ok(migrations.len())
 }
 
 fn read_objects(connection: &Connection) -> rusqlite::Result<Vec<(Key, u64, Bytes)>> {
@@ -210,4 +212,104 @@ fn read_objects(connection: &Connection) -> rusqlite::Result<Vec<(Key, u64, Byte
         ))
     })?;
     rows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A schema that a later program might bring along.
+    const LATER: &[&str] = &[
+        MIGRATIONS[0],
+        "ALTER TABLE object ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",
+        "UPDATE object SET note = name; CREATE INDEX by_note ON object (note)",
+    ];
+
+    fn old_file(directory: &tempfile::TempDir) -> Connection {
+        let mut connection = Connection::open(directory.path().join("store.db")).unwrap();
+        assert_eq!(migrate(&mut connection, &LATER[..1]).unwrap(), 1);
+        let row = "INSERT INTO object VALUES ('pods', 'a', 'one', 7, '{\"metadata\":{\"name\":\"one\"}}')";
+        connection.execute_batch(&format!("{row}; UPDATE counter SET version = 7")).unwrap();
+        connection
+    }
+
+    fn schema_version(connection: &Connection) -> i64 {
+        connection.query_row("PRAGMA user_version", (), |row| row.get(0)).unwrap()
+    }
+
+    #[test]
+    fn an_older_file_is_brought_up_to_date_with_what_is_in_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut connection = old_file(&directory);
+        assert_eq!(migrate(&mut connection, LATER).unwrap(), 3);
+        assert_eq!(schema_version(&connection), 3);
+        let row: (String, String, i64) = connection
+            .query_row("SELECT name, note, version FROM object", (), |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })
+            .unwrap();
+        assert_eq!(row, ("one".to_owned(), "one".to_owned(), 7));
+        assert_eq!(migrate(&mut connection, LATER).unwrap(), 3, "a second time there is nothing to do");
+    }
+
+    #[test]
+    fn a_migration_that_fails_leaves_the_file_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut connection = old_file(&directory);
+        let broken = [LATER[0], LATER[1], "INSERT INTO nowhere VALUES (1)"];
+        assert!(migrate(&mut connection, &broken).is_err());
+        assert_eq!(schema_version(&connection), 1);
+        assert!(connection.prepare("SELECT note FROM object").is_err(), "no half migration");
+        drop(connection);
+        let (_, version, objects) = Database::open(&directory.path().join("store.db")).unwrap();
+        assert_eq!((version, objects.len()), (7, 1));
+    }
+
+    #[test]
+    fn a_newer_file_is_refused_and_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut connection = old_file(&directory);
+        migrate(&mut connection, LATER).unwrap();
+        drop(connection);
+        let path = directory.path().join("store.db");
+        let before = std::fs::read(&path).unwrap();
+        let error = Database::open(&path).err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            format!("store {} has schema version 3, this program knows up to 1", path.display())
+        );
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn every_commit_is_synced() {
+        let directory = tempfile::tempdir().unwrap();
+        let (database, ..) = Database::open(&directory.path().join("store.db")).unwrap();
+        let setting = |name: &str| -> String {
+            let value = database.connection.query_row(&format!("PRAGMA {name}"), (), |row| {
+                row.get_ref(0).map(|v| match v {
+                    rusqlite::types::ValueRef::Integer(number) => number.to_string(),
+                    other => other.as_str().unwrap_or_default().to_owned(),
+                })
+            });
+            value.unwrap()
+        };
+        assert_eq!((setting("journal_mode").as_str(), setting("synchronous").as_str()), ("wal", "2"));
+    }
+
+    #[test]
+    fn damage_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let connection = old_file(&directory);
+        connection.execute_batch("UPDATE object SET body = 'no json'").unwrap();
+        drop(connection);
+        let error = Database::open(&directory.path().join("store.db")).err().unwrap();
+        assert!(matches!(error, OpenError::Damaged { .. }) && error.to_string().contains("pods"), "{error}");
+        std::fs::write(directory.path().join("store.db"), "this is no database at all, but text".repeat(100))
+            .unwrap();
+        assert!(matches!(
+            Database::open(&directory.path().join("store.db")),
+            Err(OpenError::Database { .. })
+        ));
+    }
 }

@@ -26,3 +26,4 @@ pub use object::{Meta, Object, Owner};
 pub use selector::{FieldSelector, Filter, LabelSelector, Requirement, SelectorError};
 pub use store::{Action, Expect, List, ListError, ListRequest, Storage, Store, Write, WriteError};
 pub use watch::{Change, ChangeKind, Expired, Watch, WatchFrom};
+pub use writer::CommitError;

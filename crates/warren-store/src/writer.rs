@@ -20,6 +20,13 @@ pub(crate) struct Job {
 #[error("commit to the store's file")]
 pub struct CommitError(#[source] Arc<rusqlite::Error>);
 
+impl CommitError {
+    /// Whether the disk has no room left. Everything else is a disk that fails, or that may not be written.
+    pub fn is_full(&self) -> bool {
+        self.0.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+    }
+}
+
 pub(crate) fn run(shared: &Shared, mut database: Database) {
     while let Some(jobs) = next_batch(shared, &mut database) {
         match database.commit(jobs.iter().flat_map(|job| &job.changes)) {
