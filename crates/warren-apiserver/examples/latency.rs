@@ -19,7 +19,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(directory) => Storage::File(std::path::PathBuf::from(directory).join("latency.db")),
         None => Storage::Memory,
     };
-    let config = Config { storage, crds: Vec::new(), nodes: Arc::new(NoNodes), now: jiff::Timestamp::now };
+    let config = Config {
+        storage,
+        crds: Vec::new(),
+        nodes: Arc::new(NoNodes),
+accounts: None,
+        now: jiff::Timestamp::now,
+        limits: Default::default(),
+        audit: None,
+    };
     let began = Instant::now();
     let server = ApiServer::open(config).await?;
     println!("open: {:?}", began.elapsed());

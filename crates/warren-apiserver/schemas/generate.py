@@ -14,14 +14,25 @@ import pathlib
 import re
 import sys
 
-CORE = "Binding ConfigMap Event Namespace Node PersistentVolume PersistentVolumeClaim Pod Secret Service ServiceAccount".split()
+CORE = "Binding ComponentStatus ConfigMap Event Namespace Node PersistentVolume PersistentVolumeClaim Pod Secret Service ServiceAccount".split()
 ROOTS = [f"io.k8s.api.core.v1.{kind}" for kind in CORE] + [
+    "io.k8s.api.authentication.v1.SelfSubjectReview",
+    "io.k8s.api.authentication.v1.TokenRequest",
+    "io.k8s.api.authentication.v1.TokenReview",
+    "io.k8s.api.authorization.v1.LocalSubjectAccessReview",
+    "io.k8s.api.authorization.v1.SelfSubjectAccessReview",
+    "io.k8s.api.authorization.v1.SelfSubjectRulesReview",
+    "io.k8s.api.authorization.v1.SubjectAccessReview",
     "io.k8s.api.coordination.v1.Lease",
     "io.k8s.api.discovery.v1.EndpointSlice",
     "io.k8s.api.events.v1.Event",
     "io.k8s.api.networking.v1.NetworkPolicy",
     "io.k8s.api.node.v1.RuntimeClass",
     "io.k8s.api.policy.v1.Eviction",
+    "io.k8s.api.rbac.v1.ClusterRole",
+    "io.k8s.api.rbac.v1.ClusterRoleBinding",
+    "io.k8s.api.rbac.v1.Role",
+    "io.k8s.api.rbac.v1.RoleBinding",
     "io.k8s.api.storage.v1.StorageClass",
     "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions",
 ]
@@ -34,12 +45,15 @@ GROUPS = ["api__v1"] + [
     f"apis__{group}__v1"
     for group in (
         "apiextensions.k8s.io",
+        "authentication.k8s.io",
+        "authorization.k8s.io",
         "coordination.k8s.io",
         "discovery.k8s.io",
         "events.k8s.io",
         "networking.k8s.io",
         "node.k8s.io",
         "policy",
+        "rbac.authorization.k8s.io",
         "storage.k8s.io",
     )
 ]
@@ -106,8 +120,8 @@ def schemas(modules, version):
 
 def read_messages(modules, version):
     """Per message its fields (label, type, name, number), and per field of a Go struct its type and JSON name."""
-    packages = {f"io.k8s.api.{group}.v1": f"api@v0.{version}/{group}/v1" for group in
-                ("core", "coordination", "discovery", "events", "networking", "node", "policy", "storage")}
+    groups = "authentication authorization core coordination discovery events networking node policy rbac storage"
+    packages = {f"io.k8s.api.{group}.v1": f"api@v0.{version}/{group}/v1" for group in groups.split()}
     packages["io.k8s.apimachinery.pkg.apis.meta.v1"] = f"apimachinery@v0.{version}/pkg/apis/meta/v1"
     messages, structs = {}, {}
     for package, folder in packages.items():

@@ -83,6 +83,7 @@ pub(crate) fn parse_object(call: &Call<'_>, body: &[u8]) -> Result<Value, ApiErr
 
 /// Checks that an object is of the kind and version that the path says, and drops what its schema does not know.
 pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiError> {
+    crate::limits::check_depth(&object)?;
     let target = &call.target;
     check_kind(target, &mut object)?;
     let schema = target.schema()?;
@@ -234,6 +235,7 @@ pub(crate) fn default(target: &Target, object: &mut Value) -> Result<(), ApiErro
 
 /// Everything that can be wrong with an object, given what it was before.
 pub(crate) fn check(target: &Target, object: &Value, old: Option<&Value>) -> Result<(), ApiError> {
+    crate::limits::check_depth(object)?;
     let definition = &target.definition;
     let mut errors = Vec::new();
     metadata::validate(object, definition, &mut errors);

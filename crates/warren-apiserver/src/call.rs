@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use warren_store::{FieldSelector, Filter, Key, LabelSelector};
 
 use crate::definition::Target;
+use crate::identity::Identity;
 use crate::query::Query;
 use crate::respond::Representation;
 use crate::status::ApiError;
@@ -17,6 +18,10 @@ pub(crate) struct Call<'a> {
     pub subresource: Option<&'a str>,
     pub query: Query,
     pub headers: &'a HeaderMap,
+    /// Who asks.
+    pub identity: &'a Identity,
+    /// Whether the path itself asks for a watch, as it did in the oldest clients.
+    pub watch: bool,
     pub representation: Representation,
     pub now: Timestamp,
 }

@@ -19,7 +19,12 @@ const CONCURRENT_TASKS: usize = 64;
 const ATTEMPTS: usize = 64;
 
 pub(crate) fn start(server: &Arc<Inner>) -> Vec<JoinHandle<()>> {
-    vec![tokio::spawn(collect(Arc::clone(server))), tokio::spawn(clean_definitions(Arc::clone(server)))]
+    vec![
+        tokio::spawn(collect(Arc::clone(server))),
+        tokio::spawn(clean_definitions(Arc::clone(server))),
+        tokio::spawn(crate::protection::release_unused_claims(Arc::clone(server))),
+        tokio::spawn(crate::access::keep_aggregated(Arc::clone(server))),
+    ]
 }
 
 async fn collect(server: Arc<Inner>) {
@@ -83,7 +88,7 @@ async fn delete(server: &Inner, key: &Key, options: &DeleteOptions) {
     let _ = remove(server, definition, key, options, server.now()).await;
 }
 
-async fn release(server: &Inner, key: &Key, finalizer: &str) {
+pub(crate) async fn release(server: &Inner, key: &Key, finalizer: &str) {
     change(server, key, |value| {
         let Some(metadata) = value["metadata"].as_object_mut() else { return };
         if let Some(finalizers) = metadata.get_mut("finalizers").and_then(Value::as_array_mut) {

@@ -7,7 +7,6 @@ use crate::definition::{Definition, Version};
 use crate::registry::Registry;
 use crate::respond::{self, ResponseBody};
 
-const VERBS: [&str; 8] = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 /// Custom resources list theirs in another order.
 const CUSTOM_VERBS: [&str; 8] =
     ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
@@ -140,9 +139,7 @@ fn definitions<'a>(registry: &'a Registry, group: &str) -> Vec<&'a Definition> {
 }
 
 fn verbs(definition: &Definition) -> Vec<&'static str> {
-    let all = if definition.custom { &CUSTOM_VERBS } else { &VERBS };
-    let collection = definition.behaviour.deletes_collection;
-    all.iter().copied().filter(|verb| collection || *verb != "deletecollection").collect()
+    if definition.custom { CUSTOM_VERBS.to_vec() } else { definition.behaviour.verbs.to_vec() }
 }
 
 type Subresource<'a> = (&'a str, &'a str, Vec<&'a str>, Option<(&'a str, &'a str)>);
@@ -164,7 +161,11 @@ fn subresources<'a>(definition: &'a Definition, version: &'a Version) -> Vec<Sub
 
 /// The group of a subresource's kind, where it is not that of its resource.
 fn api_of(kind: &str) -> Option<(&'static str, &'static str)> {
-    (kind == "Eviction").then_some(("policy", "v1"))
+    match kind {
+        "Eviction" => Some(("policy", "v1")),
+        "TokenRequest" => Some(("authentication.k8s.io", "v1")),
+        _ => None,
+    }
 }
 
 fn strings(names: &[Box<str>]) -> Value {

@@ -11,6 +11,7 @@ use crate::status::FieldError;
 
 pub(crate) use go_types::describe;
 pub(crate) use quantity::canonical_quantity;
+pub(crate) use reviews::Review;
 
 mod cluster;
 pub(crate) mod columns;
@@ -23,6 +24,8 @@ pub(crate) mod pods;
 mod pods_defaults;
 mod pods_validation;
 mod quantity;
+mod reviews;
+mod roles;
 mod services;
 mod volumes;
 
@@ -38,7 +41,7 @@ pub(crate) fn builtin_schemas() -> Map<String, Value> {
 static COMPILED: LazyLock<std::collections::HashMap<&'static str, Arc<Schema>>> = LazyLock::new(|| {
     let components = builtin_schemas();
     let mut compiler = Compiler::with_components(&components);
-    let rows = TABLE.iter().map(|row| row.schema);
+    let rows = TABLE.iter().chain([&TOKEN_REQUEST]).map(|row| row.schema);
     rows.map(|name| (name, compiler.component(name).expect("the embedded schemas compile: a test does it")))
         .collect()
 });
@@ -83,8 +86,10 @@ pub(crate) struct Behaviour {
     pub create_on_update: bool,
     /// Maps whose values are base64.
     pub binary_maps: &'static [&'static str],
-    /// Whether all of them may be deleted in one request.
-    pub deletes_collection: bool,
+    /// What may be done with it, in the order of discovery.
+    pub verbs: &'static [&'static str],
+    /// Set for kinds that are questions, and are answered instead of stored.
+    pub review: Option<Review>,
     pub name: NameRule,
 }
 
@@ -95,6 +100,8 @@ pub(crate) enum NameRule {
     Subdomain,
     /// RFC 1123 label: namespaces and services.
     Label,
+    /// Whatever fits into a path: roles and bindings, whose names have colons.
+    PathSegment,
 }
 
 /// A kind that simply keeps what it is given.
@@ -111,7 +118,8 @@ pub(crate) const PLAIN: Behaviour = Behaviour {
     unconditional_update: true,
     create_on_update: false,
     binary_maps: &[],
-    deletes_collection: true,
+    verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+    review: None,
     name: NameRule::Subdomain,
 };
 
@@ -125,6 +133,8 @@ static CUSTOM_RESOURCE_DEFINITION: Behaviour = Behaviour {
     validate: crate::crd::validate_definition,
     ..PLAIN
 };
+/// There are no components to report on: the list is empty.
+static COMPONENT_STATUS: Behaviour = Behaviour { verbs: &["get", "list"], ..PLAIN };
 /// Custom resources: everything comes from the schema.
 pub(crate) static CUSTOM: Behaviour =
     Behaviour { has_generation: true, unconditional_update: false, ..PLAIN };
@@ -200,10 +210,15 @@ static TABLE: &[Row] = &[
         categories: &["all"],
         status: true,
         subresources: &[
+            ("attach", "PodAttachOptions", &["create", "get"]),
             ("binding", "Binding", &["create"]),
+            ("ephemeralcontainers", "Pod", &["get", "patch", "update"]),
             ("eviction", "Eviction", &["create"]),
             ("exec", "PodExecOptions", &["create", "get"]),
             ("log", "Pod", &["get"]),
+            ("portforward", "PodPortForwardOptions", &["create", "get"]),
+            ("proxy", "PodProxyOptions", &["create", "delete", "get", "patch", "update"]),
+            ("resize", "Pod", &["get", "patch", "update"]),
         ],
         schema: "io.k8s.api.core.v1.Pod",
         fields: &[
@@ -236,6 +251,7 @@ static TABLE: &[Row] = &[
         short_names: &["svc"],
         categories: &["all"],
         status: true,
+        subresources: &[("proxy", "ServiceProxyOptions", &["create", "delete", "get", "patch", "update"])],
         schema: "io.k8s.api.core.v1.Service",
         fields: &["spec.clusterIP", "spec.type"],
         columns: columns::SERVICE,
@@ -285,6 +301,7 @@ static TABLE: &[Row] = &[
         kind: "ServiceAccount",
         plural: "serviceaccounts",
         short_names: &["sa"],
+        subresources: &[("token", "TokenRequest", &["create"])],
         schema: "io.k8s.api.core.v1.ServiceAccount",
         behaviour: &SERVICE_ACCOUNT,
         ..ROW
@@ -299,6 +316,15 @@ static TABLE: &[Row] = &[
         fields: &["spec.unschedulable"],
         columns: columns::NODE,
         behaviour: &cluster::NODE,
+        ..ROW
+    },
+    Row {
+        kind: "ComponentStatus",
+        plural: "componentstatuses",
+        short_names: &["cs"],
+        namespaced: false,
+        schema: "io.k8s.api.core.v1.ComponentStatus",
+        behaviour: &COMPONENT_STATUS,
         ..ROW
     },
     Row {
@@ -364,6 +390,97 @@ static TABLE: &[Row] = &[
         ..ROW
     },
     Row {
+        group: "rbac.authorization.k8s.io",
+        kind: "Role",
+        plural: "roles",
+        schema: "io.k8s.api.rbac.v1.Role",
+        columns: columns::ROLE,
+        behaviour: &roles::ROLE,
+        ..ROW
+    },
+    Row {
+        group: "rbac.authorization.k8s.io",
+        kind: "RoleBinding",
+        plural: "rolebindings",
+        schema: "io.k8s.api.rbac.v1.RoleBinding",
+        columns: columns::ROLE_BINDING,
+        behaviour: &roles::ROLE_BINDING,
+        ..ROW
+    },
+    Row {
+        group: "rbac.authorization.k8s.io",
+        kind: "ClusterRole",
+        plural: "clusterroles",
+        namespaced: false,
+        schema: "io.k8s.api.rbac.v1.ClusterRole",
+        columns: columns::ROLE,
+        behaviour: &roles::CLUSTER_ROLE,
+        ..ROW
+    },
+    Row {
+        group: "rbac.authorization.k8s.io",
+        kind: "ClusterRoleBinding",
+        plural: "clusterrolebindings",
+        namespaced: false,
+        schema: "io.k8s.api.rbac.v1.ClusterRoleBinding",
+        columns: columns::CLUSTER_ROLE_BINDING,
+        behaviour: &roles::CLUSTER_ROLE_BINDING,
+        ..ROW
+    },
+    Row {
+        group: "authentication.k8s.io",
+        kind: "TokenReview",
+        plural: "tokenreviews",
+        namespaced: false,
+        schema: "io.k8s.api.authentication.v1.TokenReview",
+        behaviour: &reviews::TOKEN,
+        ..ROW
+    },
+    Row {
+        group: "authentication.k8s.io",
+        kind: "SelfSubjectReview",
+        plural: "selfsubjectreviews",
+        namespaced: false,
+        schema: "io.k8s.api.authentication.v1.SelfSubjectReview",
+        behaviour: &reviews::ONESELF,
+        ..ROW
+    },
+    Row {
+        group: "authorization.k8s.io",
+        kind: "SubjectAccessReview",
+        plural: "subjectaccessreviews",
+        namespaced: false,
+        schema: "io.k8s.api.authorization.v1.SubjectAccessReview",
+        behaviour: &reviews::ACCESS,
+        ..ROW
+    },
+    Row {
+        group: "authorization.k8s.io",
+        kind: "LocalSubjectAccessReview",
+        plural: "localsubjectaccessreviews",
+        schema: "io.k8s.api.authorization.v1.LocalSubjectAccessReview",
+        behaviour: &reviews::LOCAL_ACCESS,
+        ..ROW
+    },
+    Row {
+        group: "authorization.k8s.io",
+        kind: "SelfSubjectAccessReview",
+        plural: "selfsubjectaccessreviews",
+        namespaced: false,
+        schema: "io.k8s.api.authorization.v1.SelfSubjectAccessReview",
+        behaviour: &reviews::OWN_ACCESS,
+        ..ROW
+    },
+    Row {
+        group: "authorization.k8s.io",
+        kind: "SelfSubjectRulesReview",
+        plural: "selfsubjectrulesreviews",
+        namespaced: false,
+        schema: "io.k8s.api.authorization.v1.SelfSubjectRulesReview",
+        behaviour: &reviews::OWN_RULES,
+        ..ROW
+    },
+    Row {
         group: "apiextensions.k8s.io",
         kind: "CustomResourceDefinition",
         plural: "customresourcedefinitions",
@@ -377,6 +494,20 @@ static TABLE: &[Row] = &[
         ..ROW
     },
 ];
+
+/// The body of `serviceaccounts/token`: a kind without a resource of its own.
+static TOKEN_REQUEST: Row = Row {
+    group: "authentication.k8s.io",
+    kind: "TokenRequest",
+    plural: "tokenrequests",
+    schema: "io.k8s.api.authentication.v1.TokenRequest",
+    ..ROW
+};
+
+/// The definition that token requests are read by.
+pub(crate) fn token_request() -> Arc<Definition> {
+    Arc::new(TOKEN_REQUEST.definition())
+}
 
 /// The built-in kinds as definitions.
 pub(crate) fn definitions() -> Vec<Arc<Definition>> {

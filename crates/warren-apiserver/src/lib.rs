@@ -5,12 +5,15 @@
 //! of the real server. It runs no controllers, knows no CRD of ours (they come in as data) and never starts a
 //! process: logs and exec are passed to a node's kubelet API through a [`NodeDialer`].
 //!
-//! Every authenticated user may do everything.
+//! Users are told apart by certificates, tokens and the unix socket's credentials; what they may do is said by roles and
+//! bindings, in `access`.
 //!
 //! Start reading at [`ApiServer`], then `service.rs` for the way of a request and `verbs` for what it does.
 
+mod access;
 mod admission;
 mod admit;
+mod audit;
 mod call;
 mod collect;
 mod crd;
@@ -20,6 +23,7 @@ mod go_json;
 mod identity;
 mod json_path;
 mod kinds;
+mod limits;
 mod listen;
 mod managed_fields;
 mod metadata;
@@ -27,6 +31,7 @@ mod node;
 mod openapi;
 mod patch;
 pub mod pki;
+mod protection;
 mod protobuf;
 mod query;
 mod registry;
@@ -38,8 +43,12 @@ mod service;
 mod status;
 mod table;
 mod verbs;
+mod yaml;
 
+pub use access::{Accounts, SigningKey, SigningKeyError};
+pub use audit::{AuditConfig, AuditError};
 pub use identity::Identity;
+pub use limits::Limits;
 pub use listen::{TlsAccess, serve_tls, serve_unix};
 pub use node::{ByteStream, NoNodes, NodeDialer};
 pub use respond::ResponseBody;

@@ -17,14 +17,20 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::access::AUDIENCE;
+use crate::audit::Source;
 use crate::identity::Identity;
-use crate::server::ApiServer;
-use crate::service;
+use crate::limits::{self, FirstByteInTime};
+use crate::respond;
+use crate::server::{ApiServer, Inner};
+use crate::status::ApiError;
 
 mod subject;
 
 /// How long open connections may take to finish once the server stops.
 const DRAIN: Duration = Duration::from_secs(3);
+/// How often a silent HTTP/2 connection is asked whether anybody is there, and how long it may take to say so.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// How long a client may take for its TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
@@ -48,9 +54,11 @@ pub async fn serve_unix(server: ApiServer, listener: UnixListener, shutdown: Can
             () = shutdown.cancelled() => break,
         };
         match accepted {
+            Ok(_) if connections.len() >= server.inner.gate.limits.connections => full().await,
             Ok((stream, _)) => {
                 let identity = peer_identity(&stream, own_user);
-                let connection = serve(server.clone(), stream, identity, None, shutdown.clone());
+                let source = Source("unix".into());
+                let connection = serve(server.clone(), stream, identity, None, source, shutdown.clone());
                 connections.spawn(connection);
             }
             Err(error) => pause_after(&error).await,
@@ -79,8 +87,12 @@ pub async fn serve_tls(
             accepted = listener.accept() => accepted,
             () = shutdown.cancelled() => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(_) if connections.len() >= server.inner.gate.limits.connections => {
+                full().await;
+                continue;
+            }
+            Ok(accepted) => accepted,
             Err(error) => {
                 pause_after(&error).await;
                 continue;
@@ -96,7 +108,8 @@ pub async fn serve_tls(
                     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
                     let identity =
                         certificates.first().and_then(|certificate| subject::identity(certificate));
-                    serve(server, stream, identity, token, shutdown).await;
+                    let source = Source(peer.ip().to_string().into());
+                    serve(server, stream, identity, token, source, shutdown).await;
                 }
                 Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
                 Err(_) => tracing::debug!("TLS handshake took too long"),
@@ -112,6 +125,13 @@ async fn pause_after(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
+/// As many connections as are allowed are open. The new one has been closed; those who wait in line are not turned away
+/// faster than they come.
+async fn full() {
+    tracing::warn!("too many connections, a new one is closed");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+}
+
 async fn drain(connections: TaskTracker) {
     connections.close();
     if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
@@ -124,21 +144,40 @@ async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     identity: Option<Identity>,
     token: Option<Arc<str>>,
+    source: Source,
     shutdown: CancellationToken,
 ) {
+    let head_time = server.inner.gate.limits.head_time;
+    let identity = identity.map(Arc::new);
     let answer = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-        let identity = identity.clone().or_else(|| token_identity(&request, token.as_deref()));
-        if let Some(identity) = identity {
-            request.extensions_mut().insert(identity);
-        }
         let server = Arc::clone(&server.inner);
-        async move { Ok::<_, Infallible>(service::handle(&server, request).await) }
+        let known = match &identity {
+            Some(identity) => Ok(Some(Arc::clone(identity))),
+            None => bearer(&server, &request, token.as_deref()),
+        };
+        request.extensions_mut().insert(source.clone());
+        async move {
+            let identity = match known {
+                Ok(identity) => identity,
+                Err(error) => return Ok(respond::error(&error)),
+            };
+            if let Some(identity) = identity {
+                request.extensions_mut().insert(identity);
+            }
+            Ok::<_, Infallible>(limits::handle(&server, request).await)
+        }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     // With a timer, a client that never finishes its headers is cut off.
-    builder.http1().timer(TokioTimer::new());
-    builder.http2().timer(TokioTimer::new());
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), answer);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(head_time);
+    // With pings, a peer that vanished does not hold its watches for ever.
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .keep_alive_timeout(KEEP_ALIVE);
+    let stream = TokioIo::new(FirstByteInTime::new(stream, head_time));
+    let connection = builder.serve_connection_with_upgrades(stream, answer);
     tokio::pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
@@ -152,10 +191,20 @@ async fn serve(
     }
 }
 
-fn token_identity(request: &Request<Incoming>, token: Option<&str>) -> Option<Identity> {
-    let header = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?;
-    let sent = header.strip_prefix("Bearer ")?.trim();
-    same_secret(sent.as_bytes(), token?.as_bytes()).then(Identity::admin)
+/// Who sent the token of a request; nobody if it has none. A token that is not good is refused even where none is needed.
+fn bearer(
+    server: &Inner,
+    request: &Request<Incoming>,
+    admin_token: Option<&str>,
+) -> Result<Option<Arc<Identity>>, ApiError> {
+    let Some(header) = request.headers().get(header::AUTHORIZATION) else { return Ok(None) };
+    let sent = header.to_str().ok().and_then(|header| header.strip_prefix("Bearer ")).map(str::trim);
+    let sent = sent.ok_or_else(ApiError::unauthorized)?;
+    if admin_token.is_some_and(|token| same_secret(sent.as_bytes(), token.as_bytes())) {
+        return Ok(Some(Arc::new(Identity::admin())));
+    }
+    let account = server.accounts.authenticate(sent, &[AUDIENCE], &server.store, server.now());
+    account.map(Some).ok_or_else(ApiError::unauthorized)
 }
 
 /// Compares without telling, by the time it takes, how much was right.

@@ -172,7 +172,19 @@ fn broken_name_rules(name: &str, rule: NameRule) -> Vec<&'static str> {
             too_long.into_iter().chain((!is_dns_subdomain(name)).then_some(SUBDOMAIN_RULE)).collect()
         }
         NameRule::Label => broken_label_rules(name),
+        NameRule::PathSegment => broken_segment_rules(name),
     }
+}
+
+/// What keeps a name from being a segment of a path.
+pub(crate) fn broken_segment_rules(name: &str) -> Vec<&'static str> {
+    match name {
+        "." => return vec!["may not be '.'"],
+        ".." => return vec!["may not be '..'"],
+        _ => {}
+    }
+    let slash = name.contains('/').then_some("may not contain '/'");
+    slash.into_iter().chain(name.contains('%').then_some("may not contain '%'")).collect()
 }
 
 /// What is wrong with a would-be RFC 1123 label.

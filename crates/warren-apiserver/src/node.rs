@@ -15,6 +15,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use warren_store::Key;
 
+use crate::limits::take_permit;
 use crate::query::{Query, encode};
 use crate::respond::ResponseBody;
 use crate::route::ResourcePath;
@@ -94,11 +95,12 @@ pub(crate) async fn log(
     Ok(response)
 }
 
-/// `pods/exec`: joins the client's WebSocket to the node's.
-pub(crate) async fn exec(
+/// `pods/exec`, `pods/attach` and `pods/portforward`: joins the client's WebSocket to the node's.
+pub(crate) async fn stream(
     server: &Arc<Inner>,
     parts: &mut request::Parts,
     path: ResourcePath<'_>,
+    what: &str,
 ) -> Result<Response<ResponseBody>, ApiError> {
     let query = Query::parse(parts.uri.query().unwrap_or_default());
     let place = Place::find(server, path, &query)?;
@@ -110,7 +112,7 @@ pub(crate) async fn exec(
     let (true, Some(client)) = (websocket, parts.extensions.remove::<OnUpgrade>()) else {
         return Err(ApiError::bad_request("Upgrade request required"));
     };
-    let uri = place.exec_uri(&query);
+    let uri = place.stream_uri(what, &query);
     let response = place.send(server, Method::GET, &uri, handshake_headers(&parts.headers)).await?;
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let status = response.status();
@@ -119,7 +121,11 @@ pub(crate) async fn exec(
     let mut answer = Response::new(Empty::new().boxed_unsync());
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     *answer.headers_mut() = handshake_headers(response.headers());
-    tokio::spawn(splice(client, hyper::upgrade::on(response)));
+    let (permit, node) = (take_permit(parts), hyper::upgrade::on(response));
+    tokio::spawn(async move {
+        splice(client, node).await;
+        drop(permit);
+    });
     Ok(answer)
 }
 
@@ -132,6 +138,11 @@ fn check_log_number(pod: &str, name: &str, query: &Query) -> Result<(), ApiError
     };
     let subject = Subject { group: "", kind: "PodLogOptions", name: pod };
     Err(ApiError::invalid(subject, vec![FieldError::invalid(name, number, detail)]))
+}
+
+/// `pods/proxy`: the server is in no network that pods are in.
+pub(crate) fn no_proxy() -> ApiError {
+    ApiError::unavailable("this server has no way into the network of pods; use port-forward instead")
 }
 
 /// Copies both ways until either side is done.
@@ -167,7 +178,11 @@ impl<'a> Place<'a> {
         let object =
             object.ok_or_else(|| ApiError::not_found(Subject { group: "", kind: "pods", name: pod }))?;
         let value = object.value();
-        let container = choose_container(&value, pod, query.text("container"))?;
+        let container = match path.subresource {
+            // A port belongs to the pod as a whole.
+            Some("portforward") => String::new(),
+            _ => choose_container(&value, pod, query.text("container"))?,
+        };
         let node = value["spec"]["nodeName"].as_str().unwrap_or_default().to_owned();
         Ok(Place { namespace, pod, container, node })
     }
@@ -178,12 +193,16 @@ impl<'a> Place<'a> {
     }
 
     /// The kubelet has its own names for the streams.
-    fn exec_uri(&self, query: &Query) -> String {
+    fn stream_uri(&self, what: &str, query: &Query) -> String {
+        if what == "portforward" {
+            let ports: Vec<_> = query.all("ports").map(|port| format!("port={}", encode(port))).collect();
+            return format!("/portForward/{}/{}?{}", self.namespace, self.pod, ports.join("&"));
+        }
         let commands = query.all("command").map(|command| ("command", command.to_owned()));
         let flags = [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")];
         let flags =
             flags.iter().filter(|(ours, _)| query.is_on(ours)).map(|(_, theirs)| (*theirs, "1".to_owned()));
-        self.uri("exec", commands.chain(flags))
+        self.uri(what, commands.chain(flags))
     }
 
     fn uri(&self, verb: &str, parameters: impl Iterator<Item = (&'static str, String)>) -> String {

@@ -5,6 +5,7 @@ use serde_json::Value;
 use crate::schema::Schema;
 use crate::status::ApiError;
 
+mod json;
 mod strategic;
 
 /// The formats by content type.
@@ -52,6 +53,7 @@ impl Patch {
         Ok(match format {
             Format::Json => {
                 let operations: Value = serde_json::from_slice(body).map_err(unreadable)?;
+                json::check_count(operations.as_array().map_or(0, Vec::len))?;
                 if !operations.is_array() {
                     let found = crate::schema::type_name(&operations);
                     return Err(ApiError::bad_request(format!(
@@ -69,7 +71,7 @@ impl Patch {
     pub fn apply(&self, object: &mut Value, schema: &Schema) -> Result<(), ApiError> {
         match self {
             Patch::Json(patch) => {
-                json_patch::patch(object, patch).map_err(|_| ApiError::patch_does_not_apply())
+                json::apply(object, &patch.0)
             }
             Patch::Merge(patch) => {
                 json_patch::merge(object, patch);

@@ -23,6 +23,12 @@ impl Query {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
+    /// The parameters in the form in which they came.
+    pub fn to_text(&self) -> String {
+        let pairs = self.0.iter().map(|(name, value)| format!("{}={}", encode(name), encode(value)));
+        pairs.collect::<Vec<_>>().join("&")
+    }
+
     /// A parameter that is set to something.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.get(name).filter(|value| !value.is_empty())

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use warren_store::{List, Object};
 
+use crate::audit::CreatedName;
 use crate::definition::Target;
 use crate::query::Query;
 use crate::status::ApiError;
@@ -39,20 +40,33 @@ pub(crate) enum RowObject {
 
 impl Representation {
     /// Reads the `Accept` header: the first form that is offered here.
-    pub fn negotiate(headers: &HeaderMap, query: &Query) -> Result<Representation, ApiError> {
-        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
+    pub fn negotiate(
+        headers: &HeaderMap,
+        query: &Query,
+        is_list: bool,
+    ) -> Result<Representation, ApiError> {
+        let accept = accepted(headers);
+        let media_type = |candidate: &str| candidate.split(';').next().unwrap_or_default().trim().to_owned();
+        let offered = |candidate: &str| {
+            let known = ["", "*/*", "application/json", "application/yaml", PROTOBUF];
+            known.contains(&media_type(candidate).as_str())
+        };
+        if !accept.split(',').any(offered) {
+            return Err(ApiError::no_representation(is_list));
+        }
         for candidate in accept.split(',') {
-            let mut parts = candidate.split(';').map(str::trim);
-            if !matches!(parts.next().unwrap_or_default(), "application/json" | "*/*" | "application/*" | "")
-            {
+            if matches!(media_type(candidate).as_str(), PROTOBUF) || !offered(candidate) {
                 continue;
             }
             let parameter = |name: &str| {
                 let mut parts = candidate.split(';').map(str::trim);
                 parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
             };
+            let is_meta = parameter("g") == Some("meta.k8s.io")
+                && matches!(parameter("v"), Some("v1" | "v1beta1"));
             return Ok(match parameter("as") {
                 None => Representation::Object,
+                Some(_) if !is_meta => continue,
                 Some("Table") => Representation::Table(match query.get("includeObject") {
                     Some("None") => RowObject::None,
                     Some("Object") => RowObject::Object,
@@ -68,12 +82,41 @@ impl Representation {
             });
         }
         let mut error = ApiError::bad_request(
-            "only the following media types are accepted: application/json, application/json;as=Table;v=v1;g=meta.k8s.io, application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io",
+            "only the following media types are accepted: application/json, application/yaml, application/vnd.kubernetes.protobuf",
         );
         error.code = StatusCode::NOT_ACCEPTABLE;
         error.reason = "NotAcceptable";
         Err(error)
     }
+}
+
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+fn accepted(headers: &HeaderMap) -> &str {
+    headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*")
+}
+
+/// Whether a client prefers YAML to what everybody else takes.
+pub(crate) fn wants_yaml(headers: &HeaderMap) -> bool {
+    let types = accepted(headers).split(',').map(|candidate| candidate.split(';').next().unwrap_or_default().trim());
+    types.filter(|known| matches!(*known, "application/json" | "*/*" | "application/yaml")).next()
+        == Some("application/yaml")
+}
+
+/// The same answer as YAML. Streams stay as they are.
+pub(crate) async fn into_yaml(response: Response<ResponseBody>) -> Response<ResponseBody> {
+    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|known| known == "application/json");
+    if !is_json || http_body::Body::size_hint(response.body()).exact().is_none() {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    let body = match body.collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(never) => match never {},
+    };
+    let tree: Value = serde_json::from_slice(&body).unwrap_or_default();
+    parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/yaml"));
+    Response::from_parts(parts, Full::new(Bytes::from(crate::yaml::write(&tree))).boxed_unsync())
 }
 
 /// A response with a JSON tree.
@@ -155,7 +198,12 @@ pub(crate) fn object(
     representation: Representation,
     now: Timestamp,
 ) -> Response<ResponseBody> {
-    bytes(code, "application/json", represent(target, object, representation, true, now))
+    let body = represent(target, object, representation, true, now);
+    let mut response = bytes(code, "application/json", body);
+    if code == StatusCode::CREATED {
+        response.extensions_mut().insert(CreatedName(Arc::clone(&object.key.name)));
+    }
+    response
 }
 
 /// An object that is not stored, such as the outcome of a dry run.

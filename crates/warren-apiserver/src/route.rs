@@ -45,6 +45,8 @@ pub(crate) struct ResourcePath<'a> {
     pub plural: &'a str,
     pub name: Option<&'a str>,
     pub subresource: Option<&'a str>,
+    /// Whether the path asks for a watch: `/api/v1/watch/…`.
+    pub watch: bool,
 }
 
 pub(crate) fn parse(path: &str) -> Route<'_> {
@@ -69,8 +71,12 @@ pub(crate) fn parse(path: &str) -> Route<'_> {
 }
 
 fn resource<'a>(group: &'a str, version: &'a str, rest: &[&'a str]) -> Route<'a> {
+    let (rest, watch) = match rest {
+        ["watch", rest @ ..] if !rest.is_empty() => (rest, true),
+        rest => (rest, false),
+    };
     let path = |namespace, plural, name, subresource| {
-        Route::Resource(ResourcePath { group, version, namespace, plural, name, subresource })
+        Route::Resource(ResourcePath { group, version, namespace, plural, name, subresource, watch })
     };
     match *rest {
         // A namespace is itself an object of the core group; one segment more is a subresource of it only for these.
@@ -103,12 +109,15 @@ mod tests {
             plural: "pods",
             name: Some("b"),
             subresource: Some("status"),
+            watch: false,
         };
         assert_eq!(parse("/api/v1/namespaces/a/pods/b/status"), Route::Resource(pods));
         let namespace = ResourcePath { namespace: None, plural: "namespaces", name: Some("a"), ..pods };
         assert_eq!(parse("/api/v1/namespaces/a/status"), Route::Resource(namespace));
         let all = ResourcePath { namespace: None, name: None, subresource: None, ..pods };
         assert_eq!(parse("/api/v1/pods"), Route::Resource(all));
+        let watched = ResourcePath { watch: true, namespace: Some("a"), ..all };
+        assert_eq!(parse("/api/v1/watch/namespaces/a/pods"), Route::Resource(watched));
         assert_eq!(parse("/apis/"), Route::Groups);
         assert_eq!(parse("/readyz/ping"), Route::Health);
         assert_eq!(parse("/apis/x.y/v1"), Route::Resources { group: "x.y", version: "v1" });

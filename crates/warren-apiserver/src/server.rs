@@ -9,8 +9,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use warren_store::{Action, Expect, Filter, Key, ListRequest, Object, Storage, Store, Write, WriteError};
 
+use crate::audit::{AuditConfig, AuditError, AuditLog};
+use crate::access::{self, Access, Accounts, SigningKeyError};
 use crate::definition::Definition;
 use crate::identity::Identity;
+use crate::limits::{Gate, Limits};
 use crate::node::NodeDialer;
 use crate::registry::Registry;
 use crate::service::InProcess;
@@ -22,6 +25,9 @@ const FIRST_NAMESPACES: [&str; 4] = ["default", "kube-node-lease", "kube-public"
 /// On a definition that the program brought along: which text of it is stored, so that an unchanged one is
 /// recognised without comparing half a megabyte of schema.
 const EMBEDDED_HASH: &str = "apiserver.warren.dev/definition-hash";
+/// The config map that every namespace has, and what it says about itself.
+const ROOT_CERTIFICATE: &str = "kube-root-ca.crt";
+const ROOT_CERTIFICATE_NOTE: &str = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters.";
 /// Cluster addresses: Kubernetes' usual service range.
 const SERVICE_RANGE: (Ipv4Addr, u32) = (Ipv4Addr::new(10, 96, 0, 0), 12);
 
@@ -33,8 +39,14 @@ pub struct Config {
     pub crds: Vec<Value>,
     /// How to reach nodes, for logs and exec.
     pub nodes: Arc<dyn NodeDialer>,
+    /// What service accounts' tokens are made with; without, with a key that lasts as long as the server.
+    pub accounts: Option<Accounts>,
     /// The clock.
     pub now: fn() -> Timestamp,
+    /// What one client may take, at the listeners.
+    pub limits: Limits,
+    /// Where writes are logged, if anywhere.
+    pub audit: Option<AuditConfig>,
 }
 
 /// Why the server could not start.
@@ -43,6 +55,12 @@ pub enum OpenError {
     /// The store could not be opened.
     #[error(transparent)]
     Store(#[from] warren_store::OpenError),
+    /// No key for service accounts' tokens.
+    #[error(transparent)]
+    Key(#[from] SigningKeyError),
+    /// The audit log could not be opened.
+    #[error(transparent)]
+    Audit(#[from] AuditError),
     /// The first objects could not be written.
     #[error("write the first objects")]
     FirstObjects(#[source] WriteError),
@@ -69,7 +87,11 @@ pub(crate) struct Inner {
     pub nodes: Arc<dyn NodeDialer>,
     pub clock: fn() -> Timestamp,
     pub shutdown: CancellationToken,
+    pub accounts: Accounts,
+    pub access: Access,
     cluster_ips: Mutex<HashSet<Ipv4Addr>>,
+    pub gate: Arc<Gate>,
+    pub audit: Option<AuditLog>,
 }
 
 impl ApiServer {
@@ -77,12 +99,20 @@ impl ApiServer {
     /// tokio runtime.
     pub async fn open(config: Config) -> Result<ApiServer, OpenError> {
         let store = Store::open(&config.storage)?;
+        let accounts = match config.accounts {
+            Some(accounts) => accounts,
+            None => Accounts::temporary()?,
+        };
         let inner = Arc::new(Inner {
+            accounts,
+            access: Access::default(),
             registry: RwLock::new(Arc::new(Registry::with_builtins())),
             nodes: config.nodes,
             clock: config.now,
             shutdown: CancellationToken::new(),
             cluster_ips: Mutex::new(used_cluster_ips(&store)),
+            gate: Gate::new(config.limits),
+            audit: config.audit.as_ref().map(AuditLog::open).transpose()?,
             store,
         });
         inner.make_first_objects(config.crds).await?;
@@ -93,7 +123,7 @@ impl ApiServer {
 
     /// The server as a tower service, for `kube::Client::new`: every request is this user's.
     pub fn as_user(&self, identity: Identity) -> InProcess {
-        InProcess::new(self.clone(), Some(identity))
+        InProcess::new(self.clone(), identity)
     }
 
     /// Ends watches and background work, and writes what is queued. Requests that come later are refused.
@@ -104,8 +134,14 @@ impl ApiServer {
             // A task that panicked has said so already.
             let _ = task.await;
         }
-        let store = self.inner.store.clone();
-        let _ = tokio::task::spawn_blocking(move || store.close()).await;
+        let inner = Arc::clone(&self.inner);
+        let close = move || {
+            inner.store.close();
+            if let Some(audit) = &inner.audit {
+                audit.close();
+            }
+        };
+        let _ = tokio::task::spawn_blocking(close).await;
     }
 }
 
@@ -136,6 +172,7 @@ impl Inner {
                 let address = object.value()["spec"]["clusterIP"].as_str().and_then(|text| text.parse().ok());
                 self.release_cluster_ip(address);
             }
+            resource if resource.ends_with(access::GROUP) => self.access.changed(),
             _ => {}
         }
     }
@@ -205,7 +242,8 @@ impl Inner {
         let mut names: Vec<&str> = FIRST_NAMESPACES.into_iter().chain(kept).collect();
         names.sort_unstable();
         names.dedup();
-        writes.extend(names.into_iter().filter_map(|name| self.default_account_write(name, &now)));
+        writes.extend(names.into_iter().flat_map(|name| self.namespace_writes(name, &now)));
+        writes.extend(self.role_writes(&now));
         for definition in definitions {
             writes.extend(self.definition_write(definition, &now)?);
         }
@@ -215,21 +253,52 @@ impl Inner {
         Ok(())
     }
 
-    /// The write that gives a namespace its default service account, if it has none.
-    pub fn default_account_write(&self, namespace: &str, created: &str) -> Option<Write> {
-        let key = Key::new("serviceaccounts", namespace, admit::DEFAULT_ACCOUNT);
-        let account = json!({
-            "kind": "ServiceAccount",
-            "apiVersion": "v1",
-            "metadata": {
-                "name": admit::DEFAULT_ACCOUNT,
+    /// The writes that give a namespace what comes with it, as far as it is missing: the default service account, and
+    /// the certificate that programs in its pods trust. On a real cluster controllers make them soon after.
+    pub fn namespace_writes(&self, namespace: &str, created: &str) -> Vec<Write> {
+        let metadata = |name: &str| {
+            json!({
+                "name": name,
                 "namespace": namespace,
                 "uid": uuid::Uuid::new_v4().to_string(),
                 "creationTimestamp": created,
-            },
+            })
+        };
+        let mut writes = Vec::new();
+        let mut make = |resource: &str, name: &str, object: Value| {
+            let key = Key::new(resource, namespace, name);
+            if self.store.newest(&key).is_none() {
+                writes.push(Write { key, expect: Expect::Absent, action: Action::Put(object) });
+            }
+        };
+        let account = json!({
+            "kind": "ServiceAccount", "apiVersion": "v1", "metadata": metadata(admit::DEFAULT_ACCOUNT),
         });
-        let absent = self.store.newest(&key).is_none();
-        absent.then(|| Write { key, expect: Expect::Absent, action: Action::Put(account) })
+        make("serviceaccounts", admit::DEFAULT_ACCOUNT, account);
+        let mut certificate = json!({
+            "kind": "ConfigMap",
+            "apiVersion": "v1",
+            "metadata": metadata(ROOT_CERTIFICATE),
+            "data": {"ca.crt": self.accounts.root_certificate()},
+        });
+        certificate["metadata"]["annotations"] = json!({"kubernetes.io/description": ROOT_CERTIFICATE_NOTE});
+        make("configmaps", ROOT_CERTIFICATE, certificate);
+        writes
+    }
+
+    /// The roles and bindings that every cluster has, as far as they are missing.
+    fn role_writes(&self, created: &str) -> Vec<Write> {
+        let mut writes = Vec::new();
+        for (resource, mut object) in access::first_objects() {
+            let key = Key::new(resource, "", metadata::text(&object, "name"));
+            if self.store.newest(&key).is_none() {
+                let meta = metadata::metadata_mut(&mut object);
+                meta.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
+                meta.insert("creationTimestamp".to_owned(), created.into());
+                writes.push(Write { key, expect: Expect::Absent, action: Action::Put(object) });
+            }
+        }
+        writes
     }
 
     /// The write that brings a definition up to date, if it is not.

@@ -13,13 +13,15 @@ use tower::BoxError;
 
 use crate::call::Call;
 use crate::identity::Identity;
+use crate::limits::BodyRefused;
 use crate::query::{Query, decode};
 use crate::registry::Registry;
 use crate::respond::{self, Representation, ResponseBody};
 use crate::route::{self, ResourcePath, Route};
 use crate::server::{ApiServer, Inner};
 use crate::status::ApiError;
-use crate::{discovery, node, openapi, verbs};
+use crate::access::{self, Attributes};
+use crate::{audit, discovery, node, openapi, verbs};
 
 /// The largest body that is read, as on the real server.
 const LARGEST_BODY: usize = 3 << 20;
@@ -30,12 +32,12 @@ const UPGRADE_BUFFER: usize = 64 << 10;
 #[derive(Clone)]
 pub struct InProcess {
     server: ApiServer,
-    identity: Option<Identity>,
+    identity: Arc<Identity>,
 }
 
 impl InProcess {
-    pub(crate) fn new(server: ApiServer, identity: Option<Identity>) -> InProcess {
-        InProcess { server, identity }
+    pub(crate) fn new(server: ApiServer, identity: Identity) -> InProcess {
+        InProcess { server, identity: Arc::new(identity) }
     }
 }
 
@@ -53,9 +55,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        if let Some(identity) = &self.identity {
-            request.extensions_mut().insert(identity.clone());
-        }
+        request.extensions_mut().insert(Arc::clone(&self.identity));
         let server = Arc::clone(&self.server.inner);
         Box::pin(async move {
             // Only hyper can make a response that upgrades, so such a request takes the way through hyper.
@@ -76,7 +76,7 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let identity = request.extensions().get::<Identity>().cloned();
+    let identity = request.extensions().get::<Arc<Identity>>().cloned();
     let (client, service) = tokio::io::duplex(UPGRADE_BUFFER);
     let answer = hyper::service::service_fn(move |mut request: Request<hyper::body::Incoming>| {
         let server = Arc::clone(&server);
@@ -113,18 +113,27 @@ where
     B::Error: Into<BoxError>,
 {
     let (mut parts, body) = request.into_parts();
-    let identity = parts.extensions.get::<Identity>().cloned();
-    match route(server, &mut parts, body, identity).await {
+    let identity = parts.extensions.get::<Arc<Identity>>().cloned();
+    let entry = audit::Entry::begin(server, &parts, identity.as_deref());
+    let as_yaml = respond::wants_yaml(&parts.headers);
+    let mut response = match route(server, &mut parts, body, identity).await {
         Ok(response) => response,
         Err(error) => respond::error(&error),
+    };
+    if as_yaml {
+        response = respond::into_yaml(response).await;
     }
+    if let Some(entry) = entry {
+        entry.finish(&mut response);
+    }
+    response
 }
 
 async fn route<B>(
     server: &Arc<Inner>,
     parts: &mut request::Parts,
     body: B,
-    identity: Option<Identity>,
+    identity: Option<Arc<Identity>>,
 ) -> Result<Response<ResponseBody>, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -132,6 +141,10 @@ where
 {
     let path = decode(parts.uri.path(), false);
     let parsed = route::parse(&path);
+    let identity = match identity {
+        Some(sender) => Some(permit(server, parts, &path, &parsed, sender)?),
+        None => None,
+    };
     match parsed {
         Route::Health => {
             return Ok(respond::bytes(
@@ -144,15 +157,13 @@ where
         Route::Version => return Ok(respond::json(StatusCode::OK, &discovery::version())),
         _ => {}
     }
-    if identity.is_none() {
-        return Err(ApiError::unauthorized());
-    }
+    let Some(identity) = identity else { return Err(ApiError::unauthorized()) };
     if server.shutdown.is_cancelled() {
         return Err(ApiError::unavailable("the server is shutting down"));
     }
     let registry = server.registry();
     if let Route::Resource(path) = parsed {
-        return resource(server, parts, body, path).await;
+        return resource(server, parts, body, path, &identity).await;
     }
     if parts.method != Method::GET {
         return Err(ApiError::method_not_allowed());
@@ -176,6 +187,23 @@ where
     }
 }
 
+/// Who the request is carried out as, if they may. Whoever may do everything does not pay for the question.
+fn permit(
+    server: &Inner,
+    parts: &request::Parts,
+    path: &str,
+    route: &Route<'_>,
+    sender: Arc<Identity>,
+) -> Result<Arc<Identity>, ApiError> {
+    let identity = access::impersonate(server, sender, &parts.headers)?;
+    if !identity.is_all_powerful() {
+        let query = Query::parse(parts.uri.query().unwrap_or_default());
+        let attributes = Attributes::of(&parts.method, path, route, &query);
+        server.access.authorize(&server.store, &identity, &attributes)?;
+    }
+    Ok(identity)
+}
+
 /// What there is not in a group. Groups of built-in kinds say so with a `Status`; elsewhere the path simply does not
 /// exist.
 fn nothing_here(registry: &Registry, group: &str) -> Result<Response<ResponseBody>, ApiError> {
@@ -196,6 +224,7 @@ async fn resource<B>(
     parts: &mut request::Parts,
     body: B,
     path: ResourcePath<'_>,
+    identity: &Identity,
 ) -> Result<Response<ResponseBody>, ApiError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -217,20 +246,29 @@ where
     let query = Query::parse(parts.uri.query().unwrap_or_default());
     if &*target.definition.resource == "pods" && parts.method != Method::OPTIONS {
         match path.subresource {
-            Some("exec") => return node::exec(server, parts, path).await,
+            Some(stream @ ("attach" | "exec" | "portforward")) => {
+                return node::stream(server, parts, path, stream).await;
+            }
             Some("log") => return node::log(server, path, &query).await,
+            Some("proxy") => return Err(node::no_proxy()),
             _ => {}
         }
     }
     let headers = std::mem::take(&mut parts.headers);
     let call = Call {
-        representation: Representation::negotiate(&headers, &query)?,
+        representation: Representation::negotiate(
+            &headers,
+            &query,
+            parts.method == Method::GET && path.name.is_none(),
+        )?,
         target,
         namespace: path.namespace,
         name: path.name,
         subresource: path.subresource,
         query,
         headers: &headers,
+        identity,
+        watch: path.watch,
         now: server.now(),
     };
     if parts.method == Method::POST && call.target.definition.namespaced && call.namespace.is_none() {
@@ -250,6 +288,9 @@ where
 {
     match Limited::new(body, LARGEST_BODY).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<BodyRefused>() => Err(error
+            .downcast::<BodyRefused>()
+            .map_or_else(ApiError::internal, |refused| refused.into_error())),
         Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(LARGEST_BODY)),
         Err(error) => Err(ApiError::bad_request(format!("error reading the request body: {error}"))),
     }

@@ -106,8 +106,16 @@ impl ApiError {
     }
 
     pub(crate) fn forbidden(subject: Subject<'_>, why: &str) -> ApiError {
-        let message = format!("{} {:?} is forbidden: {why}", subject.qualified(), subject.name);
+        let message = match subject.name {
+            "" => format!("{} is forbidden: {why}", subject.qualified()),
+            name => format!("{} {name:?} is forbidden: {why}", subject.qualified()),
+        };
         ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message).about(subject.details())
+    }
+
+    /// For a path that is no resource.
+    pub(crate) fn forbidden_path(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message).about(Map::new())
     }
 
     pub(crate) fn namespace_terminating(subject: Subject<'_>, namespace: &str) -> ApiError {
@@ -176,8 +184,24 @@ impl ApiError {
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message)
     }
 
+    /// Nothing that the client accepts is offered at all.
+    pub(crate) fn no_representation(of_list: bool) -> ApiError {
+        let streams = match of_list {
+            true => ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
+            false => "",
+        };
+        let message = format!(
+            "406: Not Acceptable\n\nAvailable representations: application/json, application/yaml, application/vnd.kubernetes.protobuf{streams}"
+        );
+        ApiError::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message).about(Map::new())
+    }
+
     pub(crate) fn too_large(limit: usize) -> ApiError {
-        let message = format!("Request entity too large: limit is {limit}");
+        ApiError::entity_too_large(format!("limit is {limit}"))
+    }
+
+    pub(crate) fn entity_too_large(why: impl fmt::Display) -> ApiError {
+        let message = format!("Request entity too large: {why}");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
     }
 
@@ -235,6 +259,22 @@ impl ApiError {
 
     pub(crate) fn unauthorized() -> ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
+    }
+
+    /// Somebody asks for more than their share. The client may try again a little later.
+    pub(crate) fn too_many_requests(message: impl Into<String>) -> ApiError {
+        let mut details = Map::new();
+        details.insert("retryAfterSeconds".to_owned(), 1.into());
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).about(details)
+    }
+
+    pub(crate) fn request_timeout(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", message)
+    }
+
+    /// The disk is full. Nothing was changed, and nothing but room helps.
+    pub(crate) fn insufficient_storage(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "InternalError", message)
     }
 
     pub(crate) fn unavailable(message: impl Into<String>) -> ApiError {

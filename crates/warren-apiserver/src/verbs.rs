@@ -3,7 +3,9 @@
 mod create;
 mod delete;
 mod read;
+mod review;
 mod scale;
+mod token;
 mod update;
 mod watch;
 
@@ -28,24 +30,28 @@ pub(crate) async fn dispatch(
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
     check_subresource(call)?;
+    check_verb(call, method)?;
+    if let Some(review) = call.target.definition.behaviour.review {
+        return review::review(server, call, review, body);
+    }
     match (method, call.name, call.subresource) {
         (&Method::GET, _, _) if is_watch(call) => watch::watch(server, call),
         (&Method::GET, None, None) => read::list(server, call),
         (&Method::GET, Some(_), Some("scale")) => scale::get(server, call),
-        (&Method::GET, Some(_), None | Some("status")) => read::get(server, call),
+        (&Method::GET, Some(_), None | Some("status" | "ephemeralcontainers" | "resize")) => read::get(server, call),
         (&Method::POST, None, None) => create::create(server, call, body).await,
         (&Method::POST, Some(_), Some("eviction")) => delete::evict(server, call, body).await,
+        (&Method::POST, Some(_), Some("token")) => token::create(server, call, body),
         (&Method::POST, Some(_), Some("binding")) => update::bind(server, call, body).await,
         (&Method::PUT, Some(_), Some("scale")) => scale::update(server, call, body).await,
-        (&Method::PUT, Some(_), None | Some("status" | "finalize")) => {
+        (&Method::PUT, Some(_), None | Some("status" | "finalize" | "ephemeralcontainers" | "resize")) => {
             update::update(server, call, body).await
         }
         (&Method::PATCH, Some(_), Some("scale")) => scale::patch(server, call, body).await,
-        (&Method::PATCH, Some(_), None | Some("status")) => update::patch(server, call, body).await,
-        (&Method::DELETE, Some(_), None) => delete::delete(server, call, body).await,
-        (&Method::DELETE, None, None) if !call.target.definition.behaviour.deletes_collection => {
-            Err(ApiError::method_not_allowed())
+        (&Method::PATCH, Some(_), None | Some("status" | "ephemeralcontainers" | "resize")) => {
+            update::patch(server, call, body).await
         }
+        (&Method::DELETE, Some(_), None) => delete::delete(server, call, body).await,
         (&Method::DELETE, None, None) => delete::delete_collection(server, call, body).await,
         _ => Err(ApiError::method_not_allowed()),
     }
@@ -53,7 +59,26 @@ pub(crate) async fn dispatch(
 
 fn is_watch(call: &Call<'_>) -> bool {
     // One object is watched by a field selector on its name; its own path is only ever read.
-    call.name.is_none() && call.query.is_on("watch")
+    call.watch || (call.name.is_none() && call.query.is_on("watch"))
+}
+
+/// Some kinds are only read, some only created.
+fn check_verb(call: &Call<'_>, method: &Method) -> Result<(), ApiError> {
+    let verb = match (method, call.name) {
+        _ if call.subresource.is_some() => return Ok(()),
+        (&Method::GET, None) => "list",
+        (&Method::GET, Some(_)) => "get",
+        (&Method::POST, None) => "create",
+        (&Method::PUT, Some(_)) => "update",
+        (&Method::PATCH, Some(_)) => "patch",
+        (&Method::DELETE, None) => "deletecollection",
+        (&Method::DELETE, Some(_)) => "delete",
+        _ => return Err(ApiError::method_not_allowed()),
+    };
+    match call.target.definition.behaviour.verbs.contains(&verb) {
+        true => Ok(()),
+        false => Err(ApiError::method_not_allowed()),
+    }
 }
 
 /// A subresource that the kind does not have is a path that does not exist.
@@ -104,7 +129,12 @@ fn refused(call: &Call<'_>, name: &str, error: WriteError) -> ApiError {
         WriteError::Conflict { .. } => ApiError::modified(subject),
         WriteError::Commit(error) => {
             let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            ApiError::internal(format!("{error}: {cause}"))
+            match error.is_full() {
+                true => ApiError::insufficient_storage(format!(
+                    "the disk of the store is full, nothing was written: {cause}"
+                )),
+                false => ApiError::internal(format!("{error}, nothing was written: {cause}")),
+            }
         }
         WriteError::Closed => ApiError::unavailable("the server is shutting down"),
     }

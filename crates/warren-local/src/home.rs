@@ -1,7 +1,7 @@
 //! Puts the parts together, keeps them running, and takes them apart.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 use warren_apiserver::pki::Pki;
-use warren_apiserver::{ApiServer, Identity, Storage, TlsAccess, serve_tls, serve_unix};
+use warren_apiserver::{ApiServer, AuditConfig, Identity, Limits, Storage, TlsAccess, serve_tls, serve_unix};
 use warren_controllers::Controllers;
 use warren_node::{Node, NodeConfig};
 use warren_oci::zygote::Zygote;
 
 use crate::dialer::LocalDialer;
-use crate::{Config, StartError, kubeconfig};
+use crate::{Config, StartError, descriptors, kubeconfig};
 
 /// The name of the only node. Not the machine's: that may change, and with it the pods of last time would be left with
 /// a node that does not exist.
@@ -109,9 +109,16 @@ fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
     Ok(receiver)
 }
 
+/// How long a claim may wait in a home of one machine, where nobody adds nodes meanwhile: what is not ready by then will not be.
+const CLAIM_DEADLINE: Duration = Duration::from_secs(5 * 60);
+
 /// One machine has one home, so claims, pools and templates are always served.
 fn controllers_config() -> warren_controllers::Config {
-    warren_controllers::Config { extensions: true, ..warren_controllers::Config::default() }
+    warren_controllers::Config {
+        extensions: true,
+        claim_deadline: Some(CLAIM_DEADLINE),
+        ..warren_controllers::Config::default()
+    }
 }
 
 async fn open_server(config: &Config, dialer: LocalDialer) -> Result<ApiServer, StartError> {
@@ -124,10 +131,20 @@ async fn open_server(config: &Config, dialer: LocalDialer) -> Result<ApiServer, 
         storage: Storage::File(config.directory.join("store.db")),
         crds,
         nodes: Arc::new(dialer),
+accounts: None,
         now: Timestamp::now,
+        limits: limits(),
+        audit: Some(AuditConfig::new(config.directory.join("audit.log"))),
     })
     .await?;
     Ok(server)
+}
+
+/// A listener's connections may take a quarter of the descriptors; pods, the store and everything else need some as well.
+fn limits() -> Limits {
+    let descriptors = usize::try_from(descriptors::raise_limit()).unwrap_or(usize::MAX);
+    let usual = Limits::default();
+    Limits { connections: usual.connections.min(descriptors / 4), ..usual }
 }
 
 async fn listen_tcp(config: &Config) -> Result<TcpListener, StartError> {
@@ -148,10 +165,23 @@ fn publish(config: &Config, address: SocketAddr) -> Result<TlsAccess, StartError
     hosts.sort();
     hosts.dedup();
     let pki = Pki::open(&config.directory.join("pki"), &hosts, Timestamp::now())?;
-    let text = pki.kubeconfig(&format!("https://{address}"))?;
+    let text = pki.kubeconfig(&format!("https://{}", reachable(address)))?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "the API listens beyond this machine");
+    }
     kubeconfig::write(&config.kubeconfig, &text)
         .map_err(|source| failed("write", config.kubeconfig.display(), source))?;
     Ok(TlsAccess { config: pki.server_config()?, admin_token: Some(pki.admin_token()?) })
+}
+
+/// The address under which this machine's own clients reach a listener: one on all addresses is also on loopback.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
 }
 
 fn listen_unix(config: &Config) -> Result<UnixListener, StartError> {
@@ -168,4 +198,21 @@ fn listen_unix(config: &Config) -> Result<UnixListener, StartError> {
 
 fn failed(action: &'static str, on: impl std::fmt::Display, source: io::Error) -> StartError {
     StartError::Make { action, on: on.to_string(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reachable;
+
+    #[test]
+    fn a_listener_on_all_addresses_is_reached_on_loopback() {
+        for (listens, reached) in [
+            ("0.0.0.0:6443", "127.0.0.1:6443"),
+            ("[::]:6443", "[::1]:6443"),
+            ("127.0.0.1:1", "127.0.0.1:1"),
+            ("192.0.2.7:2", "192.0.2.7:2"),
+        ] {
+            assert_eq!(reachable(listens.parse().unwrap()), reached.parse().unwrap());
+        }
+    }
 }

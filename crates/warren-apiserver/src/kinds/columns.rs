@@ -24,6 +24,74 @@ pub(crate) const AGE: Column = Column {
 
 pub(crate) const NAME_AND_AGE: &[Column] = &[NAME, AGE];
 
+/// Roles have no columns of their own; these are what every kind has.
+pub(super) const ROLE: &[Column] = &[
+    NAME,
+    Column {
+        name: "Created At",
+        type_: "date",
+        description: AGE.description,
+        cell: |object, _| object["metadata"]["creationTimestamp"].clone(),
+        ..COLUMN
+    },
+];
+
+const ROLE_REFERENCE: Column = Column {
+    name: "Role",
+    description: "roleRef can reference a Role in the current namespace or a ClusterRole in the global namespace. If the RoleRef cannot be resolved, the Authorizer must return an error.",
+    cell: |object, _| {
+        let text = |field: &str| object["roleRef"][field].as_str().unwrap_or_default().to_owned();
+        format!("{}/{}", text("kind"), text("name")).into()
+    },
+    ..COLUMN
+};
+const USERS: Column = Column {
+    name: "Users",
+    priority: 1,
+    description: "Users in the roleBinding",
+    cell: |object, _| subjects(object, "User"),
+    ..COLUMN
+};
+const GROUPS: Column = Column {
+    name: "Groups",
+    priority: 1,
+    description: "Groups in the roleBinding",
+    cell: |object, _| subjects(object, "Group"),
+    ..COLUMN
+};
+const ACCOUNTS: Column = Column {
+    name: "ServiceAccounts",
+    priority: 1,
+    description: "ServiceAccounts in the roleBinding",
+    cell: |object, _| subjects(object, "ServiceAccount"),
+    ..COLUMN
+};
+
+pub(super) const ROLE_BINDING: &[Column] = &[NAME, ROLE_REFERENCE, AGE, USERS, GROUPS, ACCOUNTS];
+pub(super) const CLUSTER_ROLE_BINDING: &[Column] = &[
+    NAME,
+    Column {
+        description: "RoleRef can only reference a ClusterRole in the global namespace. If the RoleRef cannot be resolved, the Authorizer must return an error.",
+        ..ROLE_REFERENCE
+    },
+    AGE,
+    Column { description: "Users in the clusterRoleBinding", ..USERS },
+    Column { description: "Groups in the clusterRoleBinding", ..GROUPS },
+    Column { description: "ServiceAccounts in the clusterRoleBinding", ..ACCOUNTS },
+];
+
+fn subjects(binding: &Value, kind: &str) -> Value {
+    let subjects = binding["subjects"].as_array().into_iter().flatten();
+    let named = subjects.filter(|subject| subject["kind"] == kind).map(|subject| {
+        let name = subject["name"].as_str().unwrap_or_default();
+        match subject["namespace"].as_str() {
+            Some(namespace) if kind == "ServiceAccount" => format!("{namespace}/{name}"),
+            _ => name.to_owned(),
+        }
+    });
+    named.collect::<Vec<_>>().join(", ").into()
+}
+
 pub(super) const NAMESPACE: &[Column] = &[
     NAME,
     Column {

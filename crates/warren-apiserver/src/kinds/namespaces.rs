@@ -24,7 +24,7 @@ pub(super) static BEHAVIOUR: Behaviour = Behaviour {
         new["spec"] = old["spec"].clone();
     },
     returns_deleted: true,
-    deletes_collection: false,
+    verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
     name: NameRule::Label,
     ..PLAIN
 };

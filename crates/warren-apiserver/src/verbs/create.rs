@@ -3,6 +3,7 @@ use serde_json::Value;
 use warren_store::{Action, Expect, Key, Write, WriteError};
 
 use super::{refused, track, warn};
+use crate::access::check_escalation;
 use crate::call::Call;
 use crate::managed_fields::check_options;
 use crate::metadata::{self, metadata_mut};
@@ -67,6 +68,7 @@ pub(super) async fn create_object(
     admit::admit(server, call, &mut object)?;
     (definition.behaviour.prepare_create)(&mut object);
     admission::check(&call.target, &object, None)?;
+    check_escalation(server, call, &object, None)?;
     check_namespace(server, call, metadata::text(&object, "name"))?;
     if call.dry_run()? {
         let address = server.allocate_cluster_ip(&definition.resource, &mut object)?;
@@ -84,9 +86,8 @@ pub(super) async fn create_object(
             Write { key: call.key_of(&name), expect: Expect::Absent, action: Action::Put(object.clone()) };
         let mut writes = vec![write];
         if &*definition.resource == "namespaces" {
-            // On a real cluster a controller makes it soon after.
             let created = metadata::text(&object, "creationTimestamp");
-            writes.extend(server.default_account_write(&name, created));
+            writes.extend(server.namespace_writes(&name, created));
         }
         match server.store.write(writes).await.map(|stored| stored.into_iter().next()) {
             Ok(None) => return Err(ApiError::internal("the store lost a write")),

@@ -6,6 +6,7 @@ use warren_store::{Action, Expect, Object, Write, WriteError, deletion};
 
 use super::create::Ownership;
 use super::{create, refused, track, warn};
+use crate::access::check_escalation;
 use crate::admission::{self, Decoded};
 use crate::call::{Call, FieldValidation};
 use crate::managed_fields::{Tracker, check_options, differs_in_time_alone};
@@ -178,6 +179,7 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Chang
         }
         admission::bump_generation(call, &mut new, &old);
         admission::check(&call.target, &new, Some(&old))?;
+        check_escalation(server, call, &new, Some(&old))?;
         if call.dry_run()? {
             return Ok(Changed::DryRun(new));
         }

@@ -94,7 +94,10 @@ async fn start() -> (ApiServer, Client, Arc<Mutex<Vec<String>>>) {
         storage: Storage::Memory,
         crds: Vec::new(),
         nodes: Arc::new(kubelet),
+accounts: None,
         now: jiff::Timestamp::now,
+        limits: Default::default(),
+        audit: None,
     };
     let server = ApiServer::open(config).await.unwrap();
     let client = client(&server);

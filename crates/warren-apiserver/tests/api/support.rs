@@ -10,7 +10,15 @@ use serde_json::{Value, json};
 use warren_apiserver::{ApiServer, Config, Identity, NoNodes, Storage};
 
 pub async fn open(storage: Storage, crds: Vec<Value>) -> ApiServer {
-    let config = Config { storage, crds, nodes: Arc::new(NoNodes), now: jiff::Timestamp::now };
+    let config = Config {
+        storage,
+        crds,
+        nodes: Arc::new(NoNodes),
+accounts: None,
+        now: jiff::Timestamp::now,
+        limits: Default::default(),
+        audit: None,
+    };
     ApiServer::open(config).await.unwrap()
 }
 

@@ -40,7 +40,10 @@ impl Ours {
             storage: Storage::Memory,
             crds: Vec::new(),
             nodes: Arc::new(NoNodes),
+            accounts: None,
             now: Timestamp::now,
+            limits: Default::default(),
+            audit: None,
         };
         let server = ApiServer::open(config).await?;
         let directory = tempfile::tempdir()?;

@@ -1,0 +1,98 @@
+//! Cluster roles that are made of others: whoever labels a role `rbac.authorization.k8s.io/aggregate-to-view: "true"` adds
+//! its rules to `view`. On a real cluster a controller does this; here it is a task of the server.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use warren_store::{
+    Action, Expect, Filter, LabelSelector, Object, Requirement, Store, WatchFrom, Write, WriteError,
+};
+
+use super::policy::list;
+use crate::server::Inner;
+
+/// Keeps the rules of aggregated roles up to date, until the server stops.
+pub(crate) async fn keep_aggregated(server: Arc<Inner>) {
+    let resource: Arc<str> = format!("clusterroles.{}", super::GROUP).into();
+    loop {
+        let from = WatchFrom::Version(server.store.version());
+        let Ok(mut watch) = server.store.watch(&resource, Filter::default(), from) else { return };
+        loop {
+            aggregate(&server).await;
+            let change = tokio::select! {
+                change = watch.next() => change,
+                () = server.shutdown.cancelled() => return,
+            };
+            // Cut off for being slow: begin again.
+            let Some(_) = change else { break };
+            while watch.next_ready().is_some() {}
+        }
+    }
+}
+
+/// Brings every aggregated role up to date. What others write meanwhile wakes the caller again.
+async fn aggregate(server: &Inner) {
+    for write in changes(&server.store) {
+        match server.store.write_one(write).await {
+            Ok(stored) => server.written(&stored, None),
+            Err(WriteError::Conflict { .. } | WriteError::Missing(_) | WriteError::Closed) => {}
+            Err(error) => tracing::error!(%error, "aggregated roles could not be written"),
+        }
+    }
+}
+
+fn changes(store: &Store) -> Vec<Write> {
+    let mut roles: Vec<(Arc<Object>, Value)> =
+        list(store, "clusterroles").into_iter().map(|role| (Arc::clone(&role), role.value())).collect();
+    roles.sort_by(|(a, _), (b, _)| a.key.name.cmp(&b.key.name));
+    let mut writes = Vec::new();
+    for (object, role) in &roles {
+        let selectors = role["aggregationRule"]["clusterRoleSelectors"].as_array();
+        let selectors: Vec<LabelSelector> = selectors.into_iter().flatten().map(selector).collect();
+        if selectors.is_empty() {
+            continue;
+        }
+        let mut rules: Vec<&Value> = Vec::new();
+        for selector in &selectors {
+            let others = roles.iter().filter(|(other, _)| {
+                other.key != object.key && selector.matches(|label| other.meta.label(label))
+            });
+            for rule in others.flat_map(|(_, other)| other["rules"].as_array()).flatten() {
+                if !rules.contains(&rule) {
+                    rules.push(rule);
+                }
+            }
+        }
+        let now = role["rules"].as_array().map(Vec::as_slice).unwrap_or_default();
+        if now.len() == rules.len() && now.iter().all(|rule| rules.contains(&rule)) {
+            continue;
+        }
+        let rules: Value = rules.into_iter().cloned().collect();
+        let mut role = role.clone();
+        role["rules"] = rules;
+        let expect = Expect::Version(object.version);
+        writes.push(Write { key: object.key.clone(), expect, action: Action::Put(role) });
+    }
+    writes
+}
+
+/// A `LabelSelector` object. One that cannot be read was refused when it was written, and selects nothing.
+fn selector(value: &Value) -> LabelSelector {
+    let mut requirements = Vec::new();
+    for (label, wanted) in value["matchLabels"].as_object().into_iter().flatten() {
+        let wanted = wanted.as_str().unwrap_or_default().to_owned();
+        requirements.push(Requirement::In(label.clone(), vec![wanted]));
+    }
+    for expression in value["matchExpressions"].as_array().into_iter().flatten() {
+        let key = expression["key"].as_str().unwrap_or_default().to_owned();
+        let values = expression["values"].as_array().into_iter().flatten();
+        let values = values.filter_map(|value| Some(value.as_str()?.to_owned())).collect();
+        requirements.push(match expression["operator"].as_str() {
+            Some("NotIn") => Requirement::NotIn(key, values),
+            Some("Exists") => Requirement::Exists(key),
+            Some("DoesNotExist") => Requirement::Absent(key),
+            _ => Requirement::In(key, values),
+        });
+    }
+    LabelSelector::new(requirements)
+}
