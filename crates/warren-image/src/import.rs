@@ -1,0 +1,311 @@
+//! Images from one file: an OCI layout in an archive, or what `docker save` and `podman save` write.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::digest::Digest;
+use crate::manifest::{
+    Descriptor, Document, DocumentError, ImageConfig, Index, LARGEST_DOCUMENT, Manifest, RootFs,
+};
+use crate::reference::{self, Reference};
+use crate::store::{Store, StoreError};
+use crate::unpack::Limits;
+
+/// An image that an archive has brought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Imported {
+    /// What it is called here.
+    pub name: Reference,
+    /// Its manifest.
+    pub digest: Digest,
+}
+
+/// Nothing, or only some of its images, came out of an archive.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The file itself.
+    #[error("read the archive")]
+    Read(#[source] io::Error),
+    /// It is compressed as a whole.
+    #[error("the archive is compressed; decompress it first, for example with `gunzip` or `zstd -d`")]
+    Compressed,
+    /// It holds no image.
+    #[error("the archive has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)")]
+    NoImage,
+    /// It refers to something that it does not have.
+    #[error("the archive lacks {0:?}")]
+    Missing(String),
+    /// A document is too large to be one.
+    #[error("{0:?} in the archive is larger than any document of an image")]
+    TooLarge(String),
+    /// Nobody says what the image is called.
+    #[error("an image in the archive has no usable name; give it one with `--name`")]
+    Nameless,
+    /// It has more images than the one that was given a name.
+    #[error("the archive has {0} images, and a name was given for one")]
+    TooManyForOneName(usize),
+    /// A name in the archive is no name.
+    #[error(transparent)]
+    Name(#[from] reference::ParseError),
+    /// A document of the archive.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The name of an image in a layout; often only a tag.
+const REFERENCE_NAME: &str = "org.opencontainers.image.ref.name";
+/// The same, whole, as containerd and docker write it.
+const CONTAINERD_NAME: &str = "io.containerd.image.name";
+/// How deep an index may lie in an index.
+const DEEPEST_INDEX: usize = 4;
+/// More files than any archive of images has.
+const MOST_FILES: usize = 100_000;
+
+/// Takes all images of an archive into the store, under the names that it says, or its only image under `name`. Layers that
+/// are there already are not unpacked again.
+pub fn import(
+    store: &Store,
+    archive: File,
+    name: Option<&Reference>,
+    limits: Limits,
+) -> Result<Vec<Imported>, ImportError> {
+    let archive = Archive::index(archive)?;
+    let images = match (archive.files.contains_key("manifest.json"), archive.files.contains_key("index.json"))
+    {
+        // What docker writes today is both; only here are the names whole.
+        (true, _) => docker_images(&archive)?,
+        (false, true) => layout_images(&archive)?,
+        (false, false) => return Err(ImportError::NoImage),
+    };
+    if name.is_some() && images.len() != 1 {
+        return Err(ImportError::TooManyForOneName(images.len()));
+    }
+    let mut imported = Vec::new();
+    for image in images {
+        let names = match name {
+            Some(name) => vec![name.clone()],
+            None if image.names.is_empty() => return Err(ImportError::Nameless),
+            None => image.names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?,
+        };
+        let digest = image.store(&archive, store, limits)?;
+        for name in names {
+            store.name(&name, &digest)?;
+            imported.push(Imported { name, digest: digest.clone() });
+        }
+    }
+    Ok(imported)
+}
+
+/// An image as found in an archive.
+struct Found {
+    names: Vec<String>,
+    content: Content,
+}
+
+enum Content {
+    /// Of a layout: everything has its descriptor.
+    Layout { descriptor: Descriptor, document: Vec<u8>, manifest: Manifest },
+    /// Of `docker save`: only file names.
+    Docker { config: String, layers: Vec<String> },
+}
+
+impl Found {
+    /// Brings all of it into the store, and tells the digest of the manifest.
+    fn store(&self, archive: &Archive, store: &Store, limits: Limits) -> Result<Digest, ImportError> {
+        match &self.content {
+            Content::Layout { descriptor, document, manifest } => {
+                let config_bytes = archive.document(&blob(&manifest.config.digest))?;
+                let config = ImageConfig::parse(&config_bytes, manifest)?;
+                for (layer, diff_id) in manifest.layers.iter().zip(&config.rootfs.diff_ids) {
+                    if !store.has_layer(diff_id) {
+                        let bytes = archive.open(&blob(&layer.digest))?;
+                        store.add_layer(bytes, Some(layer), diff_id, limits)?;
+                    }
+                }
+                store.put_document(&manifest.config, &config_bytes)?;
+                store.put_document(descriptor, document)?;
+                Ok(descriptor.digest.clone())
+            }
+            Content::Docker { config, layers } => {
+                let config_bytes = archive.document(config)?;
+                let diff_ids = diff_ids(config, &config_bytes)?;
+                if diff_ids.len() != layers.len() {
+                    return Err(DocumentError::Layers { layers: layers.len(), names: diff_ids.len() }.into());
+                }
+                let mut descriptors = Vec::new();
+                for (file, diff_id) in layers.iter().zip(&diff_ids) {
+                    if !store.has_layer(diff_id) {
+                        store.add_layer(archive.open(file)?, None, diff_id, limits)?;
+                    }
+                    // The manifest is ours, and names layers as they are before compression.
+                    let media_type = "application/vnd.oci.image.layer.v1.tar";
+                    descriptors.push(described(media_type, diff_id.clone(), archive.size(file)?));
+                }
+                let manifest = Manifest {
+                    config: described(
+                        "application/vnd.oci.image.config.v1+json",
+                        Digest::of(&config_bytes),
+                        config_bytes.len() as u64,
+                    ),
+                    layers: descriptors,
+                };
+                let document = serde_json::to_vec(&manifest)
+                    .map_err(|source| DocumentError::Form { what: "the manifest".to_owned(), source })?;
+                let digest = Digest::of(&document);
+                store.put_document(&manifest.config, &config_bytes)?;
+                let media_type = "application/vnd.oci.image.manifest.v1+json";
+                store
+                    .put_document(&described(media_type, digest.clone(), document.len() as u64), &document)?;
+                Ok(digest)
+            }
+        }
+    }
+}
+
+fn described(media_type: &str, digest: Digest, size: u64) -> Descriptor {
+    Descriptor {
+        media_type: media_type.to_owned(),
+        digest,
+        size,
+        platform: None,
+        annotations: BTreeMap::new(),
+    }
+}
+
+fn diff_ids(what: &str, config: &[u8]) -> Result<Vec<Digest>, DocumentError> {
+    #[derive(Deserialize)]
+    struct OnlyRootFs {
+        rootfs: RootFs,
+    }
+    let parsed: OnlyRootFs = serde_json::from_slice(config)
+        .map_err(|source| DocumentError::Form { what: format!("{what:?} in the archive"), source })?;
+    Ok(parsed.rootfs.diff_ids)
+}
+
+/// The images of `docker save`.
+fn docker_images(archive: &Archive) -> Result<Vec<Found>, ImportError> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Row {
+        config: String,
+        #[serde(default)]
+        repo_tags: Option<Vec<String>>,
+        layers: Vec<String>,
+    }
+    let rows: Vec<Row> = serde_json::from_slice(&archive.document("manifest.json")?)
+        .map_err(|source| DocumentError::Form { what: "`manifest.json`".to_owned(), source })?;
+    let found = |row: Row| Found {
+        names: row.repo_tags.unwrap_or_default(),
+        content: Content::Docker { config: row.config, layers: row.layers },
+    };
+    Ok(rows.into_iter().map(found).collect())
+}
+
+/// The images of an OCI layout, for this machine.
+fn layout_images(archive: &Archive) -> Result<Vec<Found>, ImportError> {
+    let index: Index = serde_json::from_slice(&archive.document("index.json")?)
+        .map_err(|source| DocumentError::Form { what: "`index.json`".to_owned(), source })?;
+    let mut images = Vec::new();
+    for mut descriptor in index.manifests {
+        let names = [CONTAINERD_NAME, REFERENCE_NAME]
+            .iter()
+            .find_map(|key| descriptor.annotations.get(*key))
+            .cloned();
+        for _ in 0..DEEPEST_INDEX {
+            let document = archive.document(&blob(&descriptor.digest))?;
+            match Document::parse(&format!("manifest {}", descriptor.digest), &document)? {
+                Document::Index(index) => descriptor = index.for_this_machine()?.clone(),
+                Document::Manifest(manifest) => {
+                    let content = Content::Layout { descriptor, document, manifest };
+                    images.push(Found {
+                        names: names.into_iter().filter(|name| is_whole(name)).collect(),
+                        content,
+                    });
+                    break;
+                }
+            }
+        }
+    }
+    match images.is_empty() {
+        true => Err(ImportError::NoImage),
+        false => Ok(images),
+    }
+}
+
+/// Whether a name in a layout is more than a tag: `latest` is a tag, `owner/image` or `image:latest` are names.
+fn is_whole(name: &str) -> bool {
+    name.contains(['/', ':'])
+}
+
+fn blob(digest: &Digest) -> String {
+    format!("blobs/sha256/{}", digest.hex())
+}
+
+/// An archive whose files can be read in any order.
+struct Archive {
+    file: File,
+    /// Where the content of a file begins, and its length.
+    files: BTreeMap<String, (u64, u64)>,
+}
+
+impl Archive {
+    fn index(mut file: File) -> Result<Self, ImportError> {
+        let mut start = [0; 4];
+        file.read_exact(&mut start).map_err(ImportError::Read)?;
+        if start[..2] == [0x1f, 0x8b] || start == [0x28, 0xb5, 0x2f, 0xfd] {
+            return Err(ImportError::Compressed);
+        }
+        file.seek(SeekFrom::Start(0)).map_err(ImportError::Read)?;
+        let mut files = BTreeMap::new();
+        let mut archive = tar::Archive::new(BufReader::new(file));
+        let entries = archive.entries_with_seek().map_err(ImportError::Read)?;
+        for entry in entries.raw(true).take(MOST_FILES) {
+            let entry = entry.map_err(ImportError::Read)?;
+            if entry.header().entry_type().is_file() {
+                let size = entry.header().entry_size().map_err(ImportError::Read)?;
+                files.insert(plain(&entry.path_bytes()), (entry.raw_file_position(), size));
+            }
+        }
+        Ok(Self { file: archive.into_inner().into_inner(), files })
+    }
+
+    fn find(&self, name: &str) -> Result<(u64, u64), ImportError> {
+        self.files.get(name).copied().ok_or_else(|| ImportError::Missing(name.chars().take(256).collect()))
+    }
+
+    fn size(&self, name: &str) -> Result<u64, ImportError> {
+        Ok(self.find(name)?.1)
+    }
+
+    fn open<'a>(&'a self, name: &str) -> Result<impl Read + use<'a>, ImportError> {
+        let (position, size) = self.find(name)?;
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(position)).map_err(ImportError::Read)?;
+        Ok(file.take(size))
+    }
+
+    fn document(&self, name: &str) -> Result<Vec<u8>, ImportError> {
+        if self.size(name)? > LARGEST_DOCUMENT {
+            return Err(ImportError::TooLarge(name.to_owned()));
+        }
+        let mut bytes = Vec::new();
+        self.open(name)?.read_to_end(&mut bytes).map_err(ImportError::Read)?;
+        Ok(bytes)
+    }
+}
+
+/// A name in an archive, without `./` before it.
+fn plain(bytes: &[u8]) -> String {
+    let path = Path::new(OsStr::from_bytes(bytes));
+    let path = path.strip_prefix(".").unwrap_or(path);
+    path.to_string_lossy().into_owned()
+}
