@@ -18,6 +18,7 @@ use crate::cache::{Change, Index, key_of};
 use crate::cluster::Cluster;
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
+use crate::telemetry::{Provision, Telemetry};
 
 const MANAGER: &str = "sandboxclaim-controller";
 
@@ -28,6 +29,7 @@ pub(crate) struct ClaimController {
     pub(crate) cluster: Cluster,
     pub(crate) recorder: Recorder,
     pub(crate) settings: Settings,
+    telemetry: Telemetry,
     waiting_room: Mutex<WaitingRoom>,
     first_seen: Mutex<HashMap<ObjectKey, (Option<String>, Timestamp)>>,
 }
@@ -53,8 +55,21 @@ impl Drop for SetAside<'_> {
 }
 
 impl ClaimController {
-    pub(crate) fn new(cluster: Cluster, recorder: Recorder, settings: Settings) -> Self {
-        Self { cluster, recorder, settings, waiting_room: Mutex::default(), first_seen: Mutex::default() }
+    pub(crate) fn new(
+        cluster: Cluster,
+        recorder: Recorder,
+        settings: Settings,
+        telemetry: &Telemetry,
+    ) -> Self {
+        let telemetry = telemetry.clone();
+        Self {
+            cluster,
+            recorder,
+            settings,
+            telemetry,
+            waiting_room: Mutex::default(),
+            first_seen: Mutex::default(),
+        }
     }
 
     /// One pass over one claim.
@@ -69,6 +84,7 @@ impl ClaimController {
                 world.legacy_policy = None;
             }
             let plan = decide(&world, &self.settings, Timestamp::now());
+            let provision = Provision::of(&world, &plan);
             for failure in self.cluster.apply(&key.namespace, MANAGER, plan.best_effort).await {
                 tracing::warn!(claim = %key, problem = %failure.message, "a step that can wait was not carried out");
             }
@@ -83,6 +99,9 @@ impl ClaimController {
                 // Somebody was quicker. The caches hold the truth by now; decide on that.
                 surprises = failures;
                 continue;
+            }
+            if let Some(provision) = provision {
+                provision.count(&self.telemetry);
             }
             for note in plan.notes {
                 self.recorder.record(ReportingController::SandboxClaim, &*world.claim, note);

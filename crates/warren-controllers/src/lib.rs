@@ -1,22 +1,29 @@
 //! The controllers: they watch, take a snapshot, let `warren-decide` decide, and carry out what it says. They never make
 //! a choice of their own, never poll, and never reach past the Kubernetes API, so the same code runs inside `warren up`
-//! and on a cluster. Start with [`Controllers`]; [`cluster::Cluster`] is what every controller works with, and the loop around a key is
-//! [`queue::WorkQueue`].
+//! and on a cluster. Start with [`Controllers`], or with [`run()`] for a program of its own; [`cluster::Cluster`] is what
+//! every controller works with, and the loop around a key is [`queue::WorkQueue`].
 
 pub mod cache;
 mod claim;
 pub mod cluster;
 mod config;
+mod connect;
+mod endpoint;
 mod events;
 pub mod leader;
 mod pool;
 pub mod queue;
+mod run;
 mod sandbox;
 mod start;
+pub mod telemetry;
 mod template;
 mod trim;
 mod wake;
 mod watch;
 
 pub use config::Config;
+pub use connect::{ConnectError, Connection, connect};
+pub use endpoint::{BindAddress, BindAddressError};
+pub use run::{Endpoints, Program, RunError, run};
 pub use start::Controllers;

@@ -13,6 +13,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::telemetry::{Histogram, QUEUE_BOUNDS, QUEUE_BUCKETS};
+
 /// The first and the longest wait after failures; the numbers of the Kubernetes controller library.
 const BACKOFF_FIRST: Duration = Duration::from_millis(5);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1000);
@@ -46,6 +48,10 @@ pub enum Outcome {
 /// Counters of a queue since it was made.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueStatistics {
+    /// Keys that were put in.
+    pub added: u64,
+    /// How long keys waited for a free worker.
+    pub(crate) waits: Histogram<QUEUE_BOUNDS>,
     /// Keys that were handed to a worker.
     pub handed_out: u64,
     /// The sum of the times that keys waited for a free worker.
@@ -232,8 +238,11 @@ impl Drop for Working<'_> {
 
 impl State {
     fn add(&mut self, key: ObjectKey) {
-        if self.dirty.insert(key.clone()) && !self.working.contains(&key) {
-            self.waiting.push_back((key, Instant::now()));
+        if self.dirty.insert(key.clone()) {
+            self.statistics.added += 1;
+            if !self.working.contains(&key) {
+                self.waiting.push_back((key, Instant::now()));
+            }
         }
     }
 
@@ -244,6 +253,7 @@ impl State {
         let waited = since.elapsed();
         self.statistics.handed_out += 1;
         self.statistics.waited += waited;
+        self.statistics.waits.observe(&QUEUE_BUCKETS, waited.as_secs_f64());
         self.statistics.longest_wait = self.statistics.longest_wait.max(waited);
         Some(key)
     }

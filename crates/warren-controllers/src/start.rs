@@ -21,6 +21,7 @@ use crate::events::Recorder;
 use crate::pool::{self, PoolController};
 use crate::queue::{ObjectKey, Outcome, QueueStatistics, WorkQueue};
 use crate::sandbox::{self, SandboxController};
+use crate::telemetry::{Passes, Scrape, Telemetry};
 use crate::template::{self, TemplateController};
 use crate::wake::Sides;
 use crate::watch;
@@ -29,7 +30,11 @@ use crate::watch;
 /// way.
 pub struct Controllers {
     stop: CancellationToken,
+    /// Cancelled when work may begin.
+    leading: CancellationToken,
     tasks: TaskTracker,
+    telemetry: Telemetry,
+    passes: Vec<Arc<Passes>>,
     queues: Queues,
     cluster: Cluster,
 }
@@ -48,9 +53,20 @@ impl Controllers {
     /// listed, so that no decision is made on half a picture.
     #[must_use]
     pub fn start(client: Client, config: Config) -> Self {
+        let controllers = Self::stand_by(client, config, Telemetry::default());
+        controllers.lead();
+        controllers
+    }
+
+    /// Starts watching, and writes nothing until [`Controllers::lead`].
+    #[must_use]
+    pub fn stand_by(client: Client, config: Config, telemetry: Telemetry) -> Self {
         let tasks = TaskTracker::new();
-        let controllers = Self {
+        let mut controllers = Self {
             stop: CancellationToken::new(),
+            leading: CancellationToken::new(),
+            telemetry,
+            passes: Vec::new(),
             queues: Queues {
                 sandboxes: WorkQueue::new("sandbox"),
                 claims: WorkQueue::new("sandboxclaim"),
@@ -75,6 +91,18 @@ impl Controllers {
         controllers
     }
 
+    /// Begins to work. There is no way back: who leads no longer stops.
+    pub fn lead(&self) {
+        self.leading.cancel();
+    }
+
+    /// What pages of metrics are made of, for as long as somebody asks.
+    #[must_use]
+    pub fn scrape(&self) -> Scrape {
+        let metrics = self.telemetry.metrics.clone();
+        Scrape { metrics, cluster: self.cluster.clone(), passes: self.passes.clone() }
+    }
+
     /// Waits until everything that exists has been seen once.
     pub async fn wait_until_listed(&self) {
         self.cluster.wait_until_listed().await;
@@ -89,13 +117,17 @@ impl Controllers {
 
     /// Stops: no new pass begins, and those under way are finished.
     pub async fn shutdown(self) {
+        self.stop().await;
+    }
+
+    pub(crate) async fn stop(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    fn start_sandboxes(&self, config: &Config, recorder: Recorder) {
-        let cluster = &self.cluster;
+    fn start_sandboxes(&mut self, config: &Config, recorder: Recorder) {
+        let cluster = self.cluster.clone();
         let queue = self.queues.sandboxes.clone();
         cluster.pods.listen(move |change| sandbox::wake_by_child(&queue, Sides::of(change)));
         let queue = self.queues.sandboxes.clone();
@@ -113,18 +145,22 @@ impl Controllers {
 
         let settings = sandboxes::Settings { cluster_domain: config.cluster_domain.clone() };
         let controller = Arc::new(SandboxController { cluster: cluster.clone(), recorder, settings });
-        self.work(&self.queues.sandboxes, config.sandbox_concurrent_workers, move |key| {
+        self.work(self.queues.sandboxes.clone(), config.sandbox_concurrent_workers, move |key| {
             let controller = controller.clone();
             async move { controller.reconcile(key).await }
         });
     }
 
-    fn start_extensions(&self, config: &Config, recorder: &Recorder) {
-        let cluster = &self.cluster;
+    fn start_extensions(&mut self, config: &Config, recorder: &Recorder) {
+        let cluster = self.cluster.clone();
         let templates = Arc::new(TemplateController { cluster: cluster.clone() });
         let pools = Arc::new(PoolController::new(cluster.clone(), recorder.clone(), pool_settings(config)));
-        let claims =
-            Arc::new(ClaimController::new(cluster.clone(), recorder.clone(), claim_settings(config)));
+        let claims = Arc::new(ClaimController::new(
+            cluster.clone(),
+            recorder.clone(),
+            claim_settings(config),
+            &self.telemetry,
+        ));
 
         let (queues, seen, pool, claim) =
             (self.queues.clone(), cluster.clone(), pools.clone(), claims.clone());
@@ -135,7 +171,11 @@ impl Controllers {
             pool::wake_by_label(&seen, &queues.pools, Sides::of(change), &change.key.namespace);
         });
         let (queue, claim) = (self.queues.claims.clone(), claims.clone());
-        cluster.claims.listen(move |change| claim.observe_claim(&queue, change));
+        let (seen, telemetry, leading) = (cluster.clone(), self.telemetry.clone(), self.leading.clone());
+        cluster.claims.listen(move |change| {
+            telemetry.observe_claim(change, &seen, leading.is_cancelled());
+            claim.observe_claim(&queue, change);
+        });
         let (queues, claim) = (self.queues.clone(), claims.clone());
         cluster.pools.listen(move |change| {
             queues.pools.add(change.key.clone());
@@ -156,15 +196,15 @@ impl Controllers {
         self.watch(&cluster.templates, all.clone());
         self.watch(&cluster.policies, all);
 
-        self.work(&self.queues.templates, config.sandbox_template_concurrent_workers, move |key| {
+        self.work(self.queues.templates.clone(), config.sandbox_template_concurrent_workers, move |key| {
             let controller = templates.clone();
             async move { controller.reconcile(key).await }
         });
-        self.work(&self.queues.pools, config.sandbox_warm_pool_concurrent_workers, move |key| {
+        self.work(self.queues.pools.clone(), config.sandbox_warm_pool_concurrent_workers, move |key| {
             let controller = pools.clone();
             async move { controller.reconcile(key).await }
         });
-        self.work(&self.queues.claims, config.sandbox_claim_concurrent_workers, move |key| {
+        self.work(self.queues.claims.clone(), config.sandbox_claim_concurrent_workers, move |key| {
             let controller = claims.clone();
             async move { controller.reconcile(key).await }
         });
@@ -177,23 +217,27 @@ impl Controllers {
         self.tasks.spawn(watch::run(self.cluster.client.clone(), config, cache.clone(), self.stop.clone()));
     }
 
-    /// Works a queue off, once everything has been listed.
-    fn work<F, R>(&self, queue: &WorkQueue, workers: usize, reconcile: F)
+    /// Works a queue off, once everything has been listed and we lead.
+    fn work<F, R>(&mut self, queue: WorkQueue, workers: usize, reconcile: F)
     where
         F: Fn(ObjectKey) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Outcome> + Send + 'static,
     {
-        let (queue, stop, cluster) = (queue.clone(), self.stop.clone(), self.cluster.clone());
+        let (stop, leading, cluster) = (self.stop.clone(), self.leading.clone(), self.cluster.clone());
+        let passes = Arc::new(Passes::new(self.telemetry.metrics.clone(), queue.clone(), workers));
+        self.passes.push(passes.clone());
         self.tasks.spawn(async move {
+            let ready = async { tokio::join!(cluster.wait_until_listed(), leading.cancelled()) };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = cluster.wait_until_listed() => {}
+                _ = ready => {}
             }
             let controller = queue.name();
             queue
                 .run(workers, stop, move |key| {
                     let span = tracing::info_span!("reconcile", controller, %key);
-                    reconcile(key).instrument(span)
+                    let (pass, passes) = (reconcile(key), passes.clone());
+                    async move { passes.measure(pass).await }.instrument(span)
                 })
                 .await;
         });

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::controller;
+
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
 #[derive(Debug, Parser)]
 #[command(name = "warren", version, max_term_width = 100, disable_help_subcommand = true)]
@@ -21,6 +23,8 @@ pub enum Command {
     Up(Up),
     /// Stop the local home.
     Down(Down),
+    /// Run the controllers for a cluster, with the flags of agent-sandbox's controller.
+    Controller(Box<controller::Flags>),
     /// Print where the kubeconfig of the local home is.
     Kubeconfig(Kubeconfig),
     /// Print manifests that were written for `v1alpha1` as `v1beta1`.

@@ -2,6 +2,7 @@
 //! It decides nothing about sandboxes and never opens the store. Every role is a subcommand; start at [`cli`].
 
 mod cli;
+mod controller;
 mod down;
 mod home;
 mod interrupt;
@@ -30,8 +31,12 @@ fn main() -> ExitCode {
     if let Some(code) = warren_local::container_init() {
         return code;
     }
-    let cli = cli::Cli::parse();
-    log(if matches!(cli.command, Command::Up(_) | Command::Daemon(_)) { "info" } else { "warn" });
+    let cli = cli::Cli::parse_from(controller::normalise(std::env::args_os()));
+    match &cli.command {
+        Command::Controller(flags) => log(flags.logging.zap_log_level, flags.logging.zap_encoder == "json"),
+        Command::Up(_) | Command::Daemon(_) => log("info", false),
+        _ => log("warn", false),
+    }
     let failure = if matches!(cli.command, Command::Run(_)) { OWN_FAILURE } else { 1 };
     match carry_out(cli.command) {
         // Exit codes have eight bits; the protocol carries them as text.
@@ -48,6 +53,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Run(arguments) => return run::run(&arguments),
         Command::Up(arguments) => up::up(&arguments)?,
         Command::Down(arguments) => down::down(&arguments)?,
+        Command::Controller(flags) => controller::controller(&flags)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
         Command::Version(arguments) => version::version(&arguments),
@@ -57,7 +63,12 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
 }
 
 /// Diagnostics go to standard error; `WARREN_LOG` chooses what is said.
-fn log(default: &str) {
+fn log(default: &str, as_json: bool) {
     let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    match as_json {
+        true => lines.json().init(),
+        false => lines.init(),
+    }
 }

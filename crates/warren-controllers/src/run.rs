@@ -1,0 +1,164 @@
+//! The controllers as a program of their own: endpoints first, then leadership, then work; and all of it backwards at the
+//! end. Every replica watches and answers probes; only the leader writes, so that a new one begins with a full picture.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::info;
+
+use crate::config::Config;
+use crate::endpoint::{Answer, BindAddress, Endpoint};
+use crate::leader::Election;
+use crate::start::Controllers;
+use crate::telemetry::Telemetry;
+
+/// How long passes that are under way may take at the end; the number of the Kubernetes controller library.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a controller program needs to know.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The controllers' own settings.
+    pub controllers: Config,
+    /// How to become the leader; without it we work at once, whoever else does.
+    pub election: Option<Election>,
+}
+
+/// Why a controller program ended other than by being asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// An endpoint could not be opened, most often because another process has the port.
+    #[error("serve {what} on `{address}`")]
+    Bind {
+        /// `metrics` or `health probes`.
+        what: &'static str,
+        /// Where.
+        address: BindAddress,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// Somebody else leads, or may by now. Whoever supervises us starts us again, to wait for our turn.
+    #[error("the lease was lost, so others may lead now")]
+    LeaseLost,
+}
+
+/// Where operators ask: bound first, so that a port in use is found before anything else happens.
+pub struct Endpoints {
+    metrics: Option<Endpoint>,
+    health: Option<Endpoint>,
+}
+
+impl Endpoints {
+    /// Binds the addresses for `/metrics`, and for `/healthz` and `/readyz`.
+    pub async fn open(metrics: Option<&BindAddress>, health: Option<&BindAddress>) -> Result<Self, RunError> {
+        Ok(Self { metrics: open("metrics", metrics).await?, health: open("health probes", health).await? })
+    }
+
+    /// Where `/metrics` is.
+    #[must_use]
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(Endpoint::address)
+    }
+
+    /// Where the probes are.
+    #[must_use]
+    pub fn health(&self) -> Option<SocketAddr> {
+        self.health.as_ref().map(Endpoint::address)
+    }
+}
+
+/// Runs until `shutdown`. Work under way is finished then, and the lease given back at once. After a `kill -9` at any point
+/// the next process goes on from what the API server has.
+pub async fn run(
+    client: Client,
+    telemetry: Telemetry,
+    program: Program,
+    endpoints: Endpoints,
+    shutdown: CancellationToken,
+) -> Result<(), RunError> {
+    let Endpoints { metrics, health } = endpoints;
+    let controllers = Controllers::stand_by(client.clone(), program.controllers, telemetry.clone());
+
+    let (stop, endpoints) = (CancellationToken::new(), TaskTracker::new());
+    if let Some(endpoint) = metrics {
+        let scrape = controllers.scrape();
+        endpoints.spawn(endpoint.serve(stop.clone(), move |path| {
+            (path == "/metrics")
+                .then(|| Answer { content_type: crate::telemetry::CONTENT_TYPE, body: scrape.text() })
+        }));
+    }
+    if let Some(endpoint) = health {
+        endpoints.spawn(endpoint.serve(stop.clone(), ping));
+    }
+
+    let outcome = lead(client, &telemetry, &controllers, program.election, &shutdown).await;
+    stop.cancel();
+    endpoints.close();
+    endpoints.wait().await;
+    outcome
+}
+
+/// Waits for leadership, works for as long as it lasts, and gives it back.
+async fn lead(
+    client: Client,
+    telemetry: &Telemetry,
+    controllers: &Controllers,
+    election: Option<Election>,
+    shutdown: &CancellationToken,
+) -> Result<(), RunError> {
+    let leadership = match election {
+        None => None,
+        Some(election) => {
+            let name = election.name.clone();
+            telemetry.set_leading(&name, false);
+            let leadership = tokio::select! {
+                () = shutdown.cancelled() => return Ok(()),
+                leadership = election.lead(client) => leadership,
+            };
+            telemetry.set_leading(&name, true);
+            Some((name, leadership))
+        }
+    };
+    controllers.lead();
+    let lost = async {
+        match &leadership {
+            Some((_, leadership)) => leadership.lost().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = lost => return Err(RunError::LeaseLost),
+    }
+    info!("stopping");
+    if tokio::time::timeout(PATIENCE, controllers.stop()).await.is_err() {
+        info!("passes were cut off");
+    }
+    if let Some((name, leadership)) = leadership {
+        leadership.release().await;
+        telemetry.set_leading(&name, false);
+    }
+    info!("stopped");
+    Ok(())
+}
+
+async fn open(what: &'static str, address: Option<&BindAddress>) -> Result<Option<Endpoint>, RunError> {
+    let Some(address) = address else { return Ok(None) };
+    let failed = |source| RunError::Bind { what, address: address.clone(), source };
+    let endpoint = Endpoint::bind(address).await.map_err(failed)?;
+    info!(what, address = %endpoint.address(), "listening");
+    Ok(Some(endpoint))
+}
+
+/// Both probes only say that the process answers: a controller that has lost its server waits for it, and a restart
+/// would not help.
+fn ping(path: &str) -> Option<Answer> {
+    let known =
+        ["/healthz", "/healthz/", "/healthz/ping", "/readyz", "/readyz/", "/readyz/ping"].contains(&path);
+    known.then(|| Answer { content_type: "text/plain; charset=utf-8", body: "ok".to_owned() })
+}

@@ -1,0 +1,87 @@
+//! What the controllers tell about themselves: metrics for Prometheus, and spans for a tracing collector. Start with
+//! [`Telemetry`]; the metrics by name are in `metrics.rs`.
+
+mod claims;
+mod client;
+mod family;
+mod inventory;
+mod metrics;
+mod passes;
+mod process;
+
+use std::sync::{Arc, PoisonError};
+
+use jiff::Timestamp;
+use warren_api::SandboxClaim;
+
+pub(crate) use claims::Provision;
+pub use client::{MeteredLayer, MeteredService, RateLimit};
+pub(crate) use family::Histogram;
+pub(crate) use metrics::{QUEUE_BOUNDS, QUEUE_BUCKETS};
+pub(crate) use passes::Passes;
+
+use crate::cache::Change;
+use crate::cluster::Cluster;
+use crate::queue::ObjectKey;
+use claims::ClaimClock;
+use family::Text;
+use metrics::Metrics;
+
+/// The media type of a page of metrics.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
+
+/// Where everything is counted. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Telemetry {
+    pub(crate) metrics: Arc<Metrics>,
+    clock: Arc<ClaimClock>,
+}
+
+impl Telemetry {
+    /// A layer for a client's transport that counts requests to a host, and holds them back beyond a limit.
+    #[must_use]
+    pub fn client_layer(&self, host: &str, limit: Option<RateLimit>) -> MeteredLayer {
+        MeteredLayer::new(self.metrics.clone(), host, limit)
+    }
+
+    /// Says whether we hold a lease.
+    pub(crate) fn set_leading(&self, lease: &str, leads: bool) {
+        let mut leases = self.metrics.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.insert(lease.to_owned(), leads);
+    }
+
+    /// Takes note of a change of a claim, and measures it when it has become ready. Who only stands by does not measure:
+    /// the leader does.
+    pub(crate) fn observe_claim(&self, change: &Change<'_, SandboxClaim>, cluster: &Cluster, leads: bool) {
+        let now = Timestamp::now();
+        let first_seen = self.clock.observe(change, now);
+        if let (Some(first_seen), Some(claim), true) = (first_seen, change.after, leads) {
+            let name = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.clone());
+            let sandbox = name.and_then(|name| {
+                cluster.sandboxes.get(&ObjectKey { namespace: change.key.namespace.clone(), name })
+            });
+            self.metrics.claim_became_ready(claim, sandbox.as_deref(), first_seen, now);
+        }
+    }
+}
+
+/// Everything that a page of metrics is made of.
+#[derive(Clone)]
+pub struct Scrape {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) cluster: Cluster,
+    pub(crate) passes: Vec<Arc<Passes>>,
+}
+
+impl Scrape {
+    /// The page, in Prometheus' text format; see [`CONTENT_TYPE`].
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = Text::default();
+        self.metrics.write(&mut text);
+        passes::write(&self.passes, &mut text);
+        inventory::write(&self.cluster.sandboxes, &mut text);
+        process::write(&mut text);
+        text.finish()
+    }
+}

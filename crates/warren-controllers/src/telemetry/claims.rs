@@ -1,0 +1,192 @@
+//! How long claims take, measured once each: when a claim is first seen Ready that was not before. The caches hear of our
+//! own writes at once, so this needs no hook in a pass.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use warren_api::conditions::{self, ConditionType};
+use warren_api::{Sandbox, SandboxClaim, annotations, labels};
+use warren_decide::claim::{Offer, Plan, World};
+use warren_decide::ownership;
+use warren_decide::propagation::normalise_created_by;
+use warren_decide::step::{Action, Kind, Object};
+
+use super::Telemetry;
+use super::inventory::launch_type;
+use super::metrics::Metrics;
+use crate::cache::Change;
+use crate::queue::ObjectKey;
+
+/// What stands for a template that nobody knows; other than in the gauge, where it is `unknown`.
+const NO_TEMPLATE: &str = "__unknown__";
+
+/// Claims that are not ready yet, by name, and those that were measured and do not say so themselves.
+#[derive(Debug, Default)]
+pub(crate) struct ClaimClock {
+    claims: Mutex<HashMap<ObjectKey, Seen>>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    uid: Option<String>,
+    first: Timestamp,
+    measured: bool,
+}
+
+impl ClaimClock {
+    /// Takes note of a change of a claim. Gives when it was first seen if it has just become ready for the first time.
+    pub(crate) fn observe(&self, change: &Change<'_, SandboxClaim>, now: Timestamp) -> Option<Timestamp> {
+        let mut claims = self.claims();
+        let Some(claim) = change.after else {
+            claims.remove(change.key);
+            return None;
+        };
+        let stamped = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
+        let is_ready = claim
+            .status
+            .as_ref()
+            .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready));
+        let known = claims.get_mut(change.key).filter(|seen| seen.uid == claim.metadata.uid);
+        match known {
+            None => {
+                claims.remove(change.key);
+                // Ready or stamped when first seen: somebody else has measured it, or nobody can any more.
+                if !is_ready && !stamped {
+                    let seen = Seen { uid: claim.metadata.uid.clone(), first: now, measured: false };
+                    claims.insert(change.key.clone(), seen);
+                }
+                None
+            }
+            Some(seen) => {
+                let first = (is_ready && !seen.measured).then_some(seen.first);
+                seen.measured |= is_ready;
+                // The stamp keeps it from being measured again, so there is nothing to remember.
+                if seen.measured && stamped {
+                    claims.remove(change.key);
+                }
+                first
+            }
+        }
+    }
+
+    fn claims(&self) -> MutexGuard<'_, HashMap<ObjectKey, Seen>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Metrics {
+    /// Measures a claim that has become ready now.
+    pub(crate) fn claim_became_ready(
+        &self,
+        claim: &SandboxClaim,
+        sandbox: Option<&Sandbox>,
+        first_seen: Timestamp,
+        now: Timestamp,
+    ) {
+        let launch = sandbox.map_or("unknown", launch_type);
+        let template = sandbox.map_or(NO_TEMPLATE, template);
+        let values = || [launch.into(), template.to_owned().into()];
+        let since = |key| {
+            let text = ownership::annotation(&claim.metadata, key)?;
+            match text.parse::<Timestamp>() {
+                Ok(time) => milliseconds(time, now),
+                Err(error) => {
+                    tracing::debug!(key, %error, "a time that cannot be read is not measured from");
+                    None
+                }
+            }
+        };
+        if let Some(latency) = since(annotations::WEBHOOK_FIRST_OBSERVED_AT) {
+            self.claim_startup.observe(values(), latency);
+        }
+        if let Some(latency) = since(annotations::CLIENT_FIRST_REQUESTED_AT) {
+            self.client_claim_startup.observe(values(), latency);
+        }
+        // Without the annotation, by a restart or by choice, what is remembered here is as good.
+        let observed =
+            since(annotations::CONTROLLER_FIRST_OBSERVED_AT).or_else(|| milliseconds(first_seen, now));
+        if let Some(latency) = observed {
+            self.claim_controller_startup.observe(values(), latency);
+        }
+        if let Ok(latency) = std::time::Duration::try_from(now.duration_since(first_seen)) {
+            self.claim_ready.observe(values(), latency.as_secs_f64());
+        }
+        if let Some((sandbox, latency)) = sandbox.and_then(|sandbox| Some((sandbox, creation(sandbox)?))) {
+            let namespace = sandbox.metadata.namespace.clone().unwrap_or_default();
+            self.creation.observe([namespace.into(), launch.into(), template.to_owned().into()], latency);
+        }
+    }
+}
+
+/// A claim is about to be given a sandbox; counted when that has worked.
+#[derive(Debug)]
+pub(crate) struct Provision {
+    values: [String; 6],
+}
+
+impl Provision {
+    /// What a plan provides: a sandbox taken from the queue, or one made. Finishing what an earlier pass began is neither.
+    pub(crate) fn of(world: &World, plan: &Plan) -> Option<Self> {
+        let (launch, template, is_ready) = plan.steps.iter().find_map(|step| match &step.action {
+            Action::Create(Object::Sandbox(sandbox)) => {
+                Some((labels::LAUNCH_TYPE_COLD, template(sandbox).to_owned(), false))
+            }
+            Action::Merge { kind: Kind::Sandbox, name, .. } => match &world.offer {
+                Offer::Sandbox(offered) if offered.metadata.name.as_ref() == Some(name) => {
+                    // Bringing a claimed sandbox in line is a patch of it, too; only a change of hands counts.
+                    let sandbox = world.sandboxes.get(name)?;
+                    let uid = world.claim.metadata.uid.as_deref().unwrap_or_default();
+                    if ownership::is_controlled_by(&sandbox.metadata, uid) {
+                        return None;
+                    }
+                    let is_ready = sandbox
+                        .status
+                        .as_ref()
+                        .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready));
+                    Some((labels::LAUNCH_TYPE_WARM, template(sandbox).to_owned(), is_ready))
+                }
+                _ => None,
+            },
+            _ => None,
+        })?;
+        let metadata = &world.claim.metadata;
+        let created_by =
+            ownership::label(metadata, labels::CREATED_BY).map_or("unknown", normalise_created_by);
+        Some(Self {
+            values: [
+                metadata.namespace.clone().unwrap_or_default(),
+                template,
+                launch.to_owned(),
+                world.claim.spec.warm_pool_ref.name.clone(),
+                if is_ready { "ready" } else { "not_ready" }.to_owned(),
+                created_by.to_owned(),
+            ],
+        })
+    }
+
+    /// It has worked.
+    pub(crate) fn count(self, telemetry: &Telemetry) {
+        telemetry.metrics.claim_creation.add(self.values.map(Into::into), 1);
+    }
+}
+
+fn template(sandbox: &Sandbox) -> &str {
+    ownership::annotation(&sandbox.metadata, annotations::SANDBOX_TEMPLATE_REF)
+        .filter(|name| !name.is_empty())
+        .unwrap_or(NO_TEMPLATE)
+}
+
+/// Whole milliseconds; nothing for a time in the future, as clocks of others may run ahead.
+fn milliseconds(from: Timestamp, to: Timestamp) -> Option<f64> {
+    let elapsed = to.duration_since(from);
+    (!elapsed.is_negative()).then(|| elapsed.as_millis() as f64)
+}
+
+fn creation(sandbox: &Sandbox) -> Option<f64> {
+    let Time(created) = sandbox.metadata.creation_timestamp.as_ref()?;
+    let ready = conditions::find(&sandbox.status.as_ref()?.conditions, ConditionType::Ready)?;
+    let Time(since) = &ready.last_transition_time;
+    (ready.status == "True").then(|| milliseconds(*created, *since))?
+}

@@ -1,0 +1,66 @@
+//! `agent_sandboxes`: how many sandboxes there are, counted from the cache whenever somebody asks.
+
+use std::collections::BTreeMap;
+
+use warren_api::conditions::{self, ConditionType, Reason};
+use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool, annotations, labels};
+use warren_decide::ownership;
+use warren_decide::propagation::normalise_created_by;
+
+use super::family::{Family, Text, Values};
+use crate::cache::Cache;
+
+const FAMILY: Family<7> = Family {
+    name: "agent_sandboxes",
+    help: "Sandboxes that exist at this moment.",
+    labels: [
+        "namespace",
+        "ready_condition",
+        "expired",
+        "launch_type",
+        "sandbox_template",
+        "owned_by",
+        "created_by",
+    ],
+};
+
+pub(crate) fn write(sandboxes: &Cache<Sandbox>, text: &mut Text) {
+    let mut counts: BTreeMap<Values<7>, f64> = BTreeMap::new();
+    for sandbox in sandboxes.all() {
+        *counts.entry(values(&sandbox)).or_default() += 1.0;
+    }
+    text.numbers(&FAMILY, "gauge", counts.iter().map(|(values, count)| (values, *count)));
+}
+
+fn values(sandbox: &Sandbox) -> Values<7> {
+    let metadata = &sandbox.metadata;
+    let ready =
+        sandbox.status.as_ref().and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
+    let is_ready = ready.is_some_and(|ready| ready.status == "True");
+    let is_expired = ready.is_some_and(|ready| ready.reason == Reason::SandboxExpired.as_str());
+    let template = ownership::annotation(metadata, annotations::SANDBOX_TEMPLATE_REF).unwrap_or("unknown");
+    let owner = ownership::controller(metadata);
+    let owned_by = match owner {
+        Some(owner) if ownership::is_kind::<SandboxClaim>(owner) => "SandboxClaim",
+        Some(owner) if ownership::is_kind::<SandboxWarmPool>(owner) => "SandboxWarmPool",
+        _ => "None",
+    };
+    let created_by = ownership::label(metadata, labels::CREATED_BY).map_or("unknown", normalise_created_by);
+    [
+        metadata.namespace.clone().unwrap_or_default().into(),
+        is_ready.to_string().into(),
+        is_expired.to_string().into(),
+        launch_type(sandbox).into(),
+        template.to_owned().into(),
+        owned_by.into(),
+        created_by.into(),
+    ]
+}
+
+/// How a sandbox came to be: by its label, and cold unless that says warm.
+pub(crate) fn launch_type(sandbox: &Sandbox) -> &'static str {
+    match ownership::label(&sandbox.metadata, labels::LAUNCH_TYPE) {
+        Some(labels::LAUNCH_TYPE_WARM) => labels::LAUNCH_TYPE_WARM,
+        _ => labels::LAUNCH_TYPE_COLD,
+    }
+}

@@ -1,0 +1,216 @@
+//! Every metric of the controllers, with the names, labels and buckets that agent-sandbox's dashboards and load tests query.
+//! Those of its libraries (work queues, passes, the API client) have the same names here, although nothing of them is in use.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use super::family::{Counters, Family, Histograms, Text};
+
+/// From a claim's first sign to its being ready, in milliseconds.
+const CLAIM_BUCKETS: [f64; 15] = [
+    100., 250., 500., 750., 1000., 1250., 1500., 2000., 2500., 5000., 10_000., 30_000., 60_000., 120_000.,
+    240_000.,
+];
+
+/// From a sandbox's creation to its being ready, in milliseconds.
+const CREATION_BUCKETS: [f64; 14] = [
+    50., 100., 250., 500., 1000., 2500., 5000., 10_000., 30_000., 60_000., 120_000., 240_000., 300_000.,
+    600_000.,
+];
+
+/// Our own finer look at claims: a warm one takes a few milliseconds, which is all one bucket above.
+const READY_BUCKETS: [f64; 15] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1., 2., 5., 10., 30., 60.];
+
+/// Passes, as the Kubernetes controller library buckets them.
+const PASS_BUCKETS: [f64; 40] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1., 1.25,
+    1.5, 1.75, 2., 2.5, 3., 3.5, 4., 4.5, 5., 6., 7., 8., 9., 10., 15., 20., 25., 30., 40., 50., 60.,
+];
+
+/// Requests, as agent-sandbox buckets them: finer at the low end than Kubernetes itself.
+const REQUEST_BUCKETS: [f64; 16] =
+    [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2., 4., 8., 15., 30., 60.];
+
+/// The number of bounds of queue histograms.
+pub(crate) const QUEUE_BOUNDS: usize = 12;
+
+/// Queues: from ten nanoseconds on, ten times as much each, by the same rounding multiplications as in the library.
+pub(crate) const QUEUE_BUCKETS: [f64; QUEUE_BOUNDS] = {
+    let mut bounds = [10e-9; QUEUE_BOUNDS];
+    let mut index = 1;
+    while index < QUEUE_BOUNDS {
+        bounds[index] = bounds[index - 1] * 10.0;
+        index += 1;
+    }
+    bounds
+};
+
+/// The numbers that are kept while we run. What exists (sandboxes, queues, the process) is counted when asked for.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    pub(crate) claim_startup: Histograms<2, 15>,
+    pub(crate) claim_controller_startup: Histograms<2, 15>,
+    pub(crate) client_claim_startup: Histograms<2, 15>,
+    pub(crate) creation: Histograms<3, 14>,
+    pub(crate) claim_creation: Counters<6>,
+    pub(crate) claim_ready: Histograms<2, 15>,
+    pub(crate) passes: Counters<2>,
+    pub(crate) pass_errors: Counters<1>,
+    pub(crate) terminal_pass_errors: Counters<1>,
+    pub(crate) pass_panics: Counters<1>,
+    pub(crate) pass_time: Histograms<1, 40>,
+    pub(crate) requests: Counters<3>,
+    pub(crate) request_time: Histograms<2, 16>,
+    pub(crate) limiter_time: Histograms<2, 16>,
+    /// Leases by name, and whether we hold them.
+    pub(crate) leases: Mutex<BTreeMap<String, bool>>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let claim = ["launch_type", "sandbox_template"];
+        Self {
+            claim_startup: Histograms::new(
+                "agent_sandbox_claim_startup_latency_ms",
+                "Time from an admission webhook's first look at a claim (annotation \
+                 agents.x-k8s.io/webhook-first-observed-at) until it is Ready, in milliseconds.",
+                claim,
+                &CLAIM_BUCKETS,
+            ),
+            claim_controller_startup: Histograms::new(
+                "agent_sandbox_claim_controller_startup_latency_ms",
+                "Time from the controller's first look at a claim until it is Ready, in milliseconds.",
+                claim,
+                &CLAIM_BUCKETS,
+            ),
+            client_claim_startup: Histograms::new(
+                "agent_sandbox_client_claim_startup_latency_ms",
+                "Time from a client's request (annotation agents.x-k8s.io/client-first-requested-at) until the claim is \
+                 Ready, in milliseconds.",
+                claim,
+                &CLAIM_BUCKETS,
+            ),
+            creation: Histograms::new(
+                "agent_sandbox_creation_latency_ms",
+                "Time from a sandbox's creation until it is Ready, in milliseconds, by its own whole-second timestamps.",
+                ["namespace", "launch_type", "sandbox_template"],
+                &CREATION_BUCKETS,
+            ),
+            claim_creation: Counters::new(
+                "agent_sandbox_claim_creation_total",
+                "Claims that were given a sandbox.",
+                [
+                    "namespace",
+                    "sandbox_template",
+                    "launch_type",
+                    "warmpool_name",
+                    "pod_condition",
+                    "created_by",
+                ],
+            ),
+            claim_ready: Histograms::new(
+                "warren_claim_ready_seconds",
+                "Time from the controller's first look at a claim until it is Ready, in seconds, in fine steps.",
+                claim,
+                &READY_BUCKETS,
+            ),
+            passes: Counters::new(
+                "controller_runtime_reconcile_total",
+                "Passes by controller and result.",
+                ["controller", "result"],
+            ),
+            pass_errors: Counters::new(
+                "controller_runtime_reconcile_errors_total",
+                "Passes that failed, by controller.",
+                ["controller"],
+            ),
+            terminal_pass_errors: Counters::new(
+                "controller_runtime_terminal_reconcile_errors_total",
+                "Passes that failed for good, by controller.",
+                ["controller"],
+            ),
+            pass_panics: Counters::new(
+                "controller_runtime_reconcile_panics_total",
+                "Passes that panicked, by controller.",
+                ["controller"],
+            ),
+            pass_time: Histograms::new(
+                "controller_runtime_reconcile_time_seconds",
+                "How long passes take, by controller.",
+                ["controller"],
+                &PASS_BUCKETS,
+            ),
+            requests: Counters::new(
+                "rest_client_requests_total",
+                "Requests to the API server by status code, method and host.",
+                ["code", "method", "host"],
+            ),
+            request_time: Histograms::new(
+                "rest_client_request_duration_seconds",
+                "Time until the API server begins to answer, by verb and host.",
+                ["verb", "host"],
+                &REQUEST_BUCKETS,
+            ),
+            limiter_time: Histograms::new(
+                "rest_client_rate_limiter_duration_seconds",
+                "Time that requests are held back on our side, by verb and host.",
+                ["verb", "host"],
+                &REQUEST_BUCKETS,
+            ),
+            leases: Mutex::default(),
+        }
+    }
+}
+
+impl Metrics {
+    pub(crate) fn write(&self, text: &mut Text) {
+        self.claim_startup.write(text);
+        self.claim_controller_startup.write(text);
+        self.client_claim_startup.write(text);
+        self.creation.write(text);
+        self.claim_creation.write(text);
+        self.claim_ready.write(text);
+        self.passes.write(text);
+        self.pass_errors.write(text);
+        self.terminal_pass_errors.write(text);
+        self.pass_panics.write(text);
+        self.pass_time.write(text);
+        self.requests.write(text);
+        self.request_time.write(text);
+        self.limiter_time.write(text);
+        let leases = self.leases.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let leases: Vec<_> =
+            leases.into_iter().map(|(name, held)| ([name.into()], f64::from(u8::from(held)))).collect();
+        let family = Family {
+            name: "leader_election_master_status",
+            help: "Whether we hold the lease of this name: 1 leads, 0 stands by.",
+            labels: ["name"],
+        };
+        text.numbers(&family, "gauge", leases.iter().map(|(values, held)| (values, *held)));
+        build_info(text);
+    }
+}
+
+/// What this program is. The labels are agent-sandbox's, so there is a `go_version`, which is our compiler's.
+fn build_info(text: &mut Text) {
+    let family = Family {
+        name: "agent_sandbox_build_info",
+        help: "Agent sandbox controller build metadata exposed as labels with a constant value of 1.",
+        labels: ["git_version", "git_commit", "build_date", "go_version", "compiler", "platform"],
+    };
+    let architecture = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let values = [
+        concat!("warren-", env!("CARGO_PKG_VERSION")).into(),
+        option_env!("WARREN_GIT_COMMIT").unwrap_or("unknown").into(),
+        option_env!("WARREN_BUILD_DATE").unwrap_or("unknown").into(),
+        "none".into(),
+        "rustc".into(),
+        format!("{}/{architecture}", std::env::consts::OS).into(),
+    ];
+    text.numbers(&family, "gauge", [(&values, 1.0)]);
+}

@@ -1,0 +1,185 @@
+//! `warren controller`: the controllers as a process of their own, for any API server.
+
+mod flags;
+mod go_syntax;
+
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use warren_controllers::leader::Election;
+use warren_controllers::telemetry::{RateLimit, Telemetry};
+use warren_controllers::{Config, Endpoints, Program};
+
+pub use flags::Flags;
+pub use go_syntax::normalise;
+
+/// More workers than this are more than an API server likes.
+const MANY_WORKERS: i64 = 1000;
+
+/// Runs the controllers until SIGTERM or SIGINT.
+pub fn controller(flags: &Flags) -> anyhow::Result<()> {
+    if flags.version {
+        println!(
+            "warren {} ({}/{})",
+            env!("CARGO_PKG_VERSION"),
+            std::env::consts::OS,
+            std::env::consts::ARCH
+        );
+        return Ok(());
+    }
+    let (config, limit) = config(flags)?;
+    for (flag, why) in flags.meaningless.given() {
+        warn!(flag, why, "flag without effect");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .thread_name("warren")
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(serve(flags, config, limit))
+}
+
+async fn serve(flags: &Flags, config: Config, limit: Option<RateLimit>) -> anyhow::Result<()> {
+    let shutdown = CancellationToken::new();
+    watch_signals(shutdown.clone()).context("listen for signals")?;
+    let endpoints =
+        Endpoints::open(flags.metrics_bind_address.0.as_ref(), flags.health_probe_bind_address.0.as_ref())
+            .await?;
+    let telemetry = Telemetry::default();
+    let connection = warren_controllers::connect(flags.kubeconfig.as_deref(), limit, &telemetry).await?;
+    let election = flags.leader_elect.then(|| {
+        let namespace = match flags.leader_election_namespace.as_str() {
+            "" => connection.namespace.as_str(),
+            namespace => namespace,
+        };
+        // Unique among replicas and restarts: a lease of our own past self is waited out like anybody's.
+        Election::new(namespace, format!("{}_{:016x}", config.reporting_instance, fastrand::u64(..)))
+    });
+    let program = Program { controllers: config, election };
+    warren_controllers::run(connection.client, telemetry, program, endpoints, shutdown).await?;
+    Ok(())
+}
+
+/// A second signal ends us the usual way, without waiting for anything.
+fn watch_signals(shutdown: CancellationToken) -> io::Result<()> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::spawn(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        next().await;
+        shutdown.cancel();
+        next().await;
+        info!("ended by a second signal");
+        std::process::exit(1);
+    });
+    Ok(())
+}
+
+/// Checks the flags before anything is contacted.
+fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
+    let Flags { workers, pools, .. } = flags;
+    let positive = |flag: &str, number: i64| {
+        ensure!(number > 0, "`{flag}` must be greater than 0, and is {number}");
+        Ok(usize::try_from(number)?)
+    };
+    let duration = |flag: &str, duration: std::time::Duration| {
+        ensure!(!duration.is_zero(), "`{flag}` must be greater than 0");
+        Ok(duration)
+    };
+    let rate = pools.sandbox_warm_pool_max_refill_rate;
+    ensure!(
+        rate.is_finite() && rate >= 0.0,
+        "`--sandbox-warm-pool-max-refill-rate` must be a number from 0 on, and is {rate}"
+    );
+    ensure!(!flags.kube_api_qps.is_nan(), "`--kube-api-qps` must be a number");
+    let burst = positive("--kube-api-burst", flags.kube_api_burst)?;
+    let limit = (flags.kube_api_qps > 0.0).then(|| RateLimit {
+        queries_per_second: flags.kube_api_qps,
+        burst: u32::try_from(burst).unwrap_or(u32::MAX),
+    });
+    let total = workers.sandbox_concurrent_workers
+        + workers.sandbox_claim_concurrent_workers
+        + workers.sandbox_warm_pool_concurrent_workers
+        + workers.sandbox_template_concurrent_workers;
+    if total > MANY_WORKERS {
+        warn!(total, "so many workers may be more than the API server likes");
+    }
+    if limit.is_some() && total > flags.kube_api_burst {
+        warn!(total, burst, "workers will wait for each other: more of them than `--kube-api-burst`");
+    }
+    let config = Config {
+        cluster_domain: flags.cluster_domain.clone(),
+        extensions: flags.extensions,
+        sandbox_concurrent_workers: positive(
+            "--sandbox-concurrent-workers",
+            workers.sandbox_concurrent_workers,
+        )?,
+        sandbox_claim_concurrent_workers: positive(
+            "--sandbox-claim-concurrent-workers",
+            workers.sandbox_claim_concurrent_workers,
+        )?,
+        sandbox_warm_pool_concurrent_workers: positive(
+            "--sandbox-warm-pool-concurrent-workers",
+            workers.sandbox_warm_pool_concurrent_workers,
+        )?,
+        sandbox_template_concurrent_workers: positive(
+            "--sandbox-template-concurrent-workers",
+            workers.sandbox_template_concurrent_workers.max(1),
+        )?,
+        sandbox_warm_pool_max_batch_size: positive(
+            "--sandbox-warm-pool-max-batch-size",
+            pools.sandbox_warm_pool_max_batch_size,
+        )?,
+        sandbox_warm_pool_max_size: Some(pools.sandbox_warm_pool_max_size).filter(|size| *size > 0),
+        sandbox_warm_pool_progress_deadline: duration(
+            "--sandbox-warm-pool-progress-deadline",
+            pools.sandbox_warm_pool_progress_deadline,
+        )?,
+        sandbox_warm_pool_replenish_delay: pools.sandbox_warm_pool_replenish_delay,
+        sandbox_warm_pool_max_refill_rate: rate,
+        sandbox_warm_pool_readiness_grace_period: duration(
+            "--sandbox-warm-pool-readiness-grace-period",
+            pools.sandbox_warm_pool_readiness_grace_period,
+        )?,
+        sandbox_warm_pool_unschedulable_recheck_interval: duration(
+            "--sandbox-warm-pool-unschedulable-recheck-interval",
+            pools.sandbox_warm_pool_unschedulable_recheck_interval,
+        )?,
+        enable_warm_pool_eviction: pools.enable_warm_pool_eviction,
+        claim_deadline: Some(flags.claim_deadline).filter(|deadline| !deadline.is_zero()),
+        cache_label_selectors: flags.cache_label_selectors,
+        disable_claim_events: flags.disable_claim_events,
+        disable_claim_observability_annotations: flags.disable_claim_observability_annotations,
+        allowed_label_domains: match flags.extensions {
+            true => allowed_label_domains(&flags.allowed_label_domains_file)?,
+            false => Config::default().allowed_label_domains,
+        },
+        reporting_instance: host_name(),
+    };
+    Ok((config, limit))
+}
+
+/// The domains in a file, separated by commas or lines. They replace those by default, which count where there is no such
+/// file or nothing in it.
+fn allowed_label_domains(path: &Path) -> anyhow::Result<Vec<String>> {
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        read => read.with_context(|| format!("read the allowed label domains in `{}`", path.display()))?,
+    };
+    let domains = text.split([',', '\n']).map(|domain| domain.trim().to_lowercase());
+    let domains: Vec<String> = domains.filter(|domain| !domain.is_empty()).collect();
+    Ok(if domains.is_empty() { Config::default().allowed_label_domains } else { domains })
+}
+
+/// The host's name, which in a pod is the pod's.
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

@@ -1,0 +1,294 @@
+//! The flags of `warren controller`: those of agent-sandbox's controller, by name and default, each with an environment
+//! variable. What has no meaning here is taken and says so, so that an existing Deployment needs no edit.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+use warren_controllers::BindAddress;
+
+use super::go_syntax::{boolean, duration};
+
+#[derive(Args, Clone, Debug)]
+#[command(args_override_self = true, allow_negative_numbers = true)]
+pub struct Flags {
+    /// The kubeconfig of the cluster to work for [default: `KUBECONFIG`, `~/.kube/config`, or the service account of the pod]
+    #[arg(long, env = "WARREN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Print what this program is, and end
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_default_value = true, hide_possible_values = true)]
+    pub version: bool,
+    /// Serve SandboxClaim, SandboxTemplate and SandboxWarmPool, besides Sandbox
+    #[arg(long, env = "WARREN_EXTENSIONS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub extensions: bool,
+    /// Suffix of the service names in `status.serviceFQDN`
+    #[arg(long, env = "WARREN_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
+    pub cluster_domain: String,
+    /// Where `/metrics` is served, over plain HTTP; `0` is nowhere
+    #[arg(long, env = "WARREN_METRICS_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8080", value_parser = address)]
+    pub metrics_bind_address: Address,
+    /// Where `/healthz` and `/readyz` are served; `0` is nowhere
+    #[arg(long, env = "WARREN_HEALTH_PROBE_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8081", value_parser = address)]
+    pub health_probe_bind_address: Address,
+    /// Wait for a Lease before working, so that only one of several replicas does
+    #[arg(long, env = "WARREN_LEADER_ELECT", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "true", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub leader_elect: bool,
+    /// The namespace of that Lease [default: the pod's own, or the kubeconfig's]
+    #[arg(
+        long,
+        env = "WARREN_LEADER_ELECTION_NAMESPACE",
+        value_name = "NAMESPACE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub leader_election_namespace: String,
+    /// Most requests per second to the API server; -1 is no limit
+    #[arg(long, env = "WARREN_KUBE_API_QPS", value_name = "NUMBER", default_value_t = -1.0, allow_hyphen_values = true)]
+    pub kube_api_qps: f64,
+    /// Requests that may go at once before that limit counts
+    #[arg(
+        long,
+        env = "WARREN_KUBE_API_BURST",
+        value_name = "NUMBER",
+        default_value_t = 10,
+        allow_hyphen_values = true
+    )]
+    pub kube_api_burst: i64,
+    #[command(flatten)]
+    pub workers: Workers,
+    #[command(flatten)]
+    pub pools: Pools,
+    /// Watch only pods and services that carry the tracking label
+    #[arg(long, env = "WARREN_CACHE_LABEL_SELECTORS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub cache_label_selectors: bool,
+    /// Write no events about claims
+    #[arg(long, env = "WARREN_DISABLE_CLAIM_EVENTS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub disable_claim_events: bool,
+    /// Write no annotations for latency metrics on claims
+    #[arg(long, env = "WARREN_DISABLE_CLAIM_OBSERVABILITY_ANNOTATIONS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub disable_claim_observability_annotations: bool,
+    /// How long a claim may wait for its sandbox to become ready before it ends; 0 is for ever
+    #[arg(long, env = "WARREN_CLAIM_DEADLINE", value_name = "DURATION", default_value = "0s", value_parser = duration, allow_hyphen_values = true)]
+    pub claim_deadline: Duration,
+    /// The file that lists the domains whose labels claims may put on pods [without it: `sandbox.users.io`]
+    #[arg(
+        long,
+        env = "WARREN_ALLOWED_LABEL_DOMAINS_FILE",
+        value_name = "FILE",
+        default_value = "/etc/sandbox-config/allowed-label-domains"
+    )]
+    pub allowed_label_domains_file: PathBuf,
+    #[command(flatten)]
+    pub logging: Logging,
+    #[command(flatten)]
+    pub meaningless: Meaningless,
+}
+
+/// How many objects are worked on at the same time.
+#[derive(Args, Clone, Debug)]
+pub struct Workers {
+    /// Sandboxes worked on at the same time
+    #[arg(long, env = "WARREN_SANDBOX_CONCURRENT_WORKERS", value_name = "NUMBER", default_value_t = 100)]
+    pub sandbox_concurrent_workers: i64,
+    /// Claims worked on at the same time
+    #[arg(
+        long,
+        env = "WARREN_SANDBOX_CLAIM_CONCURRENT_WORKERS",
+        value_name = "NUMBER",
+        default_value_t = 50
+    )]
+    pub sandbox_claim_concurrent_workers: i64,
+    /// Pools worked on at the same time
+    #[arg(
+        long,
+        env = "WARREN_SANDBOX_WARM_POOL_CONCURRENT_WORKERS",
+        value_name = "NUMBER",
+        default_value_t = 1
+    )]
+    pub sandbox_warm_pool_concurrent_workers: i64,
+    /// Templates worked on at the same time
+    #[arg(
+        long,
+        env = "WARREN_SANDBOX_TEMPLATE_CONCURRENT_WORKERS",
+        value_name = "NUMBER",
+        default_value_t = 1
+    )]
+    pub sandbox_template_concurrent_workers: i64,
+}
+
+/// How pools are kept full.
+#[derive(Args, Clone, Debug)]
+pub struct Pools {
+    /// Most members that one pass over a pool creates or deletes
+    #[arg(
+        long,
+        env = "WARREN_SANDBOX_WARM_POOL_MAX_BATCH_SIZE",
+        value_name = "NUMBER",
+        default_value_t = 300
+    )]
+    pub sandbox_warm_pool_max_batch_size: i64,
+    /// Most members that any pool may have, dying ones included; 0 is no limit
+    #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_MAX_SIZE", value_name = "NUMBER", default_value_t = 0)]
+    pub sandbox_warm_pool_max_size: usize,
+    /// How long a pool that needs members may go without a new ready one before it is said not to progress
+    #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_PROGRESS_DEADLINE", value_name = "DURATION", default_value = "10m", value_parser = duration, allow_hyphen_values = true)]
+    pub sandbox_warm_pool_progress_deadline: Duration,
+    /// How long refilling a pool waits after members have left it
+    #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_REPLENISH_DELAY", value_name = "DURATION", default_value = "0s", value_parser = duration, allow_hyphen_values = true)]
+    pub sandbox_warm_pool_replenish_delay: Duration,
+    /// Most members created per second and pool; 0 is no limit
+    #[arg(
+        long,
+        env = "WARREN_SANDBOX_WARM_POOL_MAX_REFILL_RATE",
+        value_name = "NUMBER",
+        default_value_t = 0.0,
+        allow_hyphen_values = true
+    )]
+    pub sandbox_warm_pool_max_refill_rate: f64,
+    /// How long a member may take to become ready
+    #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_READINESS_GRACE_PERIOD", value_name = "DURATION", default_value = "5m", value_parser = duration, allow_hyphen_values = true)]
+    pub sandbox_warm_pool_readiness_grace_period: Duration,
+    /// How often a pool whose members no node has room for is looked at
+    #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_UNSCHEDULABLE_RECHECK_INTERVAL", value_name = "DURATION", default_value = "1m", value_parser = duration, allow_hyphen_values = true)]
+    pub sandbox_warm_pool_unschedulable_recheck_interval: Duration,
+    /// Mark waiting pods as safe to evict
+    #[arg(long, env = "WARREN_ENABLE_WARM_POOL_EVICTION", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "true", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub enable_warm_pool_eviction: bool,
+}
+
+/// What is logged, in the words of the Go libraries' logger. `WARREN_LOG` has the last word.
+#[derive(Args, Clone, Debug)]
+pub struct Logging {
+    /// `debug`, `info`, `error`, `panic`, or a number, where more is more
+    #[arg(long, env = "WARREN_ZAP_LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = log_filter)]
+    pub zap_log_level: &'static str,
+    /// `json` or `console`
+    #[arg(long, env = "WARREN_ZAP_ENCODER", value_name = "ENCODER", default_value = "console", value_parser = ["json", "console"])]
+    pub zap_encoder: String,
+}
+
+/// Flags of agent-sandbox's controller that have nothing to act on here.
+#[derive(Args, Clone, Debug)]
+pub struct Meaningless {
+    /// No effect: connections are opened as needed
+    #[arg(long, value_name = "NUMBER", hide_short_help = true)]
+    pub api_connections: Option<String>,
+    /// No effect: every watch has a connection of its own
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
+    pub separate_watch_connection: Option<String>,
+    /// No effect: the pod's metadata is written at once
+    #[arg(long, value_name = "DURATION", hide_short_help = true)]
+    pub sandbox_write_behind_window: Option<String>,
+    /// No effect: there is no Go runtime to profile
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
+    pub enable_pprof: Option<String>,
+    /// No effect: there is no Go runtime to profile
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
+    pub enable_pprof_debug: Option<String>,
+    /// No effect: there is no Go runtime to profile
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, hide_short_help = true)]
+    pub pprof_block_profile_rate: Option<String>,
+    /// No effect: there is no Go runtime to profile
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, hide_short_help = true)]
+    pub pprof_mutex_profile_fraction: Option<String>,
+    /// No effect: `v1alpha1` is converted by `warren migrate`, not by a webhook
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
+    pub enable_webhook: Option<String>,
+    /// No effect: there is no webhook
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
+    pub manage_webhook_certs: Option<String>,
+    /// No effect: there is no webhook
+    #[arg(long, value_name = "PORT", hide_short_help = true)]
+    pub webhook_port: Option<String>,
+    /// No effect: there is no webhook
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    pub webhook_cert_dir: Option<String>,
+    /// No effect: there is no webhook
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub webhook_cert_name: Option<String>,
+    /// No effect: there is no webhook
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub webhook_key_name: Option<String>,
+    /// No effect: there is no webhook
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    pub webhook_service_name: Option<String>,
+    /// No effect: there is no webhook
+    #[arg(long, value_name = "NAMESPACE", hide_short_help = true)]
+    pub webhook_namespace: Option<String>,
+    /// No effect: choose with `--zap-log-level` and `--zap-encoder`
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
+    pub zap_devel: Option<String>,
+    /// No effect: there are no stack traces in the log
+    #[arg(long, value_name = "LEVEL", hide_short_help = true)]
+    pub zap_stacktrace_level: Option<String>,
+    /// No effect: times are RFC 3339
+    #[arg(long, value_name = "ENCODING", hide_short_help = true)]
+    pub zap_time_encoding: Option<String>,
+}
+
+impl Meaningless {
+    /// The flags that were given, each with why it has no effect. Those that ask for what is so anyway are left out.
+    pub fn given(&self) -> Vec<(&'static str, &'static str)> {
+        const PPROF: &str = "there is no Go runtime to profile";
+        const WEBHOOK: &str = "there is no webhook; `warren migrate` converts `v1alpha1` manifests";
+        const LOG: &str = "`--zap-log-level` and `--zap-encoder` choose what is logged";
+        let off = |given: &Option<String>| given.as_deref().is_some_and(|text| boolean(text) != Ok(false));
+        let any = Option::<String>::is_some;
+        [
+            ("--api-connections", "connections are opened as needed", any(&self.api_connections)),
+            (
+                "--separate-watch-connection",
+                "every watch has a connection of its own",
+                off(&self.separate_watch_connection),
+            ),
+            (
+                "--sandbox-write-behind-window",
+                "the metadata of pods is written at once",
+                self.sandbox_write_behind_window
+                    .as_deref()
+                    .is_some_and(|text| duration(text) != Ok(Duration::ZERO)),
+            ),
+            ("--enable-pprof", PPROF, off(&self.enable_pprof)),
+            ("--enable-pprof-debug", PPROF, off(&self.enable_pprof_debug)),
+            ("--pprof-block-profile-rate", PPROF, any(&self.pprof_block_profile_rate)),
+            ("--pprof-mutex-profile-fraction", PPROF, any(&self.pprof_mutex_profile_fraction)),
+            ("--enable-webhook", WEBHOOK, off(&self.enable_webhook)),
+            ("--manage-webhook-certs", WEBHOOK, off(&self.manage_webhook_certs)),
+            ("--webhook-port", WEBHOOK, any(&self.webhook_port)),
+            ("--webhook-cert-dir", WEBHOOK, any(&self.webhook_cert_dir)),
+            ("--webhook-cert-name", WEBHOOK, any(&self.webhook_cert_name)),
+            ("--webhook-key-name", WEBHOOK, any(&self.webhook_key_name)),
+            ("--webhook-service-name", WEBHOOK, any(&self.webhook_service_name)),
+            ("--webhook-namespace", WEBHOOK, any(&self.webhook_namespace)),
+            ("--zap-devel", LOG, off(&self.zap_devel)),
+            ("--zap-stacktrace-level", LOG, any(&self.zap_stacktrace_level)),
+            ("--zap-time-encoding", LOG, any(&self.zap_time_encoding)),
+        ]
+        .into_iter()
+        .filter_map(|(flag, why, given)| given.then_some((flag, why)))
+        .collect()
+    }
+}
+
+/// An address, or nowhere.
+#[derive(Clone, Debug)]
+pub struct Address(pub Option<BindAddress>);
+
+fn address(text: &str) -> Result<Address, String> {
+    match text {
+        "" | "0" => Ok(Address(None)),
+        text => text.parse().map(|address| Address(Some(address))).map_err(|error| format!("{error}")),
+    }
+}
+
+/// What a level of the Go logger means as a filter of ours.
+fn log_filter(text: &str) -> Result<&'static str, String> {
+    match text {
+        "debug" | "1" => Ok("debug,hyper=info,hyper_util=info,rustls=info,tower=info,kube=info"),
+        "info" | "0" => Ok("info"),
+        "error" => Ok("error"),
+        "panic" => Ok("off"),
+        text if text.parse::<u8>().is_ok() => Ok("trace,hyper=info,hyper_util=info,rustls=info,tower=info"),
+        _ => Err("it is none of `debug`, `info`, `error`, `panic` and no number".to_owned()),
+    }
+}

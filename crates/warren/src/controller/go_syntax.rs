@@ -1,0 +1,85 @@
+//! Flags as Go's `flag` package takes them, so that the arguments of an existing Deployment work unchanged: one dash or
+//! two, `=` or a space before the value, bare booleans, durations such as `1m30s`.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use warren_client::kube::core::Duration as GoDuration;
+
+/// The subcommand whose flags are Go's.
+const SUBCOMMAND: &str = "controller";
+
+/// Gives the flags of `warren controller` the second dash that the parser wants.
+pub fn normalise(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+    if arguments.get(1).is_none_or(|subcommand| subcommand != SUBCOMMAND) {
+        return arguments;
+    }
+    for argument in arguments.iter_mut().skip(2).take_while(|argument| *argument != "--") {
+        // A letter, and more than one: `-1` is a value, `-h` is a flag of its own.
+        let is_long = argument.to_str().and_then(|text| text.strip_prefix('-')).is_some_and(|name| {
+            name.len() > 1 && name.starts_with(|first: char| first.is_ascii_alphabetic())
+        });
+        if is_long {
+            let mut long = OsString::from("-");
+            long.push(&*argument);
+            *argument = long;
+        }
+    }
+    arguments
+}
+
+/// A boolean in any of Go's spellings.
+pub fn boolean(text: &str) -> Result<bool, String> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("it is neither `true` nor `false`".to_owned()),
+    }
+}
+
+/// A duration such as `1m30s`, `500ms` or `0`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let duration: GoDuration = text.parse().map_err(|error| format!("{error}"))?;
+    match duration.is_negative() {
+        true => Err("it must not be negative".to_owned()),
+        false => Ok(duration.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{boolean, duration, normalise};
+
+    fn normalised(text: &str) -> String {
+        let arguments = normalise(text.split(' ').map(Into::into));
+        arguments.into_iter().map(|argument| argument.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn one_dash_becomes_two_for_the_controller_only() {
+        assert_eq!(
+            normalised("warren controller -extensions -kube-api-qps -1 --leader-elect=false -h -x=1 -- -abc"),
+            "warren controller --extensions --kube-api-qps -1 --leader-elect=false -h --x=1 -- -abc"
+        );
+        assert_eq!(normalised("warren run -it x"), "warren run -it x");
+    }
+
+    #[test]
+    fn values_are_read_as_go_reads_them() {
+        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("1.5h"), Ok(Duration::from_secs(5400)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("0"), Ok(Duration::ZERO));
+        for wrong in ["", "5", "-1s", "x", "1y"] {
+            assert!(duration(wrong).is_err(), "{wrong} was taken");
+        }
+        assert_eq!((boolean("T"), boolean("0")), (Ok(true), Ok(false)));
+        assert!(boolean("yes").is_err());
+    }
+}
