@@ -1,17 +1,30 @@
 //! What was last seen of every object of a kind, trimmed to what decisions read, with indices instead of scans.
 //!
-//! Answers to our own writes go in at once, so that a controller sees what it has just done without waiting for the watch
-//! to bring it back. The watch alone takes objects out.
+//! Answers to our own requests go in at once, so that a controller sees what it has just done without waiting for the watch
+//! to bring it back. The two come in no order, so versions decide: nothing older replaces anything newer, and what the
+//! server has said is gone is not brought back by a watch that is behind. What only an answer has brought is in doubt until
+//! the watch brings it too: a list may be older than it and lack it, or may be newer and lack it because it is gone, and
+//! only the server can tell. It is asked at once after such a list, and after [`DOUBT`] otherwise.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use tokio::sync::watch;
+use warren_decide::step::Kind;
 
-use crate::queue::ObjectKey;
+use crate::object;
+use crate::queue::{ObjectKey, WorkQueue};
+
+/// What only an answer has brought is asked for again after this long. A watch is behind by milliseconds as a rule, and by
+/// seconds under load.
+pub const DOUBT: Duration = Duration::from_secs(30);
 
 /// A way to find objects by something other than their name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +39,8 @@ pub enum Index {
     Template(String, String),
 }
 
-/// How an object went from one state to the next. Neither side is there when it was or is not.
+/// How an object went from one state to the next. Neither side is there when it was or is not. Both sides are the same
+/// object: one that took the name of another is told as an end and a beginning.
 #[derive(Debug)]
 pub struct Change<'a, K> {
     /// Which object.
@@ -52,8 +66,11 @@ type Listener<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 pub struct Cache<K> {
     keeping: Keeping<K>,
     state: RwLock<State<K>>,
+    /// Held from a change until the listener has heard of it, so that it hears of changes in their order.
+    order: Mutex<()>,
     listener: OnceLock<Listener<K>>,
     listed: watch::Sender<bool>,
+    doubts: Option<(Kind, WorkQueue<Kind>)>,
 }
 
 struct State<K> {
@@ -64,6 +81,18 @@ struct State<K> {
     horizon: u64,
     /// What a list under way has brought so far.
     listing: HashSet<ObjectKey>,
+    /// What is to be asked for.
+    doubts: HashMap<ObjectKey, Doubt>,
+    /// The versions of objects that the server said are gone before the watch did: older states of them are not news.
+    forgotten: HashMap<ObjectKey, u64>,
+}
+
+#[derive(Clone, Copy)]
+struct Doubt {
+    /// Since when; zero is to be asked for at once.
+    since: Duration,
+    /// Whether only an answer has brought it. Otherwise something looked as if it were gone, which one answer settles.
+    unconfirmed: bool,
 }
 
 impl<K> Cache<K>
@@ -73,14 +102,27 @@ where
     /// An empty cache.
     #[must_use]
     pub fn new(keeping: Keeping<K>) -> Self {
-        let state =
-            State { objects: HashMap::new(), indices: HashMap::new(), horizon: 0, listing: HashSet::new() };
         Self {
             keeping,
-            state: RwLock::new(state),
+            state: RwLock::new(State {
+                objects: HashMap::new(),
+                indices: HashMap::new(),
+                horizon: 0,
+                listing: HashSet::new(),
+                doubts: HashMap::new(),
+                forgotten: HashMap::new(),
+            }),
+            order: Mutex::new(()),
             listener: OnceLock::new(),
             listed: watch::Sender::new(false),
+            doubts: None,
         }
+    }
+
+    /// An empty cache that also takes answers, and puts its kind into a queue when some of them are to be asked for again.
+    #[must_use]
+    pub fn with_answers(keeping: Keeping<K>, kind: Kind, queue: WorkQueue<Kind>) -> Self {
+        Self { doubts: Some((kind, queue)), ..Self::new(keeping) }
     }
 
     /// Who hears of every change, from the watch and from our own writes alike. Can be set once, before the watch runs.
@@ -96,6 +138,12 @@ where
         self.read().objects.get(key).cloned()
     }
 
+    /// The version of the object of this name.
+    #[must_use]
+    pub fn version_of(&self, key: &ObjectKey) -> Option<u64> {
+        self.read().version(key)
+    }
+
     /// The objects that an index holds, in the order of their names.
     #[must_use]
     pub fn find(&self, index: &Index) -> Vec<Arc<K>> {
@@ -104,7 +152,7 @@ where
         keys.filter_map(|key| state.objects.get(key).cloned()).collect()
     }
 
-    /// Every object. For start-up and metrics, not for decisions.
+    /// Every object, in no order. For start-up and metrics, not for decisions.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<K>> {
         self.read().objects.values().cloned().collect()
@@ -117,75 +165,203 @@ where
         let _ = listed.wait_for(|listed| *listed).await;
     }
 
+    /// Whether the first list is complete.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        *self.listed.borrow()
+    }
+
     /// Calls the list complete although the server does not serve the kind: then there are none.
     pub fn mark_listed(&self) {
         self.listed.send_replace(true);
     }
 
     /// Takes in the answer to a write or a read of our own.
-    pub fn remember(&self, object: K) {
-        let Some(version) = version(&object) else { return };
-        if version > self.read().horizon {
-            self.put(object);
+    pub fn remember(&self, object: Arc<K>) {
+        let Some(version) = object::version(object.meta()) else { return };
+        let key = key_of(&*object);
+        let _order = self.in_order();
+        {
+            let state = self.read();
+            if version <= state.horizon || state.is_forgotten(&key, version) {
+                return;
+            }
+        }
+        if self.put(object)
+            && let Some((kind, queue)) = &self.doubts
+        {
+            self.write().doubts.insert(key, Doubt { since: queue.uptime(), unconfirmed: true });
+            queue.add_after(*kind, DOUBT);
         }
     }
 
-    /// Takes out an object that the server has just said does not exist. Should the watch be behind and bring an older
-    /// state of it once more, it also brings its end.
-    pub fn forget(&self, key: &ObjectKey) {
+    /// Takes out an object that the server has just said does not exist, if it is still the version that it was asked about:
+    /// by now there may be another of that name. Should the watch be behind and bring older states of it once more, they are
+    /// not taken in.
+    pub fn forget(&self, key: &ObjectKey, tried: u64) {
+        let _order = self.in_order();
+        {
+            let mut state = self.write();
+            if state.version(key) != Some(tried) {
+                return;
+            }
+            if tried > state.horizon {
+                state.forgotten.insert(key.clone(), tried);
+            }
+        }
         self.take(key);
+    }
+
+    /// Asks for an object again, because something looks as if it were gone.
+    pub fn doubt(&self, key: &ObjectKey) {
+        let Some((kind, queue)) = &self.doubts else { return };
+        let mut state = self.write();
+        if state.objects.contains_key(key) {
+            let doubt = Doubt { since: Duration::ZERO, unconfirmed: false };
+            state.doubts.entry(key.clone()).or_insert(doubt).since = Duration::ZERO;
+            drop(state);
+            queue.add(*kind);
+        }
+    }
+
+    /// What is to be asked for by now, with its version, and how long the rest has time.
+    #[must_use]
+    pub fn doubtful(&self, uptime: Duration) -> (Vec<(ObjectKey, u64)>, Option<Duration>) {
+        let state = self.read();
+        let mut due = Vec::new();
+        let mut next: Option<Duration> = None;
+        for (key, doubt) in &state.doubts {
+            let left = doubt.since.saturating_add(DOUBT).saturating_sub(uptime);
+            if doubt.since.is_zero() || left.is_zero() {
+                due.push((key.clone(), state.version(key).unwrap_or_default()));
+            } else {
+                next = Some(next.map_or(left, |earlier| earlier.min(left)));
+            }
+        }
+        due.sort();
+        (due, next)
+    }
+
+    /// The server has just said that an object exists. If the watch has still not brought it, it is in doubt anew; says so.
+    pub fn is_still_doubtful(&self, key: &ObjectKey, uptime: Duration) -> bool {
+        let mut state = self.write();
+        let Some(doubt) = state.doubts.get_mut(key) else { return false };
+        let unconfirmed = doubt.unconfirmed;
+        doubt.since = uptime;
+        if !unconfirmed {
+            state.doubts.remove(key);
+        }
+        unconfirmed
     }
 
     /// Takes in what the watch brings.
     pub fn observe(&self, event: watcher::Event<K>) {
         match event {
-            watcher::Event::Init => self.write().listing.clear(),
-            watcher::Event::InitApply(object) => {
-                self.write().listing.insert(key_of(&object));
-                self.advance(&object);
-                self.put(object);
-            }
-            watcher::Event::InitDone => {
-                let gone: Vec<ObjectKey> = {
-                    let mut state = self.write();
-                    let listing = std::mem::take(&mut state.listing);
-                    state.objects.keys().filter(|key| !listing.contains(*key)).cloned().collect()
-                };
-                for key in gone {
-                    self.take(&key);
-                }
-                self.mark_listed();
-            }
-            watcher::Event::Apply(object) => {
-                self.advance(&object);
-                self.put(object);
-            }
-            watcher::Event::Delete(object) => {
-                self.advance(&object);
-                self.take(&key_of(&object));
-            }
+            watcher::Event::Init => self.begin_list(),
+            watcher::Event::InitApply(object) => self.list(self.trimmed(object)),
+            watcher::Event::InitDone => self.end_list(),
+            watcher::Event::Apply(object) => self.apply(self.trimmed(object)),
+            watcher::Event::Delete(object) => self.end(&object),
         }
     }
 
-    fn advance(&self, object: &K) {
-        if let Some(version) = version(object) {
+    /// A list begins.
+    pub fn begin_list(&self) {
+        self.write().listing.clear();
+    }
+
+    /// A list brings an object.
+    pub fn list(&self, object: Arc<K>) {
+        self.write().listing.insert(key_of(&*object));
+        self.apply(object);
+    }
+
+    /// A list is complete: what it did not bring is gone, unless that is in doubt.
+    pub fn end_list(&self) {
+        let order = self.in_order();
+        let (mut gone, doubted) = {
+            let mut state = self.write();
+            let state = &mut *state;
+            let listing = std::mem::take(&mut state.listing);
+            let missing = |key: &&ObjectKey| !listing.contains(*key);
+            let gone: Vec<ObjectKey> = state
+                .objects
+                .keys()
+                .filter(missing)
+                .filter(|key| !state.doubts.get(*key).is_some_and(|doubt| doubt.unconfirmed))
+                .cloned()
+                .collect();
+            let mut doubted = false;
+            for (_, doubt) in state.doubts.iter_mut().filter(|(key, _)| !listing.contains(*key)) {
+                doubt.since = Duration::ZERO;
+                doubted = true;
+            }
+            // The watch goes on behind the list, which is no older than the newest that it brought.
+            let horizon = state.horizon;
+            state.forgotten.retain(|_, version| *version > horizon);
+            (gone, doubted)
+        };
+        gone.sort();
+        for key in gone {
+            self.take(&key);
+        }
+        drop(order);
+        if let Some((kind, queue)) = self.doubts.as_ref().filter(|_| doubted) {
+            queue.add(*kind);
+        }
+        self.mark_listed();
+    }
+
+    /// The watch brings an object.
+    pub fn apply(&self, object: Arc<K>) {
+        let key = key_of(&*object);
+        let _order = self.in_order();
+        if let Some(version) = object::version(object.meta()) {
             let mut state = self.write();
             state.horizon = state.horizon.max(version);
+            if state.is_forgotten(&key, version) {
+                return;
+            }
+            state.forgotten.remove(&key);
+            if state.version(&key).is_none_or(|present| present <= version) {
+                state.doubts.remove(&key);
+            }
         }
+        self.put(object);
     }
 
-    /// Puts an object in, unless the same or a newer version of it is there.
-    fn put(&self, mut object: K) {
+    /// The watch brings the end of an object, which may be of another than the one that an answer has put here.
+    pub fn end(&self, last: &K) {
+        let key = key_of(last);
+        let _order = self.in_order();
+        if let Some(version) = object::version(last.meta()) {
+            let mut state = self.write();
+            state.horizon = state.horizon.max(version);
+            if !state.is_forgotten(&key, version) {
+                state.forgotten.remove(&key);
+            }
+            if state.version(&key).is_some_and(|present| present > version) {
+                return;
+            }
+        }
+        self.take(&key);
+    }
+
+    fn trimmed(&self, mut object: K) -> Arc<K> {
         (self.keeping.trim)(&mut object);
-        let key = key_of(&object);
-        let new = Arc::new(object);
+        Arc::new(object)
+    }
+
+    /// Puts an object in, unless the same or a newer version is there, and says whether it did. In order.
+    fn put(&self, new: Arc<K>) -> bool {
+        let key = key_of(&*new);
         let before = {
             let mut state = self.write();
             let before = state.objects.get(&key).cloned();
-            if let (Some(before), Some(version)) = (&before, version(&*new))
-                && self::version(&**before).is_some_and(|present| present >= version)
+            if let (Some(before), Some(version)) = (&before, object::version(new.meta()))
+                && object::version(before.meta()).is_some_and(|present| present >= version)
             {
-                return;
+                return false;
             }
             if let Some(before) = &before {
                 state.leave(&key, (self.keeping.indices)(before));
@@ -196,12 +372,19 @@ where
             state.objects.insert(key.clone(), new.clone());
             before
         };
-        self.tell(&Change { key: &key, before: before.as_ref(), after: Some(&new) });
+        let same = before.as_ref().filter(|before| before.meta().uid == new.meta().uid);
+        if let (Some(before), None) = (&before, same) {
+            self.tell(&Change { key: &key, before: Some(before), after: None });
+        }
+        self.tell(&Change { key: &key, before: same, after: Some(&new) });
+        true
     }
 
+    /// Takes an object out. In order.
     fn take(&self, key: &ObjectKey) {
         let before = {
             let mut state = self.write();
+            state.doubts.remove(key);
             let Some(before) = state.objects.remove(key) else { return };
             state.leave(key, (self.keeping.indices)(&before));
             before
@@ -215,6 +398,10 @@ where
         }
     }
 
+    fn in_order(&self) -> impl Drop {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, State<K>> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -224,7 +411,15 @@ where
     }
 }
 
-impl<K> State<K> {
+impl<K: Resource<DynamicType = ()>> State<K> {
+    fn version(&self, key: &ObjectKey) -> Option<u64> {
+        self.objects.get(key).and_then(|object| object::version(object.meta()))
+    }
+
+    fn is_forgotten(&self, key: &ObjectKey, version: u64) -> bool {
+        self.forgotten.get(key).is_some_and(|forgotten| *forgotten >= version)
+    }
+
     fn leave(&mut self, key: &ObjectKey, indices: Vec<Index>) {
         for index in indices {
             if let Some(keys) = self.indices.get_mut(&index) {
@@ -240,102 +435,4 @@ impl<K> State<K> {
 /// The key of an object.
 pub fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> ObjectKey {
     ObjectKey { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
-}
-
-/// Versions are opaque to clients in principle, and numbers that grow in fact: etcd's revision, or our store's.
-fn version<K: Resource<DynamicType = ()>>(object: &K) -> Option<u64> {
-    object.meta().resource_version.as_deref()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use k8s_openapi::api::core::v1::Pod;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-    use kube::runtime::watcher::Event;
-
-    use super::{Cache, Index, Keeping, key_of};
-
-    fn pod(name: &str, version: u64, owner: &str) -> Pod {
-        Pod {
-            metadata: ObjectMeta {
-                name: Some(name.to_owned()),
-                namespace: Some("default".to_owned()),
-                resource_version: Some(version.to_string()),
-                owner_references: Some(vec![OwnerReference {
-                    uid: owner.to_owned(),
-                    ..OwnerReference::default()
-                }]),
-                ..ObjectMeta::default()
-            },
-            ..Pod::default()
-        }
-    }
-
-    fn cache() -> (Cache<Pod>, Arc<Mutex<Vec<String>>>) {
-        let cache = Cache::new(Keeping::<Pod> {
-            trim: |_| {},
-            indices: |pod| {
-                let owners = pod.metadata.owner_references.iter().flatten();
-                owners.map(|owner| Index::Controller(owner.uid.clone())).collect()
-            },
-        });
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let sink = log.clone();
-        cache.listen(move |change| {
-            let version = |pod: &Arc<Pod>| pod.metadata.resource_version.clone().unwrap();
-            sink.lock().unwrap().push(format!(
-                "{} {}->{}",
-                change.key.name,
-                change.before.map(version).unwrap_or_default(),
-                change.after.map(version).unwrap_or_default()
-            ));
-        });
-        (cache, log)
-    }
-
-    #[test]
-    fn our_own_write_is_seen_at_once_and_its_echo_is_silent() {
-        let (cache, log) = cache();
-        cache.remember(pod("a", 5, "x"));
-        cache.observe(Event::Apply(pod("a", 5, "x")));
-        cache.observe(Event::Apply(pod("a", 4, "x")));
-        assert_eq!(*log.lock().unwrap(), ["a ->5"]);
-    }
-
-    #[test]
-    fn a_late_answer_does_not_bring_back_the_dead() {
-        let (cache, log) = cache();
-        cache.observe(Event::Apply(pod("a", 5, "x")));
-        cache.observe(Event::Delete(pod("a", 6, "x")));
-        cache.remember(pod("a", 5, "x"));
-        assert!(cache.get(&key_of(&pod("a", 5, "x"))).is_none());
-        assert_eq!(*log.lock().unwrap(), ["a ->5", "a 5->"]);
-    }
-
-    #[test]
-    fn a_new_list_takes_out_what_is_gone() {
-        let (cache, log) = cache();
-        cache.observe(Event::Apply(pod("a", 5, "x")));
-        cache.observe(Event::Apply(pod("b", 6, "x")));
-        cache.observe(Event::Init);
-        cache.observe(Event::InitApply(pod("b", 6, "x")));
-        cache.observe(Event::InitApply(pod("c", 8, "x")));
-        cache.observe(Event::InitDone);
-        assert_eq!(*log.lock().unwrap(), ["a ->5", "b ->6", "c ->8", "a 5->"]);
-    }
-
-    #[test]
-    fn an_index_follows_the_object() {
-        let (cache, _) = cache();
-        cache.observe(Event::Apply(pod("a", 5, "x")));
-        cache.observe(Event::Apply(pod("b", 6, "x")));
-        cache.observe(Event::Apply(pod("a", 7, "y")));
-        let names = |owner: &str| -> Vec<String> {
-            let found = cache.find(&Index::Controller(owner.to_owned()));
-            found.iter().map(|pod| pod.metadata.name.clone().unwrap()).collect()
-        };
-        assert_eq!((names("x"), names("y")), (vec!["b".to_owned()], vec!["a".to_owned()]));
-    }
 }

@@ -5,10 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use warren_api::conditions::{self, ConditionType, ReportingController};
-use warren_api::pool::UpdateStrategyType;
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up};
 use warren_decide::ownership;
+use warren_decide::pool::Strategy;
 use warren_decide::staleness::Yardstick;
 use warren_decide::step::{Failure, FailureKind, Stage};
 use warren_decide::template::policy_name;
@@ -76,14 +76,16 @@ impl ClaimController {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut offer = Offer::NotAsked;
         let mut set_aside = None;
-        let mut confirmed_gone = BTreeSet::new();
+        let (mut confirmed_gone, mut confirmed) = (BTreeSet::new(), BTreeSet::new());
         let mut surprises: Vec<Failure> = Vec::new();
         for look in 0..LOOKS {
-            let Some(mut world) = self.look(&key, &offer, &confirmed_gone) else { return Outcome::Done };
+            let Some(mut world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else {
+                return Outcome::Done;
+            };
             if look > 0 {
                 world.legacy_policy = None;
             }
-            let plan = decide(&world, &self.settings, Timestamp::now());
+            let plan = decide(&world, &self.settings, self.cluster.now());
             let provision = Provision::of(&world, &plan);
             for failure in self.cluster.apply(&key.namespace, MANAGER, plan.best_effort).await {
                 tracing::warn!(claim = %key, problem = %failure.message, "a step that can wait was not carried out");
@@ -116,7 +118,9 @@ impl ClaimController {
                     }
                 }
                 Next::Confirm(name) => match self.cluster.read_sandbox(&key.namespace, &name).await {
-                    Ok(true) => {}
+                    Ok(true) => {
+                        confirmed.insert(name);
+                    }
                     Ok(false) => {
                         confirmed_gone.insert(name);
                     }
@@ -138,7 +142,7 @@ impl ClaimController {
             }
         }
         drop(set_aside);
-        let Some(world) = self.look(&key, &offer, &confirmed_gone) else { return Outcome::Done };
+        let Some(world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else { return Outcome::Done };
         if surprises.is_empty() {
             surprises.push(Failure::found(Stage::Subject, "the claim did not settle in one pass"));
         }
@@ -154,9 +158,15 @@ impl ClaimController {
         look_again: Option<std::time::Duration>,
         retry: bool,
     ) -> Outcome {
-        // A status that came too late is dropped: whoever wrote first has woken us with it.
-        let late =
-            !failures.is_empty() && failures.iter().all(|failure| failure.kind == FailureKind::Conflict);
+        // A status that came too late is dropped: whoever wrote first has woken us with it, if anybody did.
+        let moved_on = || {
+            let present = self.cluster.claims.get(key);
+            present
+                .is_none_or(|claim| claim.metadata.resource_version != world.claim.metadata.resource_version)
+        };
+        let late = !failures.is_empty()
+            && failures.iter().all(|failure| failure.kind == FailureKind::Conflict)
+            && moved_on();
         if !failures.is_empty() && !late {
             for failure in &failures {
                 tracing::warn!(claim = %key, problem = %failure.message, "status was not published");
@@ -169,7 +179,8 @@ impl ClaimController {
             }
         }
         match look_again {
-            _ if retry => Outcome::Retry,
+            Some(delay) if retry => Outcome::RetryWithin(delay),
+            None if retry => Outcome::Retry,
             Some(delay) => Outcome::LookAgain(delay),
             None => Outcome::Done,
         }
@@ -179,7 +190,7 @@ impl ClaimController {
         for failure in failures {
             tracing::warn!(claim = %key, problem = %failure.message, "claim has a problem");
         }
-        let plan = give_up(world, failures, &self.settings, Timestamp::now());
+        let plan = give_up(world, failures, &self.settings, self.cluster.now());
         let unpublished = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
         if let Next::Settled { look_again, retry } = plan.next {
             return self.settle(key, world, plan.notes, unpublished, look_again, retry);
@@ -191,10 +202,7 @@ impl ClaimController {
     /// Asks the pool for a sandbox. A claim that has to wait for one is woken when there is.
     fn ask(&self, key: &ObjectKey, world: &World) -> Offer {
         let pool = pool_key(&world.claim);
-        let recreate = world
-            .pool
-            .as_ref()
-            .is_some_and(|pool| pool.spec.update_strategy_type() == UpdateStrategyType::Recreate);
+        let recreate = world.pool.as_ref().is_some_and(|pool| Strategy::of(pool) == Strategy::Recreate);
         let yardstick = world.template.as_deref().filter(|_| recreate).map(Yardstick::new);
         let hash = NameHash::of(&pool.name).to_string();
         let mut found = None;
@@ -221,7 +229,13 @@ impl ClaimController {
         }
     }
 
-    fn look(&self, key: &ObjectKey, offer: &Offer, confirmed_gone: &BTreeSet<String>) -> Option<World> {
+    fn look(
+        &self,
+        key: &ObjectKey,
+        offer: &Offer,
+        confirmed_gone: &BTreeSet<String>,
+        confirmed: &BTreeSet<String>,
+    ) -> Option<World> {
         let claim = self.cluster.claims.get(key)?;
         let in_namespace = |name: &str| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
         let pool = self.cluster.pools.get(&in_namespace(&claim.spec.warm_pool_ref.name));
@@ -233,16 +247,19 @@ impl ClaimController {
         let legacy = ownership::label(&claim.metadata, labels::LEGACY_SANDBOX_NAME);
         let mut sandboxes = BTreeMap::new();
         for name in [published, assigned, legacy, Some(key.name.as_str())].into_iter().flatten() {
-            if let Some(sandbox) = self.cluster.sandboxes.get(&in_namespace(name)) {
+            if let Some(sandbox) = self.cluster.sandboxes.get(&in_namespace(name))
+                && !confirmed_gone.contains(name)
+            {
                 sandboxes.insert(name.to_owned(), sandbox);
             }
         }
-        let first_seen = self.first_seen_map().get(key).map_or_else(Timestamp::now, |(_, time)| *time);
+        let first_seen = self.first_seen_map().get(key).map_or_else(|| self.cluster.now(), |(_, time)| *time);
         Some(World {
             pool,
             template,
             sandboxes,
             confirmed_gone: confirmed_gone.clone(),
+            confirmed: confirmed.clone(),
             legacy_policy: self.cluster.policies.get(&in_namespace(&policy_name(&key.name))),
             offer: offer.clone(),
             first_seen,
@@ -264,7 +281,7 @@ impl ClaimController {
                 if annotated {
                     first_seen.remove(change.key);
                 } else if first_seen.get(change.key).is_none_or(|(uid, _)| *uid != claim.metadata.uid) {
-                    first_seen.insert(change.key.clone(), (claim.metadata.uid.clone(), Timestamp::now()));
+                    first_seen.insert(change.key.clone(), (claim.metadata.uid.clone(), self.cluster.now()));
                 }
             }
         }
@@ -290,6 +307,11 @@ impl ClaimController {
                 }
             }
         }
+    }
+
+    /// Takes note of whether a node is a place to hand sandboxes out on.
+    pub(crate) fn observe_node(&self, node: &str, is_fit: bool) {
+        self.waiting_room().sandboxes.observe_node(node, is_fit);
     }
 
     /// Takes note of a change of a pool: claims without a sandbox may now get one.
@@ -355,13 +377,16 @@ fn assigned_to(cluster: &Cluster, key: &ObjectKey) -> Option<String> {
     ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME).map(str::to_owned)
 }
 
-/// Of a claimed sandbox only what the claim shows matters: its end, addresses, readiness and finish, and its owner.
+/// Of a claimed sandbox only what the claim shows matters: its end, addresses, readiness, finish and what it waits for, and its
+/// owner.
 fn matters_to_claim(before: Option<&Sandbox>, after: Option<&Sandbox>) -> bool {
     let (Some(before), Some(after)) = (before, after) else { return true };
     let status = |sandbox: &Sandbox| {
         let status = sandbox.status.clone().unwrap_or_default();
         let condition = |type_| conditions::find(&status.conditions, type_).cloned();
-        (condition(ConditionType::Ready), condition(ConditionType::Finished), status.pod_ips)
+        let unscheduled = condition(ConditionType::PodScheduled).filter(|found| found.status == "False");
+        let waiting = (unscheduled, condition(ConditionType::PodWaiting));
+        (condition(ConditionType::Ready), condition(ConditionType::Finished), waiting, status.pod_ips)
     };
     before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
         || before.metadata.owner_references != after.metadata.owner_references

@@ -1,29 +1,27 @@
 //! The cluster as the controllers see it: caches to read from, and a way to carry out steps. Every answer of the server
 //! goes into the caches, so that the next look already sees what was done.
 
-use std::error::Error as _;
-use std::fmt::Debug;
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
-use kube::core::NamespaceResourceScope;
-use kube::{Api, Client, Resource};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
-use warren_decide::step::{Action, Failure, FailureKind, Kind, Object, Propagation, Step};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use warren_decide::step::{Action, Failure, FailureKind, Kind, Step};
 
-use crate::cache::Cache;
-use crate::queue::ObjectKey;
-use crate::trim;
+use crate::cache::{Cache, DOUBT, Index, key_of};
+use crate::clock::Clock;
+use crate::object::{Any, KINDS, Typed, with_object, with_type};
+use crate::queue::{ObjectKey, Outcome, WorkQueue};
+use crate::server::{Refusal, Server};
 
-/// The caches of all kinds, and the client to write with.
+/// The caches of all kinds, the server to write to, and the time.
 #[derive(Clone)]
 pub struct Cluster {
-    pub(crate) client: Client,
+    pub(crate) server: Arc<dyn Server>,
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) sandboxes: Arc<Cache<Sandbox>>,
     pub(crate) pods: Arc<Cache<Pod>>,
     pub(crate) services: Arc<Cache<Service>>,
@@ -37,89 +35,110 @@ pub struct Cluster {
 /// Runs an expression with the cache of a kind, which differs in type from kind to kind.
 macro_rules! with_cache {
     ($cluster:expr, $kind:expr, $cache:ident => $body:expr) => {
-        match $kind {
-            Kind::Sandbox => {
-                let $cache = &*$cluster.sandboxes;
-                $body
-            }
-            Kind::SandboxTemplate => {
-                let $cache = &*$cluster.templates;
-                $body
-            }
-            Kind::SandboxClaim => {
-                let $cache = &*$cluster.claims;
-                $body
-            }
-            Kind::SandboxWarmPool => {
-                let $cache = &*$cluster.pools;
-                $body
-            }
-            Kind::Pod => {
-                let $cache = &*$cluster.pods;
-                $body
-            }
-            Kind::Service => {
-                let $cache = &*$cluster.services;
-                $body
-            }
-            Kind::PersistentVolumeClaim => {
-                let $cache = &*$cluster.volume_claims;
-                $body
-            }
-            Kind::NetworkPolicy => {
-                let $cache = &*$cluster.policies;
-                $body
-            }
-        }
+        with_type!($kind, K => {
+            let $cache = K::cache($cluster);
+            $body
+        })
     };
 }
 
-/// Why the server did not do what was asked.
-enum Refusal {
-    Conflict(String),
-    NotFound(String),
-    Refused(String),
-    Unknown(String),
+/// What a list and the watch behind it bring.
+#[derive(Clone, Debug)]
+pub enum News {
+    /// A list begins.
+    ListBegins(Kind),
+    /// A list brings an object.
+    Listed(Any),
+    /// A list is complete.
+    ListEnds(Kind),
+    /// An object is new or has changed.
+    Changed(Any),
+    /// An object is gone; this is its last state.
+    Gone(Any),
 }
 
 impl Cluster {
-    pub(crate) fn new(client: Client) -> Self {
-        Self {
-            client,
-            sandboxes: Arc::new(Cache::new(trim::SANDBOX)),
-            pods: Arc::new(Cache::new(trim::POD)),
-            services: Arc::new(Cache::new(trim::SERVICE)),
-            volume_claims: Arc::new(Cache::new(trim::VOLUME_CLAIM)),
-            claims: Arc::new(Cache::new(trim::CLAIM)),
-            pools: Arc::new(Cache::new(trim::POOL)),
-            templates: Arc::new(Cache::new(trim::TEMPLATE)),
-            policies: Arc::new(Cache::new(trim::NETWORK_POLICY)),
+    /// A cluster of which nothing has been seen yet. Kinds of which something must be asked for again go into `doubts`.
+    pub(crate) fn new(server: Arc<dyn Server>, clock: Arc<dyn Clock>, doubts: &WorkQueue<Kind>) -> Self {
+        fn cache<K: Typed>(doubts: &WorkQueue<Kind>) -> Arc<Cache<K>> {
+            Arc::new(Cache::with_answers(K::KEEPING, K::KIND, doubts.clone()))
         }
+        Self {
+            server,
+            clock,
+            sandboxes: cache(doubts),
+            pods: cache(doubts),
+            services: cache(doubts),
+            volume_claims: cache(doubts),
+            claims: cache(doubts),
+            pools: cache(doubts),
+            templates: cache(doubts),
+            policies: cache(doubts),
+        }
+    }
+
+    /// The pool of this name, as it was last seen.
+    #[must_use]
+    pub fn pool(&self, key: &ObjectKey) -> Option<Arc<SandboxWarmPool>> {
+        self.pools.get(key)
+    }
+
+    /// Every sandbox, as last seen. For metrics.
+    #[must_use]
+    pub fn all_sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        self.sandboxes.all()
+    }
+
+    /// Takes in what a list or a watch brings.
+    pub fn observe(&self, news: News) {
+        match news {
+            News::ListBegins(kind) => with_cache!(self, kind, cache => cache.begin_list()),
+            News::ListEnds(kind) => with_cache!(self, kind, cache => cache.end_list()),
+            News::Listed(any) => with_object!(any, object => self.cache_of(&object).list(object)),
+            News::Changed(any) => with_object!(any, object => self.cache_of(&object).apply(object)),
+            News::Gone(any) => with_object!(any, object => self.cache_of(&object).end(&object)),
+        }
+    }
+
+    /// Whether every kind has been listed once.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        KINDS.iter().all(|kind| with_cache!(self, kind, cache => cache.is_listed()))
     }
 
     /// Waits until every kind has been listed once.
     pub(crate) async fn wait_until_listed(&self) {
-        self.sandboxes.wait_until_listed().await;
-        self.pods.wait_until_listed().await;
-        self.services.wait_until_listed().await;
-        self.volume_claims.wait_until_listed().await;
-        self.claims.wait_until_listed().await;
-        self.pools.wait_until_listed().await;
-        self.templates.wait_until_listed().await;
-        self.policies.wait_until_listed().await;
+        for kind in KINDS {
+            with_cache!(self, kind, cache => cache.wait_until_listed().await);
+        }
+    }
+
+    /// The time of day.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// The time by a clock that nobody sets.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.clock.uptime()
     }
 
     /// Carries out steps in order. After a failure the rest of its stage is skipped. Stopping between any two steps is
     /// harmless: the next pass sees what is done and plans the rest.
-    pub(crate) async fn apply(&self, namespace: &str, manager: &str, steps: Vec<Step>) -> Vec<Failure> {
+    pub(crate) async fn apply(
+        &self,
+        namespace: &str,
+        manager: &'static str,
+        steps: Vec<Step>,
+    ) -> Vec<Failure> {
         let mut failures: Vec<Failure> = Vec::new();
         for Step { stage, action } in steps {
             if failures.iter().any(|failure| failure.stage == stage) {
                 continue;
             }
             tracing::debug!(%action, "step");
-            if let Err((kind, message)) = self.act(namespace, manager, action).await {
-                failures.push(Failure { stage, kind, message });
+            if let Err(Refusal { kind, text }) = self.act(namespace, manager, &action).await {
+                failures.push(Failure { stage, kind, message: text });
             }
         }
         failures
@@ -131,7 +150,7 @@ impl Cluster {
     pub(crate) async fn apply_slowly(
         &self,
         namespace: &str,
-        manager: &str,
+        manager: &'static str,
         steps: Vec<Step>,
     ) -> Vec<(Step, Failure)> {
         let mut undone = Vec::new();
@@ -144,12 +163,12 @@ impl Cluster {
             }
             size *= 2;
             let tried = batch.into_iter().map(|step| async move {
-                let result = self.act(namespace, manager, step.action.clone()).await;
+                let result = self.act(namespace, manager, &step.action).await;
                 (step, result)
             });
             for (step, result) in futures::future::join_all(tried).await {
-                if let Err((kind, message)) = result {
-                    let failure = Failure { stage: step.stage, kind, message };
+                if let Err(Refusal { kind, text }) = result {
+                    let failure = Failure { stage: step.stage, kind, message: text };
                     undone.push((step, failure));
                 }
             }
@@ -162,214 +181,176 @@ impl Cluster {
     }
 
     /// Asks the server itself whether a sandbox exists, and takes the answer in.
-    pub(crate) async fn read_sandbox(&self, namespace: &str, name: &str) -> Result<bool, kube::Error> {
-        let live = Api::<Sandbox>::namespaced(self.client.clone(), namespace).get_opt(name).await?;
-        let exists = live.is_some();
-        if let Some(live) = live {
-            self.sandboxes.remember(live);
-        }
-        Ok(exists)
+    pub(crate) async fn read_sandbox(&self, namespace: &str, name: &str) -> Result<bool, Refusal> {
+        self.refresh(namespace, Kind::Sandbox, name).await
     }
 
-    async fn act(&self, namespace: &str, manager: &str, action: Action) -> Result<(), (FailureKind, String)> {
-        let write = Write { client: &self.client, namespace, manager };
-        match action {
-            Action::Create(object) => match object {
-                Object::Sandbox(object) => write.create(&self.sandboxes, *object).await,
-                Object::Pod(object) => write.create(&self.pods, *object).await,
-                Object::Service(object) => write.create(&self.services, *object).await,
-                Object::PersistentVolumeClaim(object) => write.create(&self.volume_claims, *object).await,
-                Object::NetworkPolicy(object) => write.create(&self.policies, *object).await,
-            },
-            Action::Merge { kind, name, body } => {
-                let part = Part::All;
-                with_cache!(self, kind, cache => write.merge(cache, &name, &body, part).await)
+    /// Counts the members of a pool at the server itself. Those that it does not show may be gone, or may have become a
+    /// claim's meanwhile, so each of them is asked for.
+    pub(crate) async fn read_members(&self, pool: &ObjectKey) -> Result<(), Refusal> {
+        let hash = NameHash::of(&pool.name).to_string();
+        let known = self.sandboxes.find(&Index::PoolLabel(pool.namespace.clone(), hash.clone()));
+        let listed =
+            self.server.list(&pool.namespace, Kind::Sandbox, labels::WARM_POOL_SANDBOX, &hash).await?;
+        let shown: HashSet<ObjectKey> = listed.iter().map(Any::key).collect();
+        listed.into_iter().for_each(|member| self.remember(member));
+        let missing = known.iter().map(|member| key_of(&**member)).filter(|key| !shown.contains(key));
+        missing.for_each(|key| self.sandboxes.doubt(&key));
+        Ok(())
+    }
+
+    /// Asks for what is in doubt of a kind.
+    pub(crate) async fn confirm(&self, kind: Kind) -> Outcome {
+        let (due, mut next) = with_cache!(self, kind, cache => cache.doubtful(self.uptime()));
+        let mut failed = false;
+        for (key, version) in due {
+            match self.server.read(&key.namespace, kind, &key.name).await {
+                Ok(Some(live)) => {
+                    self.remember(live);
+                    if with_cache!(self, kind, cache => cache.is_still_doubtful(&key, self.uptime())) {
+                        next = Some(next.map_or(DOUBT, |earlier| earlier.min(DOUBT)));
+                    }
+                }
+                Ok(None) => with_cache!(self, kind, cache => cache.forget(&key, version)),
+                Err(refusal) => {
+                    tracing::debug!(%kind, %key, %refusal, "could not be confirmed");
+                    failed = true;
+                }
             }
-            Action::MergeStatus { kind, name, body } => {
-                let part = Part::Status;
-                match with_cache!(self, kind, cache => write.merge(cache, &name, &body, part).await) {
+        }
+        match next {
+            _ if failed => Outcome::Retry,
+            Some(delay) => Outcome::LookAgain(delay),
+            None => Outcome::Done,
+        }
+    }
+
+    async fn act(&self, namespace: &str, manager: &'static str, action: &Action) -> Result<(), Refusal> {
+        let tried = self.version(namespace, action);
+        let refusal = match self.server.write(namespace, manager, action).await {
+            // Of a deletion the answer is the dying object, or nothing when it is gone at once. The watch says so too, in its
+            // own order with what came before, so the cache waits for that.
+            Ok(object) => {
+                if let Some(object) = object {
+                    self.remember(object);
+                }
+                return Ok(());
+            }
+            Err(refusal) => refusal,
+        };
+        match (action, refusal.kind) {
+            (Action::Create(object), FailureKind::AlreadyExists) => {
+                if let Some(name) = &object.metadata().name {
+                    self.refresh_quietly(namespace, object.kind(), name).await;
+                }
+            }
+            (
+                Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. },
+                FailureKind::Conflict,
+            ) => {
+                self.refresh_quietly(namespace, *kind, name).await;
+            }
+            (
+                Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. },
+                FailureKind::NotFound,
+            ) => {
+                if let Some(tried) = tried {
+                    self.forget(namespace, *kind, name, tried);
+                }
+                if let Action::MergeStatus { .. } = action {
                     // What is gone needs no status.
-                    Err((FailureKind::NotFound, _)) => Ok(()),
-                    result => result,
+                    return Ok(());
                 }
             }
-            Action::Delete { kind, name, uid, version, propagation } => {
-                let preconditions = Preconditions { uid: Some(uid), resource_version: version };
-                with_cache!(self, kind, cache => write.delete(cache, &name, preconditions, propagation).await)
+            (Action::Delete { .. }, FailureKind::NotFound) => return Ok(()),
+            // It has changed since it was looked at; or another object has its name, and it is gone.
+            (Action::Delete { kind, name, version: Some(_), .. }, FailureKind::Conflict) => {
+                self.refresh_quietly(namespace, *kind, name).await;
             }
+            (Action::Delete { version: None, .. }, FailureKind::Conflict) => return Ok(()),
+            (
+                Action::Create(_) | Action::Merge { .. } | Action::MergeStatus { .. } | Action::Delete { .. },
+                _,
+            ) => {}
         }
-    }
-}
-
-/// Which part of an object a patch is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    All,
-    Status,
-}
-
-struct Write<'a> {
-    client: &'a Client,
-    namespace: &'a str,
-    manager: &'a str,
-}
-
-impl Write<'_> {
-    fn api<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>>(&self) -> Api<K> {
-        Api::namespaced(self.client.clone(), self.namespace)
+        Err(refusal)
     }
 
-    fn patch_params(&self) -> PatchParams {
-        PatchParams { field_manager: Some(self.manager.to_owned()), ..PatchParams::default() }
-    }
-
-    async fn create<K: Kept>(&self, cache: &Cache<K>, object: K) -> Result<(), (FailureKind, String)> {
-        let params = PostParams { field_manager: Some(self.manager.to_owned()), ..PostParams::default() };
-        match self.api::<K>().create(&params, &object).await {
-            Ok(created) => {
-                cache.remember(created);
-                Ok(())
+    /// Reads an object past the cache, takes the answer in, and says whether it exists.
+    async fn refresh(&self, namespace: &str, kind: Kind, name: &str) -> Result<bool, Refusal> {
+        let seen = self.seen_version(namespace, kind, name);
+        match self.server.read(namespace, kind, name).await? {
+            Some(live) => {
+                self.remember(live);
+                Ok(true)
             }
-            Err(error) => match refusal(&error) {
-                Refusal::Conflict(text) => {
-                    if let Some(name) = &object.meta().name {
-                        self.refresh(cache, name).await;
-                    }
-                    Err((FailureKind::AlreadyExists, text))
+            None => {
+                if let Some(seen) = seen {
+                    self.forget(namespace, kind, name, seen);
                 }
-                Refusal::NotFound(text) | Refusal::Refused(text) => Err((FailureKind::Refused, text)),
-                Refusal::Unknown(text) => Err((FailureKind::Unknown, text)),
-            },
-        }
-    }
-
-    async fn merge<K: Kept>(
-        &self,
-        cache: &Cache<K>,
-        name: &str,
-        body: &Value,
-        part: Part,
-    ) -> Result<(), (FailureKind, String)> {
-        let (api, params, patch) = (self.api::<K>(), self.patch_params(), Patch::Merge(body));
-        let answer = match part {
-            Part::All => api.patch(name, &params, &patch).await,
-            Part::Status => api.patch_status(name, &params, &patch).await,
-        };
-        match answer {
-            Ok(patched) => {
-                cache.remember(patched);
-                Ok(())
+                Ok(false)
             }
-            Err(error) => Err(match refusal(&error) {
-                Refusal::Conflict(text) => {
-                    self.refresh(cache, name).await;
-                    (FailureKind::Conflict, text)
-                }
-                Refusal::NotFound(text) => {
-                    cache.forget(&ObjectKey { namespace: self.namespace.to_owned(), name: name.to_owned() });
-                    (FailureKind::NotFound, text)
-                }
-                Refusal::Refused(text) => (FailureKind::Refused, text),
-                Refusal::Unknown(text) => (FailureKind::Unknown, text),
-            }),
         }
     }
 
-    async fn delete<K: Kept>(
-        &self,
-        cache: &Cache<K>,
-        name: &str,
-        preconditions: Preconditions,
-        propagation: Propagation,
-    ) -> Result<(), (FailureKind, String)> {
-        let params = DeleteParams {
-            preconditions: Some(preconditions.clone()),
-            propagation_policy: Some(match propagation {
-                Propagation::Background => PropagationPolicy::Background,
-                Propagation::Foreground => PropagationPolicy::Foreground,
-            }),
-            ..DeleteParams::default()
-        };
-        match self.api::<K>().delete(name, &params).await {
-            // The answer is the dying object, or nothing but success when it is gone at once. The watch says so too, in
-            // its own order with what came before, so the cache waits for that.
-            Ok(answer) => {
-                if let Some(dying) = answer.left() {
-                    cache.remember(dying);
-                }
-                Ok(())
+    /// The same after a write has shown that the cache is behind; should it fail, the watch brings the news.
+    async fn refresh_quietly(&self, namespace: &str, kind: Kind, name: &str) {
+        if let Err(refusal) = self.refresh(namespace, kind, name).await {
+            tracing::debug!(%kind, name, %refusal, "fresh read failed");
+        }
+    }
+
+    fn remember(&self, any: Any) {
+        with_object!(any, object => self.cache_of(&object).remember(object));
+    }
+
+    fn forget(&self, namespace: &str, kind: Kind, name: &str, version: u64) {
+        let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
+        with_cache!(self, kind, cache => cache.forget(&key, version));
+    }
+
+    /// The version of the object that a patch is for, as it was when the patch was sent.
+    fn version(&self, namespace: &str, action: &Action) -> Option<u64> {
+        match action {
+            Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. } => {
+                self.seen_version(namespace, *kind, name)
             }
-            Err(error) => match refusal(&error) {
-                Refusal::NotFound(_) => Ok(()),
-                // It has changed since it was looked at; or another object has its name, and it is gone.
-                Refusal::Conflict(text) => match preconditions.resource_version {
-                    Some(_) => {
-                        self.refresh(cache, name).await;
-                        Err((FailureKind::Conflict, text))
-                    }
-                    None => Ok(()),
-                },
-                Refusal::Refused(text) => Err((FailureKind::Refused, text)),
-                Refusal::Unknown(text) => Err((FailureKind::Unknown, text)),
-            },
+            Action::Create(_) | Action::Delete { .. } => None,
         }
     }
 
-    /// Reads an object past the cache, after a write has shown that the cache is behind.
-    async fn refresh<K: Kept>(&self, cache: &Cache<K>, name: &str) {
-        match self.api::<K>().get_opt(name).await {
-            Ok(Some(live)) => cache.remember(live),
-            Ok(None) => {}
-            Err(error) => tracing::debug!(name, %error, "fresh read failed"),
-        }
+    fn seen_version(&self, namespace: &str, kind: Kind, name: &str) -> Option<u64> {
+        let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
+        with_cache!(self, kind, cache => cache.version_of(&key))
+    }
+
+    fn cache_of<K: Cached>(&self, _: &Arc<K>) -> &Cache<K> {
+        K::cache(self)
     }
 }
 
-/// What an object must be to be written here.
-trait Kept:
-    Resource<DynamicType = (), Scope = NamespaceResourceScope>
-    + Clone
-    + Debug
-    + Serialize
-    + DeserializeOwned
-    + Send
-    + Sync
-    + 'static
-{
+/// A type that has a cache.
+trait Cached: Typed {
+    fn cache(cluster: &Cluster) -> &Cache<Self>;
 }
 
-impl<K> Kept for K where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static
-{
+macro_rules! cached {
+    ($($name:ident: $field:ident),*) => {$(
+        impl Cached for $name {
+            fn cache(cluster: &Cluster) -> &Cache<Self> {
+                &cluster.$field
+            }
+        }
+    )*};
 }
 
-fn refusal(error: &kube::Error) -> Refusal {
-    match error {
-        kube::Error::Api(status) => {
-            let text = status.message.clone();
-            match status.code {
-                404 => Refusal::NotFound(text),
-                409 => Refusal::Conflict(text),
-                // The server may have failed after it had written.
-                429 | 500.. => Refusal::Unknown(text),
-                _ => Refusal::Refused(text),
-            }
-        }
-        other => {
-            let mut text = other.to_string();
-            let mut cause = other.source();
-            while let Some(source) = cause {
-                text = format!("{text}: {source}");
-                cause = source.source();
-            }
-            Refusal::Unknown(text)
-        }
-    }
-}
+cached!(
+    Sandbox: sandboxes,
+    SandboxTemplate: templates,
+    SandboxClaim: claims,
+    SandboxWarmPool: pools,
+    Pod: pods,
+    Service: services,
+    PersistentVolumeClaim: volume_claims,
+    NetworkPolicy: policies
+);

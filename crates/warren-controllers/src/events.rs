@@ -1,26 +1,29 @@
 //! Records events (events.k8s.io/v1) beside the work: a lost event is logged and never holds anything up.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use kube::api::PostParams;
-use kube::{Api, Client, Resource};
-use tokio_util::task::TaskTracker;
+use kube::Resource;
 use warren_api::conditions::ReportingController;
 use warren_decide::step::{Note, Severity};
+
+use crate::clock::Clock;
+use crate::server::Server;
 
 /// Writes events.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    client: Client,
+    server: Arc<dyn Server>,
+    clock: Arc<dyn Clock>,
     instance: String,
-    tasks: TaskTracker,
 }
 
 impl Recorder {
-    pub(crate) fn new(client: Client, instance: String, tasks: TaskTracker) -> Self {
-        Self { client, instance, tasks }
+    pub(crate) fn new(server: Arc<dyn Server>, clock: Arc<dyn Clock>, instance: String) -> Self {
+        Self { server, clock, instance }
     }
 
     /// Records a note about an object. Returns at once.
@@ -30,15 +33,7 @@ impl Recorder {
         about: &K,
         note: Note,
     ) {
-        let event = self.event(reporter, about, note, Timestamp::now());
-        let namespace = event.metadata.namespace.clone().unwrap_or_default();
-        let events = Api::<Event>::namespaced(self.client.clone(), &namespace);
-        self.tasks.spawn(async move {
-            if let Err(error) = events.create(&PostParams::default(), &event).await {
-                let reason = event.reason.as_deref().unwrap_or_default();
-                tracing::warn!(reason, error = &error as &dyn std::error::Error, "event was not recorded");
-            }
-        });
+        self.server.record(self.event(reporter, about, note, self.clock.now()));
     }
 
     fn event<K: Resource<DynamicType = ()>>(

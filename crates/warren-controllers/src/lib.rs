@@ -1,20 +1,27 @@
 //! The controllers: they watch, take a snapshot, let `warren-decide` decide, and carry out what it says. They never make
 //! a choice of their own, never poll, and never reach past the Kubernetes API, so the same code runs inside `warren up`
-//! and on a cluster. Start with [`Controllers`], or with [`run()`] for a program of its own; [`cluster::Cluster`] is what
-//! every controller works with, and the loop around a key is [`queue::WorkQueue`].
+//! and on a cluster. Start with [`Controllers`], or with [`run()`] for a program of its own; [`engine::Engine`] is
+//! everything but what runs by itself, [`cluster::Cluster`] is what every controller works with, and the loop around a key is
+//! [`queue::WorkQueue`].
 
 pub mod cache;
 mod claim;
+pub mod clock;
 pub mod cluster;
 mod config;
 mod connect;
 mod endpoint;
+pub mod engine;
 mod events;
+mod kube_server;
 pub mod leader;
+mod nodes;
+pub mod object;
 mod pool;
 pub mod queue;
 mod run;
 mod sandbox;
+pub mod server;
 mod start;
 pub mod telemetry;
 mod template;

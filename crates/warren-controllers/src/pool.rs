@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use jiff::Timestamp;
 use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{NameHash, Sandbox, SandboxTemplate, SandboxWarmPool, annotations};
 use warren_decide::ownership;
@@ -17,6 +17,9 @@ use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::wake::Sides;
 
 const MANAGER: &str = "sandboxwarmpool-controller";
+
+/// As soon as can be.
+const AT_ONCE: Duration = Duration::from_millis(1);
 
 pub(crate) struct PoolController {
     pub(crate) cluster: Cluster,
@@ -38,17 +41,27 @@ impl PoolController {
         };
         let plan = {
             let mut memories = self.memories();
-            decide(&world, memories.entry(key.clone()).or_default(), &self.settings, Timestamp::now())
+            decide(&world, memories.entry(key.clone()).or_default(), &self.settings, self.cluster.now())
         };
-        let mut failed = false;
-        for steps in [plan.repairs, plan.creations, plan.removals] {
-            failed |= self.carry_out(&key, steps).await;
+        let mut notes = plan.notes;
+        let mut failed = self.carry_out(&key, plan.repairs).await.is_some();
+        if !plan.creations.is_empty() {
+            let failure = self.carry_out(&key, plan.creations).await;
+            failed |= failure.is_some();
+            let refusal = failure.as_ref().map(|failure| failure.message.as_str());
+            notes.extend(self.memories().entry(key.clone()).or_default().creations_tried(refusal));
         }
-        if failed {
+        failed |= self.carry_out(&key, plan.removals).await.is_some();
+        // A pool that cannot get what it needs is the one whose verdict matters most.
+        let unwritten = self.cluster.apply(&key.namespace, MANAGER, plan.verdict.into_iter().collect()).await;
+        for note in notes {
+            self.recorder.record(ReportingController::SandboxWarmPool, &*world.pool, note);
+        }
+        if failed || !unwritten.is_empty() {
             return Outcome::Retry;
         }
-        for note in plan.notes {
-            self.recorder.record(ReportingController::SandboxWarmPool, &*world.pool, note);
+        if plan.recount {
+            return self.recount(&key).await;
         }
         let unpublished =
             self.cluster.apply(&key.namespace, MANAGER, plan.status.into_iter().collect()).await;
@@ -59,8 +72,20 @@ impl PoolController {
         }
     }
 
-    /// Carries out steps about members, and takes back the expectations about those that did not happen.
-    async fn carry_out(&self, key: &ObjectKey, steps: Vec<Step>) -> bool {
+    /// Counts the members at the server, and looks again at what it has shown.
+    async fn recount(&self, key: &ObjectKey) -> Outcome {
+        tracing::warn!(pool = %key, "what the pool did was not seen for long; its members are counted at the server");
+        if let Err(error) = self.cluster.read_members(key).await {
+            tracing::warn!(pool = %key, error = &error as &dyn std::error::Error, "the members cannot be counted");
+            return Outcome::Retry;
+        }
+        self.memories().entry(key.clone()).or_default().expectations.recounted();
+        Outcome::LookAgain(AT_ONCE)
+    }
+
+    /// Carries out steps about members, and takes back the expectations about those that did not happen. Gives the first
+    /// failure.
+    async fn carry_out(&self, key: &ObjectKey, steps: Vec<Step>) -> Option<Failure> {
         let removals: Vec<(String, String)> = steps.iter().filter_map(|step| removal(&step.action)).collect();
         let undone: Vec<(Step, Failure)> = self.cluster.apply_slowly(&key.namespace, MANAGER, steps).await;
         let mut memories = self.memories();
@@ -68,7 +93,7 @@ impl PoolController {
         for (step, failure) in &undone {
             match &step.action {
                 Action::Create(_) if failure.kind == FailureKind::Unknown => {
-                    expectations.creation_in_doubt(Timestamp::now());
+                    expectations.creation_in_doubt(self.cluster.uptime());
                 }
                 Action::Create(_) => expectations.creation_settled(),
                 Action::Delete { uid, .. } => expectations.deletion_settled(uid),
@@ -87,7 +112,7 @@ impl PoolController {
             let count = undone.len();
             tracing::warn!(pool = %key, count, step = %step.action, problem = %failure.message, "steps were not carried out");
         }
-        !undone.is_empty()
+        undone.into_iter().next().map(|(_, failure)| failure)
     }
 
     fn look(&self, key: &ObjectKey) -> Option<World> {
@@ -106,7 +131,7 @@ impl PoolController {
         }
         // Spread by name: the same pool always wakes at the same point of the interval, different pools do not.
         let jitter = f64::from(NameHash::of(&key.to_string()).value()) / f64::from(u32::MAX);
-        Some(World { pool, template, members, pods, jitter })
+        Some(World { pool, template, members, pods, jitter, uptime: self.cluster.uptime() })
     }
 
     /// Takes note of a change of a sandbox, and wakes the pools that it matters to.
@@ -167,12 +192,11 @@ pub(crate) fn wake_by_label(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'
     let Some(after) = sides.after.filter(|after| ownership::controller(after).is_none()) else { return };
     let Some(hash) = ownership::label(after, warren_api::labels::WARM_POOL_SANDBOX) else { return };
     // An orphan is rare, so looking through the pools for the one whose name has this hash is fine.
-    for pool in cluster.pools.all() {
-        let key = crate::cache::key_of(&*pool);
-        if key.namespace == namespace && NameHash::of(&key.name).to_string() == hash {
-            queue.add(key);
-        }
-    }
+    let mut pools: Vec<ObjectKey> =
+        cluster.pools.all().iter().map(|pool| crate::cache::key_of(&**pool)).collect();
+    pools.retain(|key| key.namespace == namespace && NameHash::of(&key.name).to_string() == hash);
+    pools.sort();
+    pools.into_iter().for_each(|key| queue.add(key));
 }
 
 fn is_ready(sandbox: &Sandbox) -> bool {

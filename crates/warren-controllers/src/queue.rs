@@ -1,23 +1,22 @@
 //! A work queue of keys. A key waits at most once, is never worked on twice at the same time, and is worked on again when
 //! it is added meanwhile. Failures come back later and later; a wish to look again comes back at its time.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+mod line;
+
 use std::fmt;
 use std::future::Future;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::telemetry::{Histogram, QUEUE_BOUNDS, QUEUE_BUCKETS};
-
-/// The first and the longest wait after failures; the numbers of the Kubernetes controller library.
-const BACKOFF_FIRST: Duration = Duration::from_millis(5);
-const BACKOFF_LONGEST: Duration = Duration::from_secs(1000);
+use crate::clock::Clock;
+use crate::telemetry::{Histogram, QUEUE_BOUNDS};
+use line::Line;
 
 /// Names an object of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,6 +33,11 @@ impl fmt::Display for ObjectKey {
     }
 }
 
+/// What can be a key.
+pub trait Key: Clone + Ord + Hash + fmt::Display + Send + Sync + 'static {}
+
+impl<K: Clone + Ord + Hash + fmt::Display + Send + Sync + 'static> Key for K {}
+
 /// What a pass over one key ended with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -43,6 +47,8 @@ pub enum Outcome {
     LookAgain(Duration),
     /// It failed: try again with backoff.
     Retry,
+    /// It failed: try again with backoff, but after this long at the latest.
+    RetryWithin(Duration),
 }
 
 /// Counters of a queue since it was made.
@@ -63,39 +69,30 @@ pub struct QueueStatistics {
 }
 
 /// The queue. Clones share it.
-#[derive(Clone, Debug)]
-pub struct WorkQueue {
+#[derive(Clone)]
+pub struct WorkQueue<K = ObjectKey> {
     name: &'static str,
-    shared: Arc<Shared>,
+    shared: Arc<Shared<K>>,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    /// Woken when a key can be handed out.
-    filled: Notify,
-    /// Woken when the earliest delayed key has changed.
-    rescheduled: Notify,
+struct Shared<K> {
+    line: Mutex<Line<K>>,
+    clock: Arc<dyn Clock>,
+    /// Woken when a key can be handed out, or the earliest delayed key has changed.
+    changed: Notify,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<(ObjectKey, Instant)>,
-    /// Everything in `waiting`, and everything that must be worked on again after its present pass.
-    dirty: HashSet<ObjectKey>,
-    working: HashSet<ObjectKey>,
-    delayed: BinaryHeap<Reverse<(Instant, ObjectKey)>>,
-    /// The earliest time for each delayed key; entries of the heap that disagree are outdated.
-    due: HashMap<ObjectKey, Instant>,
-    failures: HashMap<ObjectKey, u32>,
-    statistics: QueueStatistics,
+impl<K> fmt::Debug for WorkQueue<K> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("WorkQueue").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
-impl WorkQueue {
+impl<K: Key> WorkQueue<K> {
     /// An empty queue; the name appears in logs.
     #[must_use]
-    pub fn new(name: &'static str) -> Self {
-        Self { name, shared: Arc::new(Shared::default()) }
+    pub fn new(name: &'static str, clock: Arc<dyn Clock>) -> Self {
+        Self { name, shared: Arc::new(Shared { line: Mutex::default(), clock, changed: Notify::new() }) }
     }
 
     /// The queue's name.
@@ -104,37 +101,66 @@ impl WorkQueue {
         self.name
     }
 
+    /// The time by the queue's clock.
+    #[must_use]
+    pub fn uptime(&self) -> Duration {
+        self.shared.clock.uptime()
+    }
+
     /// Asks for a pass over the key as soon as there is a free worker.
-    pub fn add(&self, key: ObjectKey) {
-        self.state().add(key);
-        self.shared.filled.notify_one();
+    pub fn add(&self, key: K) {
+        self.line().add(key, self.uptime());
+        self.shared.changed.notify_one();
     }
 
     /// Asks for a pass over the key after a while. Of several wishes the earliest counts.
-    pub fn add_after(&self, key: ObjectKey, delay: Duration) {
-        let due = Instant::now() + delay;
-        let mut state = self.state();
-        if state.due.get(&key).is_some_and(|earlier| *earlier <= due) {
-            return;
+    pub fn add_after(&self, key: K, delay: Duration) {
+        if self.line().add_at(key, self.uptime().saturating_add(delay)) {
+            self.shared.changed.notify_one();
         }
-        state.due.insert(key.clone(), due);
-        state.delayed.push(Reverse((due, key)));
-        drop(state);
-        self.shared.rescheduled.notify_one();
     }
 
     /// Counters for metrics.
     #[must_use]
     pub fn statistics(&self) -> QueueStatistics {
-        let state = self.state();
-        QueueStatistics { depth: state.waiting.len(), ..state.statistics }
+        self.line().statistics()
+    }
+
+    /// Whether a key can be handed out when so many may be worked on at a time.
+    #[must_use]
+    pub fn has_work(&self, workers: usize) -> bool {
+        let mut line = self.line();
+        line.release_due(self.uptime());
+        line.has_work(workers)
+    }
+
+    /// Hands out the next key; it counts as being worked on until [`Self::end`].
+    #[must_use]
+    pub fn begin(&self) -> Option<K> {
+        let (mut line, uptime) = (self.line(), self.uptime());
+        line.release_due(uptime);
+        line.begin(uptime)
+    }
+
+    /// A pass has ended.
+    pub fn end(&self, key: &K, outcome: Outcome) {
+        if let Some(delay) = self.line().end(key, outcome, self.uptime()) {
+            tracing::debug!(queue = self.name, %key, ?delay, "pass failed, trying again");
+        }
+        self.shared.changed.notify_one();
+    }
+
+    /// When a key is due that does not wait yet.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Duration> {
+        self.line().next_due()
     }
 
     /// Hands keys to `reconcile`, at most `workers` at a time, until told to stop; then waits for the passes that are
     /// under way, so that no write is cut off half-way through a plan.
     pub async fn run<F, R>(&self, workers: usize, stop: CancellationToken, reconcile: F)
     where
-        F: Fn(ObjectKey) -> R + Clone + Send + 'static,
+        F: Fn(K) -> R + Clone + Send + 'static,
         R: Future<Output = Outcome> + Send + 'static,
     {
         let free = Arc::new(Semaphore::new(workers.max(1)));
@@ -152,10 +178,9 @@ impl WorkQueue {
             };
             let (queue, reconcile) = (self.clone(), reconcile.clone());
             passes.spawn(async move {
-                let guard = Working { queue: &queue, key: &key };
-                let outcome = reconcile(key.clone()).await;
-                drop(guard);
-                queue.settle(&key, outcome);
+                let mut pass = Pass { queue: &queue, key: &key, outcome: Outcome::Retry };
+                pass.outcome = reconcile(key.clone()).await;
+                drop(pass);
                 drop(permit);
             });
         }
@@ -163,117 +188,42 @@ impl WorkQueue {
         passes.wait().await;
     }
 
-    /// The next key; it counts as being worked on from here.
-    async fn next(&self) -> ObjectKey {
+    /// The next key, as soon as there is one.
+    async fn next(&self) -> K {
         loop {
-            let wake_at = {
-                let mut state = self.state();
-                state.release_due(Instant::now());
-                if let Some(key) = state.take() {
-                    return key;
-                }
-                state.next_due()
-            };
+            if let Some(key) = self.begin() {
+                return key;
+            }
+            let wake_in = self.next_due().map(|due| due.saturating_sub(self.uptime()));
             let timer = async {
-                match wake_at {
-                    Some(due) => sleep_until(due).await,
+                match wake_in {
+                    Some(delay) => sleep(delay).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
-                () = self.shared.filled.notified() => {}
-                () = self.shared.rescheduled.notified() => {}
+                () = self.shared.changed.notified() => {}
                 () = timer => {}
             }
         }
     }
 
-    fn settle(&self, key: &ObjectKey, outcome: Outcome) {
-        match outcome {
-            Outcome::Done => {
-                self.state().failures.remove(key);
-            }
-            Outcome::LookAgain(delay) => {
-                self.state().failures.remove(key);
-                self.add_after(key.clone(), delay);
-            }
-            Outcome::Retry => {
-                let delay = {
-                    let mut state = self.state();
-                    let failures = state.failures.entry(key.clone()).or_default();
-                    let delay =
-                        BACKOFF_FIRST.saturating_mul(1_u32.checked_shl(*failures).unwrap_or(u32::MAX));
-                    *failures = failures.saturating_add(1);
-                    delay.min(BACKOFF_LONGEST)
-                };
-                tracing::debug!(queue = self.name, %key, ?delay, "pass failed, trying again");
-                self.add_after(key.clone(), delay);
-            }
-        }
-    }
-
-    /// The state after a panic elsewhere is as good as before it: every change below is a single insertion or removal.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The line after a panic elsewhere is as good as before it: every change of it is a few insertions and removals.
+    fn line(&self) -> MutexGuard<'_, Line<K>> {
+        self.shared.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Marks the end of a pass even when it panics, so that its key does not stay locked.
-struct Working<'a> {
-    queue: &'a WorkQueue,
-    key: &'a ObjectKey,
+/// Marks the end of a pass even when it panics: that is a failure like another, and its key does not stay locked.
+struct Pass<'a, K: Key> {
+    queue: &'a WorkQueue<K>,
+    key: &'a K,
+    outcome: Outcome,
 }
 
-impl Drop for Working<'_> {
+impl<K: Key> Drop for Pass<'_, K> {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
-        state.working.remove(self.key);
-        if state.dirty.contains(self.key) {
-            state.waiting.push_back((self.key.clone(), Instant::now()));
-            drop(state);
-            self.queue.shared.filled.notify_one();
-        }
-    }
-}
-
-impl State {
-    fn add(&mut self, key: ObjectKey) {
-        if self.dirty.insert(key.clone()) {
-            self.statistics.added += 1;
-            if !self.working.contains(&key) {
-                self.waiting.push_back((key, Instant::now()));
-            }
-        }
-    }
-
-    fn take(&mut self) -> Option<ObjectKey> {
-        let (key, since) = self.waiting.pop_front()?;
-        self.dirty.remove(&key);
-        self.working.insert(key.clone());
-        let waited = since.elapsed();
-        self.statistics.handed_out += 1;
-        self.statistics.waited += waited;
-        self.statistics.waits.observe(&QUEUE_BUCKETS, waited.as_secs_f64());
-        self.statistics.longest_wait = self.statistics.longest_wait.max(waited);
-        Some(key)
-    }
-
-    fn release_due(&mut self, now: Instant) {
-        while let Some(Reverse((due, _))) = self.delayed.peek() {
-            if *due > now {
-                break;
-            }
-            if let Some(Reverse((due, key))) = self.delayed.pop()
-                && self.due.get(&key) == Some(&due)
-            {
-                self.due.remove(&key);
-                self.add(key);
-            }
-        }
-    }
-
-    fn next_due(&self) -> Option<Instant> {
-        self.delayed.peek().map(|Reverse((due, _))| *due)
+        self.queue.end(self.key, self.outcome);
     }
 }
 
@@ -288,6 +238,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::{ObjectKey, Outcome, WorkQueue};
+    use crate::clock::SystemClock;
 
     fn key(name: &str) -> ObjectKey {
         ObjectKey { namespace: "default".to_owned(), name: name.to_owned() }
@@ -295,7 +246,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_key_waits_once_and_is_never_worked_on_twice_at_a_time() {
-        let queue = WorkQueue::new("test");
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
         for _ in 0..3 {
             queue.add(key("a"));
         }
@@ -339,7 +290,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failures_come_back_later_and_later_and_a_success_forgets_them() {
-        let queue = WorkQueue::new("test");
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
         queue.add(key("a"));
         let stop = CancellationToken::new();
         let (send, mut times) = mpsc::unbounded_channel();
@@ -376,7 +327,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn of_several_delays_the_earliest_counts() {
-        let queue = WorkQueue::new("test");
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
         queue.add_after(key("a"), Duration::from_secs(5));
         queue.add_after(key("a"), Duration::from_secs(1));
         queue.add_after(key("a"), Duration::from_secs(9));

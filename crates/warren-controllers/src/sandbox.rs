@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 
-use jiff::Timestamp;
 use warren_api::conditions::ReportingController;
 use warren_api::{Sandbox, annotations, labels};
 use warren_decide::ownership;
@@ -39,7 +38,7 @@ impl SandboxController {
         // nothing that was not tried.
         let (world, failures) = loop {
             let Some(world) = self.look(&key) else { return Outcome::Done };
-            let mut plan = decide(&world, Timestamp::now());
+            let mut plan = decide(&world, self.cluster.now());
             // A deletion that is done may not have reached the cache yet.
             plan.steps.retain(|step| deletion(step).is_none_or(|uid| !deleted.contains(uid)));
             let surprised = !failed.is_empty() && failed.iter().all(is_surprise);
@@ -55,7 +54,7 @@ impl SandboxController {
             failed = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
             looks += 1;
         };
-        let conclusion = conclude(&world, &failures, &self.settings, Timestamp::now());
+        let conclusion = conclude(&world, &failures, &self.settings, self.cluster.now());
         for failure in &failures {
             tracing::warn!(sandbox = %key, problem = %failure.message, "sandbox has a problem");
         }
@@ -114,8 +113,14 @@ fn is_surprise(failure: &Failure) -> bool {
 }
 
 /// Wakes the sandbox that controls a changed child, if the child carries the tracking label.
-pub(crate) fn wake_by_child(queue: &WorkQueue, sides: Sides<'_>) {
+pub(crate) fn wake_by_child(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'_>) {
     if sides.has_label(labels::SANDBOX_NAME_HASH) {
-        sides.owners(ownership::is_kind::<Sandbox>).for_each(|owner| queue.add(owner));
+        for owner in sides.owners(ownership::is_kind::<Sandbox>) {
+            if sides.after.is_none() {
+                // It may have gone with its owner, of which we have not heard yet: then making it again would never end.
+                cluster.sandboxes.doubt(&owner);
+            }
+            queue.add(owner);
+        }
     }
 }

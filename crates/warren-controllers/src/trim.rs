@@ -1,7 +1,9 @@
 //! What is kept of each kind. Everything that no decision reads is dropped before it reaches the cache: twenty thousand
 //! pods with their specs and managed fields would be most of our memory.
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, PodSpec, PodStatus, Service};
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStatus, PersistentVolumeClaim, Pod, PodSpec, PodStatus, Service,
+};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use warren_api::conditions::ConditionType;
@@ -88,9 +90,21 @@ fn pod(pod: &mut Pod) {
             conditions: status.conditions.map(|conditions| {
                 conditions.into_iter().filter(|condition| read(&condition.type_)).collect()
             }),
+            init_container_statuses: stuck(status.init_container_statuses),
+            container_statuses: stuck(status.container_statuses),
             ..PodStatus::default()
         });
     }
+}
+
+/// Of containers only why one cannot start, which few ever say.
+fn stuck(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus>> {
+    let waiting = containers?.into_iter().filter_map(|container| {
+        let waiting = container.state?.waiting.filter(|waiting| waiting.reason.is_some())?;
+        let state = Some(ContainerState { waiting: Some(waiting), ..ContainerState::default() });
+        Some(ContainerStatus { name: container.name, state, ..ContainerStatus::default() })
+    });
+    Some(waiting.collect::<Vec<_>>()).filter(|waiting| !waiting.is_empty())
 }
 
 fn controller(metadata: &ObjectMeta) -> Vec<Index> {

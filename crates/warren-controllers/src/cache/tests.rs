@@ -1,0 +1,183 @@
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::runtime::watcher::Event;
+
+use warren_decide::step::Kind;
+
+use super::{Cache, Index, Keeping, key_of};
+use crate::clock::SystemClock;
+use crate::queue::WorkQueue;
+
+fn pod(name: &str, version: u64, owner: &str) -> Pod {
+    Pod {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            namespace: Some("default".to_owned()),
+            resource_version: Some(version.to_string()),
+            owner_references: Some(vec![OwnerReference {
+                uid: owner.to_owned(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        },
+        ..Pod::default()
+    }
+}
+
+fn cache() -> (Cache<Pod>, Arc<Mutex<Vec<String>>>) {
+    let (cache, log, _) = cache_with_doubts();
+    (cache, log)
+}
+
+fn cache_with_doubts() -> (Cache<Pod>, Arc<Mutex<Vec<String>>>, WorkQueue<Kind>) {
+    let keeping = Keeping::<Pod> {
+        trim: |_| {},
+        indices: |pod| {
+            let owners = pod.metadata.owner_references.iter().flatten();
+            owners.map(|owner| Index::Controller(owner.uid.clone())).collect()
+        },
+    };
+    let doubts = WorkQueue::new("doubt", Arc::new(SystemClock::start()));
+    let cache = Cache::with_answers(keeping, Kind::Pod, doubts.clone());
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let sink = log.clone();
+    cache.listen(move |change| {
+        let version = |pod: &Arc<Pod>| pod.metadata.resource_version.clone().unwrap();
+        sink.lock().unwrap().push(format!(
+            "{} {}->{}",
+            change.key.name,
+            change.before.map(version).unwrap_or_default(),
+            change.after.map(version).unwrap_or_default()
+        ));
+    });
+    (cache, log, doubts)
+}
+
+#[test]
+fn our_own_write_is_seen_at_once_and_its_echo_is_silent() {
+    let (cache, log) = cache();
+    cache.remember(Arc::new(pod("a", 5, "x")));
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    cache.observe(Event::Apply(pod("a", 4, "x")));
+    assert_eq!(*log.lock().unwrap(), ["a ->5"]);
+}
+
+#[test]
+fn a_late_answer_does_not_bring_back_the_dead() {
+    let (cache, log) = cache();
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    cache.observe(Event::Delete(pod("a", 6, "x")));
+    cache.remember(Arc::new(pod("a", 5, "x")));
+    assert!(cache.get(&key_of(&pod("a", 5, "x"))).is_none());
+    assert_eq!(*log.lock().unwrap(), ["a ->5", "a 5->"]);
+}
+
+#[test]
+fn a_new_list_takes_out_what_is_gone() {
+    let (cache, log) = cache();
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    cache.observe(Event::Apply(pod("b", 6, "x")));
+    cache.observe(Event::Init);
+    cache.observe(Event::InitApply(pod("b", 6, "x")));
+    cache.observe(Event::InitApply(pod("c", 8, "x")));
+    cache.observe(Event::InitDone);
+    assert_eq!(*log.lock().unwrap(), ["a ->5", "b ->6", "c ->8", "a 5->"]);
+}
+
+#[test]
+fn an_index_follows_the_object() {
+    let (cache, _) = cache();
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    cache.observe(Event::Apply(pod("b", 6, "x")));
+    cache.observe(Event::Apply(pod("a", 7, "y")));
+    let names = |owner: &str| -> Vec<String> {
+        let found = cache.find(&Index::Controller(owner.to_owned()));
+        found.iter().map(|pod| pod.metadata.name.clone().unwrap()).collect()
+    };
+    assert_eq!((names("x"), names("y")), (vec!["b".to_owned()], vec!["a".to_owned()]));
+}
+
+#[test]
+fn what_only_an_answer_has_brought_survives_a_list_that_lacks_it_and_is_asked_for() {
+    let (cache, log, doubts) = cache_with_doubts();
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    cache.remember(Arc::new(pod("b", 7, "x")));
+    // The list was taken at 6.
+    cache.observe(Event::Init);
+    cache.observe(Event::InitApply(pod("a", 6, "x")));
+    cache.observe(Event::InitDone);
+    let key = key_of(&pod("b", 7, "x"));
+    assert_eq!(doubts.begin(), Some(Kind::Pod));
+    assert_eq!(cache.doubtful(Duration::from_secs(1)).0, [(key.clone(), 7)]);
+    // The server says that it is there: it is in doubt anew, and is the next time after a while.
+    assert!(cache.is_still_doubtful(&key, Duration::from_secs(2)));
+    let (due, next) = cache.doubtful(Duration::from_secs(12));
+    assert!(due.is_empty());
+    assert_eq!(next, Some(Duration::from_secs(20)));
+    // The watch brings it, and all is well.
+    cache.observe(Event::Apply(pod("b", 7, "x")));
+    assert_eq!(cache.doubtful(Duration::from_secs(100)), (vec![], None));
+    assert_eq!(*log.lock().unwrap(), ["a ->5", "b ->7", "a 5->6"]);
+}
+
+#[test]
+fn a_late_not_found_does_not_take_out_the_next_of_that_name() {
+    let (cache, _) = cache();
+    let key = key_of(&pod("a", 5, "x"));
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    cache.observe(Event::Delete(pod("a", 6, "x")));
+    cache.observe(Event::Apply(pod("a", 7, "x")));
+    cache.forget(&key, 5);
+    assert!(cache.get(&key).is_some());
+    cache.forget(&key, 7);
+    assert!(cache.get(&key).is_none());
+}
+
+#[test]
+fn a_watch_that_is_behind_does_not_bring_back_what_the_server_has_said_is_gone() {
+    let (cache, log) = cache();
+    let key = key_of(&pod("a", 9, "x"));
+    cache.remember(Arc::new(pod("a", 9, "x")));
+    cache.forget(&key, 9);
+    cache.observe(Event::Apply(pod("a", 8, "x")));
+    cache.observe(Event::Apply(pod("a", 9, "x")));
+    cache.remember(Arc::new(pod("a", 9, "x")));
+    assert!(cache.get(&key).is_none());
+    cache.observe(Event::Delete(pod("a", 10, "x")));
+    cache.observe(Event::Apply(pod("a", 11, "x")));
+    assert_eq!(*log.lock().unwrap(), ["a ->9", "a 9->", "a ->11"]);
+}
+
+#[test]
+fn the_end_of_an_older_object_does_not_take_out_the_next_of_that_name() {
+    let (cache, log) = cache();
+    cache.remember(Arc::new(pod("a", 9, "x")));
+    cache.observe(Event::Delete(pod("a", 7, "x")));
+    assert!(cache.get(&key_of(&pod("a", 9, "x"))).is_some());
+    assert_eq!(*log.lock().unwrap(), ["a ->9"]);
+}
+
+#[test]
+fn one_that_took_the_name_of_another_is_told_as_an_end_and_a_beginning() {
+    let (cache, log) = cache();
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    let mut next = pod("a", 9, "x");
+    next.metadata.uid = Some("another".to_owned());
+    cache.remember(Arc::new(next));
+    assert_eq!(*log.lock().unwrap(), ["a ->5", "a 5->", "a ->9"]);
+}
+
+#[test]
+fn a_doubt_about_what_the_watch_has_brought_is_settled_by_one_answer() {
+    let (cache, _, doubts) = cache_with_doubts();
+    let key = key_of(&pod("a", 5, "x"));
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    cache.doubt(&key);
+    assert_eq!(doubts.begin(), Some(Kind::Pod));
+    assert_eq!(cache.doubtful(Duration::ZERO).0, [(key.clone(), 5)]);
+    assert!(!cache.is_still_doubtful(&key, Duration::ZERO));
+    assert_eq!(cache.doubtful(Duration::from_secs(100)), (vec![], None));
+}

@@ -1,0 +1,231 @@
+//! The four controllers with their caches, queues and wake-ups, and nothing that runs by itself. Whoever drives it brings
+//! the news of lists and watches, and chooses when a pass begins: [`crate::Controllers`] with watches and workers, the
+//! simulation step by step.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use tokio_util::sync::CancellationToken;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use warren_decide::step::Kind;
+use warren_decide::{claim as claims, pool as pools, sandbox as sandboxes};
+
+use crate::cache::{Cache, Change};
+use crate::claim::ClaimController;
+use crate::clock::Clock;
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::events::Recorder;
+use crate::pool::{self, PoolController};
+use crate::queue::{ObjectKey, Outcome, WorkQueue};
+use crate::sandbox::{self, SandboxController};
+use crate::server::Server;
+use crate::telemetry::Telemetry;
+use crate::template::{self, TemplateController};
+use crate::wake::Sides;
+
+/// The controllers, to be driven.
+pub struct Engine {
+    cluster: Cluster,
+    queues: Queues,
+    sandboxes: SandboxController,
+    templates: TemplateController,
+    pools: PoolController,
+    claims: ClaimController,
+    telemetry: Telemetry,
+    extensions: bool,
+    /// Cancelled when work may begin.
+    pub(crate) leading: CancellationToken,
+}
+
+/// One queue per kind, named as existing dashboards know them, and one of the kinds of which something is in doubt.
+#[derive(Clone)]
+#[expect(missing_docs, reason = "each queue is of the kind that it is named after")]
+pub struct Queues {
+    pub sandboxes: WorkQueue,
+    pub claims: WorkQueue,
+    pub pools: WorkQueue,
+    pub templates: WorkQueue,
+    /// What only an answer has brought, by kind: to be asked for again.
+    pub doubts: WorkQueue<Kind>,
+}
+
+/// Which controller a key is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is the controller of its own name")]
+pub enum Controller {
+    Sandbox,
+    Claim,
+    Pool,
+    Template,
+}
+
+impl Controller {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Sandbox, Self::Claim, Self::Pool, Self::Template];
+}
+
+impl Queues {
+    /// The queue of a controller.
+    #[must_use]
+    pub fn of(&self, controller: Controller) -> &WorkQueue {
+        match controller {
+            Controller::Sandbox => &self.sandboxes,
+            Controller::Claim => &self.claims,
+            Controller::Pool => &self.pools,
+            Controller::Template => &self.templates,
+        }
+    }
+}
+
+impl Engine {
+    /// Controllers that have seen nothing yet.
+    #[must_use]
+    pub fn new(
+        server: Arc<dyn Server>,
+        clock: Arc<dyn Clock>,
+        config: &Config,
+        telemetry: &Telemetry,
+    ) -> Arc<Self> {
+        let queues = Queues {
+            sandboxes: WorkQueue::new("sandbox", clock.clone()),
+            claims: WorkQueue::new("sandboxclaim", clock.clone()),
+            pools: WorkQueue::new("sandboxwarmpool", clock.clone()),
+            templates: WorkQueue::new("sandboxtemplate", clock.clone()),
+            doubts: WorkQueue::new("doubt", clock.clone()),
+        };
+        let cluster = Cluster::new(server.clone(), clock.clone(), &queues.doubts);
+        let recorder = Recorder::new(server, clock, config.reporting_instance.clone());
+        let settings = sandboxes::Settings { cluster_domain: config.cluster_domain.clone() };
+        let engine = Arc::new(Self {
+            sandboxes: SandboxController { cluster: cluster.clone(), recorder: recorder.clone(), settings },
+            templates: TemplateController::new(cluster.clone(), recorder.clone()),
+            pools: PoolController::new(cluster.clone(), recorder.clone(), pool_settings(config)),
+            claims: ClaimController::new(cluster.clone(), recorder, claim_settings(config), telemetry),
+            telemetry: telemetry.clone(),
+            extensions: config.extensions,
+            leading: CancellationToken::new(),
+            cluster,
+            queues,
+        });
+        engine.listen();
+        engine
+    }
+
+    /// What is seen of the cluster.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// What is to be worked on.
+    #[must_use]
+    pub fn queues(&self) -> &Queues {
+        &self.queues
+    }
+
+    /// One pass over one key. It writes, whoever leads; ending it half-way is harmless.
+    pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
+        match controller {
+            Controller::Sandbox => self.sandboxes.reconcile(key).await,
+            Controller::Claim => self.claims.reconcile(key).await,
+            Controller::Pool => self.pools.reconcile(key).await,
+            Controller::Template => self.templates.reconcile(key).await,
+        }
+    }
+
+    /// Asks the server for what is in doubt of a kind.
+    pub async fn confirm(&self, kind: Kind) -> Outcome {
+        self.cluster.confirm(kind).await
+    }
+
+    /// Takes note of whether a node is a place to hand sandboxes out on.
+    pub fn observe_node(&self, node: &str, is_fit: bool) {
+        self.claims.observe_node(node, is_fit);
+    }
+
+    fn listen(self: &Arc<Self>) {
+        let cluster = &self.cluster;
+        self.hear(&cluster.sandboxes, Self::sandbox_changed);
+        self.hear(&cluster.pods, |engine, change: &Change<'_, Pod>| {
+            sandbox::wake_by_child(&engine.cluster, &engine.queues.sandboxes, Sides::of(change));
+        });
+        self.hear(&cluster.services, |engine, change: &Change<'_, Service>| {
+            sandbox::wake_by_child(&engine.cluster, &engine.queues.sandboxes, Sides::of(change));
+        });
+        if self.extensions {
+            self.hear(&cluster.claims, Self::claim_changed);
+            self.hear(&cluster.pools, Self::pool_changed);
+            self.hear(&cluster.templates, Self::template_changed);
+            self.hear(&cluster.policies, |engine, change: &Change<'_, NetworkPolicy>| {
+                template::wake_by_policy(&engine.cluster, &engine.queues.templates, Sides::of(change));
+            });
+        } else {
+            cluster.claims.mark_listed();
+            cluster.pools.mark_listed();
+            cluster.templates.mark_listed();
+            cluster.policies.mark_listed();
+        }
+    }
+
+    /// Hears of the changes of a cache. The cache does not keep us alive: we keep it.
+    fn hear<K>(self: &Arc<Self>, cache: &Cache<K>, tell: fn(&Self, &Change<'_, K>))
+    where
+        K: kube::Resource<DynamicType = ()> + Send + Sync + 'static,
+    {
+        let engine = Arc::downgrade(self);
+        cache.listen(move |change| {
+            if let Some(engine) = engine.upgrade() {
+                tell(&engine, change);
+            }
+        });
+    }
+
+    fn sandbox_changed(&self, change: &Change<'_, Sandbox>) {
+        self.queues.sandboxes.add(change.key.clone());
+        if self.extensions {
+            self.claims.observe_sandbox(&self.queues.claims, change);
+            self.pools.observe_sandbox(&self.queues.pools, change);
+            pool::wake_by_label(&self.cluster, &self.queues.pools, Sides::of(change), &change.key.namespace);
+        }
+    }
+
+    fn claim_changed(&self, change: &Change<'_, SandboxClaim>) {
+        self.telemetry.observe_claim(change, &self.cluster, self.leading.is_cancelled());
+        self.claims.observe_claim(&self.queues.claims, change);
+    }
+
+    fn pool_changed(&self, change: &Change<'_, SandboxWarmPool>) {
+        self.queues.pools.add(change.key.clone());
+        self.claims.observe_pool(&self.queues.claims, change);
+    }
+
+    fn template_changed(&self, change: &Change<'_, SandboxTemplate>) {
+        self.queues.templates.add(change.key.clone());
+        pool::wake_by_template(&self.cluster, &self.queues.pools, change);
+        self.claims.observe_template(&self.queues.claims, change);
+    }
+}
+
+fn pool_settings(config: &Config) -> pools::Settings {
+    pools::Settings {
+        max_batch_size: config.sandbox_warm_pool_max_batch_size,
+        replenish_delay: config.sandbox_warm_pool_replenish_delay,
+        max_refill_rate: config.sandbox_warm_pool_max_refill_rate,
+        readiness_grace_period: config.sandbox_warm_pool_readiness_grace_period,
+        unschedulable_recheck_interval: config.sandbox_warm_pool_unschedulable_recheck_interval,
+        enable_eviction: config.enable_warm_pool_eviction,
+        max_size: config.sandbox_warm_pool_max_size,
+        progress_deadline: config.sandbox_warm_pool_progress_deadline,
+    }
+}
+
+fn claim_settings(config: &Config) -> claims::Settings {
+    claims::Settings {
+        allowed_label_domains: config.allowed_label_domains.clone(),
+        disable_observability_annotations: config.disable_claim_observability_annotations,
+        disable_events: config.disable_claim_events,
+        deadline: config.claim_deadline,
+    }
+}

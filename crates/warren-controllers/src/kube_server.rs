@@ -1,0 +1,190 @@
+//! A Kubernetes API, over `kube`.
+
+use std::error::Error as _;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
+use kube::{Api, Client};
+use serde_json::Value;
+use tokio_util::task::TaskTracker;
+use warren_decide::step::{Action, FailureKind, Kind, Object, Propagation};
+
+use crate::object::{Any, Typed, with_type};
+use crate::server::{Answer, Refusal, Server};
+
+/// The server behind a client.
+pub(crate) struct KubeServer {
+    client: Client,
+    tasks: TaskTracker,
+}
+
+/// Which part of an object a patch is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    All,
+    Status,
+}
+
+/// What was asked for: the same code means different things.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verb {
+    Create,
+    Other,
+}
+
+impl KubeServer {
+    /// Events are written by tasks of the tracker.
+    pub(crate) fn new(client: Client, tasks: TaskTracker) -> Self {
+        Self { client, tasks }
+    }
+
+    fn api<K: Typed>(&self, namespace: &str) -> Api<K> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    async fn create<K: Typed>(&self, namespace: &str, manager: &str, object: &K) -> Answer {
+        let params = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
+        let created = self.api::<K>(namespace).create(&params, object).await;
+        created.map(|object| Some(object.keep())).map_err(|error| refusal(&error, Verb::Create))
+    }
+
+    async fn merge<K: Typed>(
+        &self,
+        namespace: &str,
+        manager: &str,
+        name: &str,
+        body: &Value,
+        part: Part,
+    ) -> Answer {
+        let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
+        let (api, patch) = (self.api::<K>(namespace), Patch::Merge(body));
+        let patched = match part {
+            Part::All => api.patch(name, &params, &patch).await,
+            Part::Status => api.patch_status(name, &params, &patch).await,
+        };
+        patched.map(|object| Some(object.keep())).map_err(|error| refusal(&error, Verb::Other))
+    }
+
+    async fn delete<K: Typed>(
+        &self,
+        namespace: &str,
+        name: &str,
+        preconditions: Preconditions,
+        propagation: Propagation,
+    ) -> Answer {
+        let params = DeleteParams {
+            preconditions: Some(preconditions),
+            propagation_policy: Some(match propagation {
+                Propagation::Background => PropagationPolicy::Background,
+                Propagation::Foreground => PropagationPolicy::Foreground,
+            }),
+            ..DeleteParams::default()
+        };
+        match self.api::<K>(namespace).delete(name, &params).await {
+            // The answer is the dying object, or nothing but success when it is gone at once.
+            Ok(answer) => Ok(answer.left().map(Typed::keep)),
+            Err(error) => Err(refusal(&error, Verb::Other)),
+        }
+    }
+
+    async fn list_all<K: Typed>(
+        &self,
+        namespace: &str,
+        label: &str,
+        value: &str,
+    ) -> Result<Vec<Any>, Refusal> {
+        let params = ListParams::default().labels(&format!("{label}={value}"));
+        let list = self.api::<K>(namespace).list(&params).await;
+        let list = list.map_err(|error| refusal(&error, Verb::Other))?;
+        Ok(list.items.into_iter().map(Typed::keep).collect())
+    }
+
+    async fn get<K: Typed>(&self, namespace: &str, name: &str) -> Answer {
+        let live = self.api::<K>(namespace).get_opt(name).await;
+        live.map(|live| live.map(Typed::keep)).map_err(|error| refusal(&error, Verb::Other))
+    }
+}
+
+impl Server for KubeServer {
+    fn write<'a>(
+        &'a self,
+        namespace: &'a str,
+        manager: &'static str,
+        action: &'a Action,
+    ) -> BoxFuture<'a, Answer> {
+        match action {
+            Action::Create(object) => match object {
+                Object::Sandbox(object) => self.create(namespace, manager, &**object).boxed(),
+                Object::Pod(object) => self.create(namespace, manager, &**object).boxed(),
+                Object::Service(object) => self.create(namespace, manager, &**object).boxed(),
+                Object::PersistentVolumeClaim(object) => self.create(namespace, manager, &**object).boxed(),
+                Object::NetworkPolicy(object) => self.create(namespace, manager, &**object).boxed(),
+            },
+            Action::Merge { kind, name, body } => {
+                with_type!(kind, K => self.merge::<K>(namespace, manager, name, body, Part::All).boxed())
+            }
+            Action::MergeStatus { kind, name, body } => {
+                with_type!(kind, K => self.merge::<K>(namespace, manager, name, body, Part::Status).boxed())
+            }
+            Action::Delete { kind, name, uid, version, propagation } => {
+                let preconditions =
+                    Preconditions { uid: Some(uid.clone()), resource_version: version.clone() };
+                with_type!(kind, K => self.delete::<K>(namespace, name, preconditions, *propagation).boxed())
+            }
+        }
+    }
+
+    fn read<'a>(&'a self, namespace: &'a str, kind: Kind, name: &'a str) -> BoxFuture<'a, Answer> {
+        with_type!(kind, K => self.get::<K>(namespace, name).boxed())
+    }
+
+    fn list<'a>(
+        &'a self,
+        namespace: &'a str,
+        kind: Kind,
+        label: &'static str,
+        value: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<Any>, Refusal>> {
+        with_type!(kind, K => self.list_all::<K>(namespace, label, value).boxed())
+    }
+
+    fn record(&self, event: Event) {
+        let namespace = event.metadata.namespace.clone().unwrap_or_default();
+        let events = Api::<Event>::namespaced(self.client.clone(), &namespace);
+        self.tasks.spawn(async move {
+            if let Err(error) = events.create(&PostParams::default(), &event).await {
+                let reason = event.reason.as_deref().unwrap_or_default();
+                tracing::warn!(reason, error = &error as &dyn std::error::Error, "event was not recorded");
+            }
+        });
+    }
+}
+
+fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
+    let kube::Error::Api(status) = error else {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(source) = cause {
+            text = format!("{text}: {source}");
+            cause = source.source();
+        }
+        return Refusal { kind: FailureKind::Unknown, text };
+    };
+    let of_another = || {
+        status.details.iter().flat_map(|details| &details.causes).any(|cause| cause.field == "metadata.uid")
+    };
+    let kind = match status.code {
+        409 if verb == Verb::Create => FailureKind::AlreadyExists,
+        409 => FailureKind::Conflict,
+        // Another object has the name by now, and the patch was not for it.
+        422 if verb == Verb::Other && of_another() => FailureKind::Conflict,
+        // A create is told so when its namespace is gone, which is a refusal like another.
+        404 if verb == Verb::Other => FailureKind::NotFound,
+        // The server may have failed after it had written.
+        429 | 500.. => FailureKind::Unknown,
+        _ => FailureKind::Refused,
+    };
+    Refusal { kind, text: status.message.clone() }
+}

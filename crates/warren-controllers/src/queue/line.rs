@@ -1,0 +1,135 @@
+//! The order of a work queue: what is handed out next, and when. It knows no clock and never waits; times are uptimes.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::hash::Hash;
+use std::time::Duration;
+
+use super::{Outcome, QueueStatistics};
+use crate::telemetry::QUEUE_BUCKETS;
+
+/// The first and the longest wait after failures; the numbers of the Kubernetes controller library.
+const BACKOFF_FIRST: Duration = Duration::from_millis(5);
+const BACKOFF_LONGEST: Duration = Duration::from_secs(1000);
+
+/// Keys that wait, are worked on, or are due later.
+#[derive(Debug)]
+pub(super) struct Line<K> {
+    waiting: VecDeque<(K, Duration)>,
+    /// Everything in `waiting`, and everything that must be worked on again after its present pass.
+    dirty: HashSet<K>,
+    working: HashSet<K>,
+    /// The earliest time for each delayed key, both ways.
+    delayed: BTreeSet<(Duration, K)>,
+    due: HashMap<K, Duration>,
+    failures: HashMap<K, u32>,
+    statistics: QueueStatistics,
+}
+
+impl<K> Default for Line<K> {
+    fn default() -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            dirty: HashSet::new(),
+            working: HashSet::new(),
+            delayed: BTreeSet::new(),
+            due: HashMap::new(),
+            failures: HashMap::new(),
+            statistics: QueueStatistics::default(),
+        }
+    }
+}
+
+impl<K: Clone + Ord + Hash> Line<K> {
+    /// Asks for a pass over the key.
+    pub(super) fn add(&mut self, key: K, uptime: Duration) {
+        if self.dirty.insert(key.clone()) {
+            self.statistics.added += 1;
+            if !self.working.contains(&key) {
+                self.waiting.push_back((key, uptime));
+            }
+        }
+    }
+
+    /// Asks for a pass over the key at a time. Of several wishes the earliest counts; says whether this one does.
+    pub(super) fn add_at(&mut self, key: K, due: Duration) -> bool {
+        match self.due.get(&key).copied() {
+            Some(earlier) if earlier <= due => return false,
+            Some(later) => {
+                self.delayed.remove(&(later, key.clone()));
+            }
+            None => {}
+        }
+        self.due.insert(key.clone(), due);
+        self.delayed.insert((due, key));
+        true
+    }
+
+    /// Whether a key waits, and fewer than so many are being worked on.
+    pub(super) fn has_work(&self, workers: usize) -> bool {
+        !self.waiting.is_empty() && self.working.len() < workers
+    }
+
+    /// The next key; it counts as being worked on from here.
+    pub(super) fn begin(&mut self, uptime: Duration) -> Option<K> {
+        let (key, since) = self.waiting.pop_front()?;
+        self.dirty.remove(&key);
+        self.working.insert(key.clone());
+        let waited = uptime.saturating_sub(since);
+        self.statistics.handed_out += 1;
+        self.statistics.waited += waited;
+        self.statistics.waits.observe(&QUEUE_BUCKETS, waited.as_secs_f64());
+        self.statistics.longest_wait = self.statistics.longest_wait.max(waited);
+        Some(key)
+    }
+
+    /// A pass has ended. Gives how long its key waits because of a failure.
+    pub(super) fn end(&mut self, key: &K, outcome: Outcome, uptime: Duration) -> Option<Duration> {
+        self.working.remove(key);
+        if self.dirty.contains(key) {
+            self.waiting.push_back((key.clone(), uptime));
+        }
+        match outcome {
+            Outcome::Done => {
+                self.failures.remove(key);
+                None
+            }
+            Outcome::LookAgain(delay) => {
+                self.failures.remove(key);
+                self.add_at(key.clone(), uptime.saturating_add(delay));
+                None
+            }
+            Outcome::Retry | Outcome::RetryWithin(_) => {
+                let longest = match outcome {
+                    Outcome::RetryWithin(longest) => longest.min(BACKOFF_LONGEST),
+                    _ => BACKOFF_LONGEST,
+                };
+                let failures = self.failures.entry(key.clone()).or_default();
+                let doubled = BACKOFF_FIRST.saturating_mul(1_u32.checked_shl(*failures).unwrap_or(u32::MAX));
+                *failures = failures.saturating_add(1);
+                let delay = doubled.min(longest);
+                self.add_at(key.clone(), uptime.saturating_add(delay));
+                Some(delay)
+            }
+        }
+    }
+
+    /// Adds every key whose time has come.
+    pub(super) fn release_due(&mut self, uptime: Duration) {
+        while let Some((due, _)) = self.delayed.first()
+            && *due <= uptime
+            && let Some((_, key)) = self.delayed.pop_first()
+        {
+            self.due.remove(&key);
+            self.add(key, uptime);
+        }
+    }
+
+    /// The earliest time at which a key is due.
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        self.delayed.first().map(|(due, _)| *due)
+    }
+
+    pub(super) fn statistics(&self) -> QueueStatistics {
+        QueueStatistics { depth: self.waiting.len(), ..self.statistics }
+    }
+}
