@@ -69,13 +69,47 @@ pub const NETWORK: &str = "warren.dev/network";
 /// The isolation level that a Pod asks for; in a Pod's status metadata, the level that was reached.
 pub const ISOLATION: &str = "warren.dev/isolation";
 
-/// How long a claim may wait before it ends in a terminal reason, as a duration such as `90s` or `5m`.
+/// On a claim: until when it must be Ready, or else it ends. A duration such as `90s` or `5m`, counted from when it began
+/// to wait, or a time (RFC 3339).
 pub const DEADLINE: &str = "warren.dev/deadline";
 
-/// What becomes of a Sandbox's volume claims when it is deleted: `Retain` or `Delete`.
+/// On a Sandbox, a claim or a template: what becomes of the sandbox's volume claims when it is deleted, [`RETAIN`] or
+/// [`DELETE`]. A claim's word goes before its template's.
 pub const PVC_RETENTION: &str = "warren.dev/pvc-retention";
+
+/// Value of [`PVC_RETENTION`]: the volume claims stay.
+pub const RETAIN: &str = "Retain";
+
+/// Value of [`PVC_RETENTION`], and what holds without it: the volume claims go with the sandbox.
+pub const DELETE: &str = "Delete";
+
+/// On a pool: the most members that it may have, whatever `spec.replicas` says; dying ones count.
+pub const MAX_MEMBERS: &str = "warren.dev/max-members";
+
+/// On a pool: [`ROLLING_UPDATE`], which the schema's own `updateStrategy` has no word for.
+pub const UPDATE_STRATEGY: &str = "warren.dev/update-strategy";
+
+/// Value of [`UPDATE_STRATEGY`]: outdated members are replaced a few at a time.
+pub const ROLLING_UPDATE: &str = "RollingUpdate";
+
+/// On a pool with [`ROLLING_UPDATE`]: how many members may be missing or not ready because of it, as a number or a
+/// percentage of the pool.
+pub const MAX_UNAVAILABLE: &str = "warren.dev/max-unavailable";
+
+/// On a pool: how long it may go without a new ready member while it needs some, as a duration.
+pub const PROGRESS_DEADLINE: &str = "warren.dev/progress-deadline";
+
+/// On a pool, written by the controller: how the rollout of its template stands, as a condition in JSON.
+pub const PROGRESSING: &str = "warren.dev/progressing";
+
+/// On a pool, written by the controller: how many members are of the present template. Only there while some are not.
+pub const UPDATED_REPLICAS: &str = "warren.dev/updated-replicas";
+
+/// On a Pod, written by the controller: hashes of the fields of the pod template that it was made from, by which a later
+/// edit of the template is noticed.
+pub const POD_TEMPLATE_FINGERPRINT: &str = "warren.dev/pod-template-fingerprint";
 
 /// Whether an annotation key of a pod template stays off the Pod.
 pub fn is_reserved(key: &str) -> bool {
-    key == TRACE_CONTEXT || crate::labels::is_reserved(key)
+    [TRACE_CONTEXT, POD_TEMPLATE_FINGERPRINT].contains(&key) || crate::labels::is_reserved(key)
 }

@@ -16,8 +16,15 @@ words! {
         Suspended = "Suspended",
         /// The pod's own condition, mirrored; present while the sandbox owns a pod.
         PodScheduled = "PodScheduled",
-        /// The pod has ended by itself; present while that is so, and kept through expiry.
+        /// The pod has ended by itself; present while that is so, and kept through expiry. On a claim also: it ended without
+        /// a sandbox, because its deadline has passed.
         Finished = "Finished",
+        /// Ours, on a Sandbox: its pod was made from an earlier pod template. Present only while that is so.
+        PodOutdated = "warren.dev/PodOutdated",
+        /// Ours, on a Sandbox and its claim: a container of its pod cannot start, and why. Present only while that is so.
+        PodWaiting = "warren.dev/PodWaiting",
+        /// Ours, on a claim: one of its annotations means nothing to us and is ignored. Present only while that is so.
+        InvalidAnnotation = "warren.dev/InvalidAnnotation",
     }
 }
 
@@ -88,6 +95,23 @@ words! {
         SandboxMissing = "SandboxMissing",
         /// Claim Ready: the sandbox does not say yet whether it is ready.
         SandboxNotReady = "SandboxNotReady",
+        /// Claim Finished: the claim was not Ready by its deadline. Its Ready says `ClaimExpired`, which published clients
+        /// take for the end that it is.
+        DeadlineExceeded = "DeadlineExceeded",
+        /// PodOutdated: the pod template was edited after the pod was made.
+        PodTemplateChanged = "PodTemplateChanged",
+        /// PodWaiting, where the container gives no reason of its own.
+        ContainerWaiting = "ContainerWaiting",
+        /// InvalidAnnotation: the value is ignored.
+        ValueIgnored = "ValueIgnored",
+        /// Progressing of a pool: members of the present template are being made.
+        Updating = "Updating",
+        /// Progressing of a pool: what is missing is only that claims take the outdated members.
+        WaitingForClaims = "WaitingForClaims",
+        /// Progressing of a pool: it has been full of ready members of the present template.
+        Complete = "Complete",
+        /// Progressing of a pool: no member has become ready for too long.
+        ProgressDeadlineExceeded = "ProgressDeadlineExceeded",
     }
 }
 
@@ -106,6 +130,14 @@ words! {
         WarmPoolNotProgressing = "WarmPoolNotProgressing",
         /// Pool, Normal: they can again.
         WarmPoolProgressing = "WarmPoolProgressing",
+        /// Sandbox and template, Warning: something is in the way of what they need.
+        ReconcilerError = "ReconcilerError",
+        /// Pool, Warning: a member could not be created.
+        FailedCreate = "FailedCreate",
+        /// Claim, Warning: it was not Ready by its deadline.
+        DeadlineExceeded = "DeadlineExceeded",
+        /// Claim and pool, Warning: an annotation means nothing to us and is ignored.
+        InvalidAnnotation = "InvalidAnnotation",
     }
 }
 

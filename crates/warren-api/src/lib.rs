@@ -8,6 +8,7 @@ pub mod blueprint;
 pub mod claim;
 pub mod conditions;
 mod crds;
+pub mod go_duration;
 pub mod labels;
 mod name_hash;
 pub mod pool;

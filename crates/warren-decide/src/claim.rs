@@ -12,9 +12,12 @@
 //!   name), riding on the same write. Two controllers with different views then cannot give one claim a warm and a cold
 //!   sandbox.
 //! - A claim that waits for members to get an address is woken by them; it does not ask again every 500 ms.
+//! - A claim may have a deadline ([`Settings::deadline`], `warren.dev/deadline`), at which it ends instead of waiting on.
+//! - What keeps its pod from starting is in the claim's own conditions, and trouble is also an event.
 
 mod adoption;
 mod cold;
+mod deadline;
 mod expiry;
 mod injection;
 mod metadata;
@@ -112,7 +115,7 @@ pub enum Next {
     Confirm(String),
     /// The pass is over.
     Settled {
-        /// When to look again without being woken.
+        /// When to look again without being woken; after a failure, at the latest.
         look_again: Option<Duration>,
         /// Whether the pass failed and is to be tried again with backoff.
         retry: bool,
@@ -153,9 +156,12 @@ pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     if world.claim.metadata.deletion_timestamp.is_some() {
         return Plan::settled(None);
     }
-    let mut plan = match expiry::is_expired(&world.claim.spec, world.conditions(), now) {
-        true => expiry::plan(world, settings, now),
-        false => active(world, settings, now),
+    let mut plan = if expiry::is_expired(&world.claim.spec, world.conditions(), now) {
+        expiry::plan(world, settings, now)
+    } else if let Some(deadline) = deadline::missed(world, settings, now) {
+        deadline::plan(world, deadline, settings, now)
+    } else {
+        active(world, settings, now)
     };
     if let Some(policy) = &world.legacy_policy
         && ownership::is_controlled_by(&policy.metadata, world.uid())
@@ -232,7 +238,8 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
                 let age = Duration::try_from(now.duration_since(created)).unwrap_or_default();
                 if let Some(remaining) = CANDIDATE_GRACE.checked_sub(age).filter(|left| !left.is_zero()) {
                     // Nothing is published: the claim has said all there is to say by existing.
-                    return Plan::settled(Some(remaining));
+                    let deadline = deadline::remaining(world, world.conditions(), settings, now);
+                    return Plan::settled(Some(deadline.map_or(remaining, |end| end.min(remaining))));
                 }
             }
             Offer::Empty => {}

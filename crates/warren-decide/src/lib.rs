@@ -4,8 +4,10 @@
 //!
 //! Start with [`step`], the words a plan is made of, then [`sandbox`], the simplest kind that uses all of them.
 
+mod bounded;
 pub mod claim;
 pub mod merge;
+pub mod node;
 pub mod ownership;
 pub mod pod;
 pub mod pool;

@@ -7,6 +7,8 @@
 mod member;
 mod memory;
 mod plan;
+mod rollout;
+mod rules;
 #[cfg(test)]
 mod tests;
 
@@ -19,6 +21,7 @@ use warren_api::{Sandbox, SandboxTemplate, SandboxWarmPool};
 
 pub use memory::{Expectations, Memory};
 pub use plan::{Plan, decide};
+pub use rules::Strategy;
 
 /// What was seen of one pool.
 #[derive(Clone, Debug)]

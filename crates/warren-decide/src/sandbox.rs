@@ -4,6 +4,7 @@
 //! tried, [`conclude`] looks at the world again, with what went wrong, and plans the status. Both only look at state, so
 //! dying between any two writes costs nothing but another pass.
 
+mod drift;
 mod expiry;
 mod pod;
 mod service;

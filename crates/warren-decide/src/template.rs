@@ -9,12 +9,14 @@ use k8s_openapi::api::networking::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde_json::json;
+use warren_api::conditions::{EventAction, EventReason};
 use warren_api::template::NetworkPolicyManagement;
 use warren_api::{NameHash, SandboxTemplate, labels};
 
+use crate::bounded::{LONGEST_NOTE, bounded};
 use crate::merge;
 use crate::ownership;
-use crate::step::{Action, Failure, Kind, Object, Propagation, Stage, Step};
+use crate::step::{Action, Failure, Kind, Note, Object, Propagation, Severity, Stage, Step};
 
 /// What was seen of one template.
 #[derive(Clone, Debug)]
@@ -32,6 +34,18 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// What stands in the way; the pass is tried again with backoff.
     pub problems: Vec<Failure>,
+}
+
+/// The event of what went wrong in a pass over a template, which has no status to say it in.
+#[must_use]
+pub fn note(failures: &[Failure]) -> Option<Note> {
+    let texts: Vec<&str> = failures.iter().map(|failure| failure.message.as_str()).collect();
+    (!texts.is_empty()).then(|| Note {
+        severity: Severity::Warning,
+        reason: EventReason::ReconcilerError.as_str(),
+        action: EventAction::Reconciling.as_str(),
+        text: bounded(&texts.join("\n"), LONGEST_NOTE).into_owned(),
+    })
 }
 
 /// The namespace and label of the router, which the default policy lets in. Both are fixed, wherever we are installed:

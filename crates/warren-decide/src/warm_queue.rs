@@ -3,7 +3,7 @@
 //! A sandbox that is offered to a claim is set aside until that claim's pass ends, so that two workers of one process never
 //! go for the same one. Between processes the guarded writes decide; this only saves them the quarrel.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use warren_api::conditions::{self, ConditionType};
 use warren_api::{Sandbox, labels};
@@ -66,6 +66,8 @@ struct Pool {
 pub struct WarmQueue {
     pools: HashMap<PoolKey, Pool>,
     next_place: u64,
+    /// Nodes whose sandboxes are not handed out.
+    unfit: HashSet<String>,
 }
 
 /// The pool in which a sandbox can be claimed, if it can be: alive, labelled and controlled by a pool. One that nobody
@@ -115,11 +117,21 @@ impl WarmQueue {
         gained.then_some(key)
     }
 
+    /// Takes in whether sandboxes on a node may be handed out. A node that nobody has spoken of is fit.
+    pub fn observe_node(&mut self, node: &str, is_fit: bool) {
+        if is_fit {
+            self.unfit.remove(node);
+        } else {
+            self.unfit.insert(node.to_owned());
+        }
+    }
+
     /// Sets a sandbox of the pool aside for a claim: a ready one of the node that has most of them, the oldest first, or else
-    /// one that has at least an address. Those that `usable` refuses are dropped until they change.
+    /// one that has at least an address; none that sits on an unfit node. Those that `usable` refuses are dropped until they
+    /// change.
     pub fn take(&mut self, key: &PoolKey, mut usable: impl FnMut(&str) -> bool) -> Taken {
         let Some(pool) = self.pools.get_mut(key) else { return Taken::Empty };
-        while let Some(name) = pool.best() {
+        while let Some(name) = pool.best(&self.unfit) {
             let Some(item) = pool.take_out(&name) else { break };
             if usable(&name) {
                 pool.put_in(name.clone(), Item { set_aside: true, ..item });
@@ -154,16 +166,19 @@ impl WarmQueue {
 }
 
 impl Pool {
-    fn best(&self) -> Option<String> {
+    fn best(&self, unfit: &HashSet<String>) -> Option<String> {
         let oldest = |places: &BTreeMap<u64, String>| places.first_key_value().map(|(place, _)| *place);
         let fullest = self
             .ready
             .iter()
-            .filter(|(node, _)| !node.is_empty())
+            .filter(|(node, _)| !node.is_empty() && !unfit.contains(*node))
             .max_by_key(|(_, places)| (places.len(), std::cmp::Reverse(oldest(places))))
-            .or_else(|| self.ready.first_key_value());
-        let places = fullest.map(|(_, places)| places).unwrap_or(&self.addressed);
-        places.first_key_value().map(|(_, name)| name.clone())
+            .or_else(|| self.ready.get_key_value(""));
+        if let Some((_, places)) = fullest {
+            return places.first_key_value().map(|(_, name)| name.clone());
+        }
+        let is_fit = |name: &&String| self.items.get(*name).is_none_or(|item| !unfit.contains(&item.node));
+        self.addressed.values().find(is_fit).cloned()
     }
 
     fn put_in(&mut self, name: String, item: Item) {
@@ -282,6 +297,28 @@ mod tests {
         queue.observe(Some(&moved), Some(&claimed));
         queue.release(&key(), "a");
         assert_eq!(take(&mut queue), "Empty");
+    }
+
+    /// A sandbox on a node that is broken or being emptied would soon be gone, so it is not handed out while that is so.
+    #[test]
+    fn sandboxes_on_unfit_nodes_are_kept_back() {
+        let mut queue = WarmQueue::default();
+        for sandbox in [
+            member("a", "n1", true, true),
+            member("b", "n1", true, true),
+            member("c", "n2", true, true),
+            member("d", "n1", true, false),
+        ] {
+            queue.observe(None, Some(&sandbox));
+        }
+        queue.observe_node("n1", false);
+        assert_eq!(take(&mut queue), "c");
+        assert_eq!(take(&mut queue), "Empty");
+        queue.observe_node("n1", true);
+        assert_eq!(
+            (take(&mut queue), take(&mut queue), take(&mut queue)),
+            ("a".into(), "b".into(), "d".into())
+        );
     }
 
     /// Row 27: a sandbox that nobody controls is never handed out.

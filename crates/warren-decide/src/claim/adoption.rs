@@ -6,7 +6,7 @@ use warren_api::blueprint::PodMetadata;
 use warren_api::conditions::{self, ConditionType, EventAction, EventReason};
 use warren_api::{NameHash, Sandbox, SandboxTemplate, annotations, labels};
 
-use super::{Offer, Settings, Trouble, World, metadata};
+use super::{Offer, Settings, Trouble, World, deadline, metadata};
 use crate::merge;
 use crate::ownership;
 use crate::step::{Action, Kind, Note, Severity, Stage, Step};
@@ -21,7 +21,8 @@ pub(super) fn assign(world: &World, sandbox: &Sandbox, settings: &Settings, now:
         .as_ref()
         .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready));
     let known = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
-    if ready && !known && !settings.disable_observability_annotations {
+    let is_wanted = !settings.disable_observability_annotations || deadline::applies(world, settings);
+    if ready && !known && is_wanted {
         annotations[annotations::CLAIM_FIRST_READY_AT] = json!(now.to_string());
     }
     guarded(world, annotations)
@@ -59,6 +60,7 @@ pub(super) fn take_over(world: &World, sandbox: &Sandbox) -> Result<Step, String
     if let Some(trace) = ownership::annotation(&world.claim.metadata, annotations::TRACE_CONTEXT) {
         annotations.insert(annotations::TRACE_CONTEXT.to_owned(), trace.to_owned());
     }
+    retain_volumes(world, &mut wanted);
     identify(world, &mut wanted, true);
     wanted.spec.blueprint.pod_template.metadata = match &world.template {
         Some(template) => pod_metadata(world, template)?,
@@ -96,6 +98,7 @@ pub(super) fn converge(world: &World, sandbox: &Sandbox) -> Result<Option<Step>,
         None if world.claim.spec.additional_pod_metadata.is_empty() => {}
         None => return Err(missing(world)),
     }
+    retain_volumes(world, &mut wanted);
     let labels = wanted.metadata.labels.get_or_insert_default();
     if !labels.contains_key(labels::LAUNCH_TYPE) {
         // A sandbox of the claim's own name was made for it; any other was taken from a pool.
@@ -106,6 +109,18 @@ pub(super) fn converge(world: &World, sandbox: &Sandbox) -> Result<Option<Step>,
         labels.insert(labels::LAUNCH_TYPE.to_owned(), value.to_owned());
     }
     Ok(difference(sandbox, &wanted).map(|body| merge_sandbox(sandbox, body)))
+}
+
+/// Passes on what the claim, or else the template, says about the volumes; where neither says anything, the sandbox's own
+/// word stays. A pool never does: what nobody has used is not kept.
+pub(super) fn retain_volumes(world: &World, sandbox: &mut Sandbox) {
+    let template = world.template.as_ref().map(|template| &template.metadata);
+    let said = [Some(&world.claim.metadata), template].into_iter().flatten();
+    let mut said = said.filter_map(|metadata| ownership::annotation(metadata, annotations::PVC_RETENTION));
+    if let Some(retention) = said.next() {
+        let annotations = sandbox.metadata.annotations.get_or_insert_default();
+        annotations.insert(annotations::PVC_RETENTION.to_owned(), retention.to_owned());
+    }
 }
 
 /// What is missing: the pool, or its template.

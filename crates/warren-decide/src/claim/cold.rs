@@ -45,7 +45,7 @@ pub(super) fn create(world: &World) -> Result<Step, Trouble> {
     if let Some(trace) = ownership::annotation(&world.claim.metadata, annotations::TRACE_CONTEXT) {
         own_annotations.insert(annotations::TRACE_CONTEXT.to_owned(), trace.to_owned());
     }
-    let sandbox = Sandbox {
+    let mut sandbox = Sandbox {
         metadata: ObjectMeta {
             name: world.claim.metadata.name.clone(),
             namespace: world.claim.metadata.namespace.clone(),
@@ -57,6 +57,7 @@ pub(super) fn create(world: &World) -> Result<Step, Trouble> {
         spec: SandboxSpec { blueprint, ..SandboxSpec::default() },
         status: None,
     };
+    adoption::retain_volumes(world, &mut sandbox);
     Ok(Step::new(Stage::Subject, Action::Create(Object::Sandbox(Box::new(sandbox)))))
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
-use warren_api::SandboxClaimSpec;
 use warren_api::claim::ClaimShutdownPolicy;
 use warren_api::conditions::{self, ConditionType, EventAction, EventReason, Reason};
+use warren_api::{Sandbox, SandboxClaimSpec};
 
 use super::{Next, Plan, Settings, World, status};
 use crate::step::{Action, Kind, Note, Propagation, Severity, Stage, Step};
@@ -88,21 +88,24 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
         && world.is_mine(sandbox)
         && sandbox.metadata.deletion_timestamp.is_none()
     {
-        let action = Action::Delete {
-            kind: Kind::Sandbox,
-            name: place.to_owned(),
-            uid: sandbox.metadata.uid.clone().unwrap_or_default(),
-            version: None,
-            propagation: Propagation::Background,
-        };
-        // Writes nothing, and fails when the claim has moved on: its time may have been extended. A deletion cannot be guarded
-        // by another object itself.
-        let body = json!({"metadata": {"resourceVersion": world.claim.metadata.resource_version}});
-        let still = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
-        plan.steps.insert(0, Step::new(Stage::Subject, still));
-        plan.steps.insert(1, Step::new(Stage::Subject, action));
+        plan.steps.splice(0..0, release(world, sandbox));
     }
     plan
+}
+
+/// Deletes a sandbox of the claim's because the claim is over. First comes a write of nothing, which fails when the claim has
+/// moved on: its time may have been extended. A deletion cannot be guarded by another object itself.
+pub(super) fn release(world: &World, sandbox: &Sandbox) -> [Step; 2] {
+    let body = json!({"metadata": {"resourceVersion": world.claim.metadata.resource_version}});
+    let still = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
+    let delete = Action::Delete {
+        kind: Kind::Sandbox,
+        name: sandbox.metadata.name.clone().unwrap_or_default(),
+        uid: sandbox.metadata.uid.clone().unwrap_or_default(),
+        version: None,
+        propagation: Propagation::Background,
+    };
+    [still, delete].map(|action| Step::new(Stage::Subject, action))
 }
 
 /// The event of an expiry that is stored for the first time.

@@ -6,13 +6,16 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::{Value, json};
 use warren_api::claim::ClaimedSandbox;
-use warren_api::conditions::{self, ConditionStatus, ConditionType, Observation, Reason, message};
+use warren_api::conditions::{
+    self, ConditionStatus, ConditionType, EventAction, Observation, Reason, message,
+};
 use warren_api::{Sandbox, SandboxClaimStatus, annotations};
 
-use super::{Next, Plan, Settings, World, adoption, expiry};
+use super::{Next, Plan, Settings, World, adoption, deadline, expiry};
+use crate::bounded::{LONGEST_NOTE, bounded};
 use crate::merge;
 use crate::ownership;
-use crate::step::{Action, Kind, Stage, Step};
+use crate::step::{Action, Kind, Note, Severity, Stage, Step};
 
 /// A pool or template that is missing is looked for again after this long, should no event wake the claim.
 const MISSING_RECHECK: Duration = Duration::from_secs(60);
@@ -62,24 +65,41 @@ impl Trouble {
     }
 
     /// What wakes the claim again: a timer, backoff, or only a change of something.
-    fn next(&self, until_expiry: Option<Duration>) -> Next {
-        let sooner = |delay: Duration| Some(until_expiry.map_or(delay, |expiry| expiry.min(delay)));
+    fn next(&self, until_end: Option<Duration>) -> Next {
+        let sooner = |delay: Duration| Some(until_end.map_or(delay, |end| end.min(delay)));
         let (look_again, retry) = match self {
             Trouble::PoolMissing(_) | Trouble::TemplateMissing(_) => (sooner(MISSING_RECHECK), false),
             Trouble::CreatePending => (sooner(CREATE_PENDING_RECHECK), false),
             Trouble::InvalidMetadata(_)
             | Trouble::EnvironmentRejected(_)
-            | Trouble::VolumeClaimTemplates(_) => (until_expiry, false),
-            Trouble::AdoptionConflict(_) | Trouble::Error(_) => (until_expiry, true),
+            | Trouble::VolumeClaimTemplates(_) => (until_end, false),
+            Trouble::AdoptionConflict(_) | Trouble::Error(_) => (until_end, true),
         };
         Next::Settled { look_again, retry }
+    }
+
+    /// The event of trouble that the claim does not speak of yet. What passes by itself makes none.
+    fn note(&self, world: &World, settings: &Settings) -> Option<Note> {
+        if settings.disable_events || matches!(self, Trouble::AdoptionConflict(_) | Trouble::CreatePending) {
+            return None;
+        }
+        let Observation { reason, message, .. } = self.observation();
+        let known = conditions::find(world.conditions(), ConditionType::Ready)
+            .is_some_and(|ready| ready.reason == reason && ready.message == message);
+        let reason = Reason::parse(&reason).filter(|_| !known)?;
+        Some(Note {
+            severity: Severity::Warning,
+            reason: reason.as_str(),
+            action: EventAction::Reconciling.as_str(),
+            text: bounded(&message, LONGEST_NOTE).into_owned(),
+        })
     }
 }
 
 /// Publishes a claim that has its sandbox: whatever the sandbox says about itself.
 pub(super) fn publish(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Plan {
     let mut status = identified(world, sandbox);
-    mirror_finished(&mut status, sandbox, world);
+    mirror(&mut status, sandbox, world);
     if expiry::is_expired(&world.claim.spec, &status.conditions, now) {
         // It has just finished, and is not kept any longer than that.
         set(&mut status, world, expired("Claim has expired"), now);
@@ -103,13 +123,14 @@ pub(super) fn publish(world: &World, sandbox: &Sandbox, settings: &Settings, now
 /// Publishes trouble about a claim that has no sandbox that we know of. What it had stays named: an error is no proof.
 pub(super) fn publish_trouble(world: &World, trouble: &Trouble, settings: &Settings, now: Timestamp) -> Plan {
     let mut status = world.claim.status.clone().unwrap_or_default();
-    let next = trouble.next(expiry::remaining(&world.claim.spec, &status.conditions, now));
     if *trouble == Trouble::CreatePending && world.status_sandbox().is_some() {
+        let next = trouble.next(until_end(world, &status.conditions, settings, now));
         return Plan { next, ..Plan::settled(None) };
     }
-    conditions::remove(&mut status.conditions, ConditionType::Finished);
-    set(&mut status, world, trouble.observation(), now);
-    Plan { next, ..publish_status(world, status, settings, now) }
+    for type_ in MIRRORED {
+        conditions::remove(&mut status.conditions, type_);
+    }
+    publish_with(world, status, trouble, settings, now)
 }
 
 /// Publishes trouble about a claim that has its sandbox.
@@ -121,10 +142,22 @@ pub(super) fn publish_bound_trouble(
     now: Timestamp,
 ) -> Plan {
     let mut status = identified(world, sandbox);
-    mirror_finished(&mut status, sandbox, world);
+    mirror(&mut status, sandbox, world);
+    publish_with(world, status, trouble, settings, now)
+}
+
+fn publish_with(
+    world: &World,
+    mut status: SandboxClaimStatus,
+    trouble: &Trouble,
+    settings: &Settings,
+    now: Timestamp,
+) -> Plan {
     set(&mut status, world, trouble.observation(), now);
-    let next = trouble.next(expiry::remaining(&world.claim.spec, &status.conditions, now));
-    Plan { next, ..publish_status(world, status, settings, now) }
+    let next = trouble.next(until_end(world, &status.conditions, settings, now));
+    let mut plan = Plan { next, ..publish_status(world, status, settings, now) };
+    plan.notes.extend(trouble.note(world, settings));
+    plan
 }
 
 /// Publishes an expired claim. `Finished` outlives the sandbox, as it says how it ended.
@@ -138,7 +171,7 @@ pub(super) fn publish_expired(
     match sandbox {
         Some(sandbox) if world.is_mine(sandbox) => {
             status = identified(world, sandbox);
-            mirror_finished(&mut status, sandbox, world);
+            mirror(&mut status, sandbox, world);
             set(&mut status, world, expired("Claim has expired"), now);
         }
         Some(_) => {
@@ -157,15 +190,29 @@ pub(super) fn publish_expired(
     plan
 }
 
-fn publish_status(
+/// The time until the claim expires or misses its deadline, whichever is first, when it says this of itself.
+fn until_end(
+    world: &World,
+    conditions: &[Condition],
+    settings: &Settings,
+    now: Timestamp,
+) -> Option<Duration> {
+    let expiry = expiry::remaining(&world.claim.spec, conditions, now);
+    let deadline = deadline::remaining(world, conditions, settings, now);
+    expiry.into_iter().chain(deadline).min()
+}
+
+/// Publishes a status, if it is a new one.
+pub(super) fn publish_status(
     world: &World,
     mut status: SandboxClaimStatus,
     settings: &Settings,
     now: Timestamp,
 ) -> Plan {
+    let nonsense = deadline::report_nonsense(world, &mut status.conditions, settings, now);
     status.conditions.sort_by(|left, right| left.type_.cmp(&right.type_));
-    let look_again = expiry::remaining(&world.claim.spec, &status.conditions, now);
-    let mut plan = Plan::settled(look_again);
+    let mut plan = Plan::settled(until_end(world, &status.conditions, settings, now));
+    plan.notes.extend(nonsense);
     let present = world.claim.status.clone().unwrap_or_default();
     if present != status
         && let Some(patch) = merge::between(&present, &status)
@@ -196,7 +243,9 @@ fn stamps(
     let mut stamps = adoption::observed(world, settings);
     let known = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
     let ready = |conditions: &[Condition]| conditions::is_true(conditions, ConditionType::Ready);
-    if ready(after) && !known && !settings.disable_observability_annotations {
+    // A claim with a deadline needs it, whoever watches: it tells one that was served from one that never was.
+    let is_wanted = !settings.disable_observability_annotations || deadline::applies(world, settings);
+    if ready(after) && !known && is_wanted {
         let value = match ready(before) {
             true => annotations::FIRST_READY_UNKNOWN.to_owned(),
             false => now.to_string(),
@@ -204,6 +253,14 @@ fn stamps(
         stamps[annotations::CLAIM_FIRST_READY_AT] = json!(value);
     }
     stamps
+}
+
+/// The claim's status with this sandbox, or with none.
+pub(super) fn with_sandbox(world: &World, sandbox: Option<&Sandbox>) -> SandboxClaimStatus {
+    match sandbox {
+        Some(sandbox) => identified(world, sandbox),
+        None => SandboxClaimStatus { conditions: world.conditions().to_vec(), sandbox: None },
+    }
 }
 
 fn identified(world: &World, sandbox: &Sandbox) -> SandboxClaimStatus {
@@ -216,14 +273,20 @@ fn identified(world: &World, sandbox: &Sandbox) -> SandboxClaimStatus {
     }
 }
 
-fn mirror_finished(status: &mut SandboxClaimStatus, sandbox: &Sandbox, world: &World) {
-    let finished = sandbox
-        .status
-        .as_ref()
-        .and_then(|status| conditions::find(&status.conditions, ConditionType::Finished));
-    match finished {
-        Some(finished) => copy(status, finished, world),
-        None => conditions::remove(&mut status.conditions, ConditionType::Finished),
+/// What a claim says about its sandbox besides whether it is ready: how it ended, and what it is waiting for.
+const MIRRORED: [ConditionType; 3] =
+    [ConditionType::Finished, ConditionType::PodScheduled, ConditionType::PodWaiting];
+
+fn mirror(status: &mut SandboxClaimStatus, sandbox: &Sandbox, world: &World) {
+    let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    for type_ in MIRRORED {
+        let found = conditions::find(conditions, type_);
+        // That the pod has its place goes without saying.
+        let is_news = |found: &&Condition| type_ != ConditionType::PodScheduled || found.status == "False";
+        match found.filter(is_news) {
+            Some(found) => copy(status, found, world),
+            None => conditions::remove(&mut status.conditions, type_),
+        }
     }
 }
 

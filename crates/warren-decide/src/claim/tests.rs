@@ -305,6 +305,7 @@ fn a_cold_start_is_committed_and_then_made() {
     let refused = give_up(&committed, &[failure(FailureKind::Refused)], &Settings::default(), at(1));
     expect![[r#"
         patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T08:00:01Z","message":"Error seen: exceeded quota","observedGeneration":1,"reason":"ReconcilerError","status":"False","type":"Ready"}]}}
+        event: Warning ReconcilerError (Reconciling): Error seen: exceeded quota
         retry"#]]
     .assert_eq(&render(&refused));
     let exists = give_up(&committed, &[failure(FailureKind::AlreadyExists)], &Settings::default(), at(1));
@@ -434,8 +435,9 @@ fn row_23_a_bound_claim_survives_its_pool_unless_it_adds_metadata() {
     check(
         &asking,
         expect![[r#"
-        patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T08:00:01Z","message":"SandboxWarmPool \"test-pool\" not found","observedGeneration":1,"reason":"WarmPoolNotFound","status":"False","type":"Ready"}]}}
-        look again in 60s"#]],
+            patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T08:00:01Z","message":"SandboxWarmPool \"test-pool\" not found","observedGeneration":1,"reason":"WarmPoolNotFound","status":"False","type":"Ready"}]}}
+            event: Warning WarmPoolNotFound (Reconciling): SandboxWarmPool "test-pool" not found
+            look again in 60s"#]],
     );
     // A new template re-labels the sandbox and its pod template, and leaves the pod's spec alone.
     let mut repointed = world(assigned("w"), vec![bound("w", json!({}))]);
@@ -599,3 +601,5 @@ fn a_policy_of_an_older_controller_is_removed() {
         AskForOffer"#]],
     );
 }
+
+mod deadline;

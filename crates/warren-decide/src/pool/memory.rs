@@ -3,9 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::Settings;
+use jiff::Timestamp;
+use warren_api::conditions::{EventAction, EventReason};
 
-/// After this long an expectation is given up: an event that has not come by then never will.
+use super::Settings;
+use crate::bounded::{LONGEST_NOTE, bounded};
+use crate::step::{Note, Severity};
+
+/// After this long an event that has not come is not waited for any more, and the members are counted at the server.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
 /// What rounding may take from a token.
@@ -27,35 +32,44 @@ pub struct Expectations {
 }
 
 impl Expectations {
-    /// Whether everything the pool did has been seen, or has been waited for long enough.
+    /// Whether everything the pool did has been seen.
     #[must_use]
-    pub fn are_met(&self, uptime: Duration) -> bool {
-        let waiting = self.creations > 0 || !self.deletions.is_empty();
-        !waiting || self.give_up_at.is_none_or(|end| uptime >= end)
+    pub fn are_met(&self) -> bool {
+        self.creations == 0 && self.deletions.is_empty()
+    }
+
+    /// Whether something was waited for in vain. What became of it only the server knows: going by the cache, a pool whose
+    /// watch stands still would be filled once more each time that patience ends.
+    #[must_use]
+    pub fn are_overdue(&self, uptime: Duration) -> bool {
+        !self.are_met() && self.give_up_at.is_none_or(|end| uptime >= end)
     }
 
     /// Whether this deletion was asked for and not seen yet.
     #[must_use]
-    pub fn is_deleting(&self, uid: &str, uptime: Duration) -> bool {
-        self.deletions.contains(uid) && self.give_up_at.is_some_and(|end| uptime < end)
+    pub fn is_deleting(&self, uid: &str) -> bool {
+        self.deletions.contains(uid)
     }
 
     /// That many creations are about to be asked for.
     pub fn expect_creations(&mut self, count: u32, uptime: Duration) {
-        self.forget_expired(uptime);
         if count > 0 {
+            self.be_patient(uptime);
             self.creations = self.creations.saturating_add(count);
-            self.give_up_at = Some(uptime + PATIENCE);
         }
     }
 
     /// This deletion is about to be asked for.
     pub fn expect_deletion(&mut self, uid: &str, uptime: Duration) {
-        self.forget_expired(uptime);
         if !uid.is_empty() {
+            self.be_patient(uptime);
             self.deletions.insert(uid.to_owned());
-            self.give_up_at = Some(uptime + PATIENCE);
         }
+    }
+
+    /// The members were counted at the server, so there is nothing left to wait for.
+    pub fn recounted(&mut self) {
+        *self = Self::default();
     }
 
     /// Nobody knows whether a creation happened. If it did, the watch tells; if not, waiting for it ends soon.
@@ -74,9 +88,10 @@ impl Expectations {
         self.deletions.remove(uid);
     }
 
-    fn forget_expired(&mut self, uptime: Duration) {
-        if self.give_up_at.is_some_and(|end| uptime >= end) {
-            *self = Self::default();
+    /// The wait begins with the first thing that is waited for.
+    fn be_patient(&mut self, uptime: Duration) {
+        if self.are_met() {
+            self.give_up_at = Some(uptime + PATIENCE);
         }
     }
 }
@@ -94,9 +109,27 @@ pub struct Memory {
     tokens: Option<(f64, Duration)>,
     /// Whether the pool was reported as stuck.
     pub(super) not_progressing: bool,
+    /// When a member of the present template last became ready, also of those that are claimed by now.
+    pub(super) last_progress: Option<Timestamp>,
+    /// What was reported as wrong with the pool's annotations.
+    pub(super) nonsense: Option<String>,
+    /// Why members could not be created the last time that was tried.
+    pub(super) refusal: Option<String>,
 }
 
 impl Memory {
+    /// Takes note of members that could not be created, or that all could. Gives the event of a reason that is new.
+    pub fn creations_tried(&mut self, refusal: Option<&str>) -> Option<Note> {
+        let text = refusal.map(|text| bounded(text, LONGEST_NOTE).into_owned());
+        let known = std::mem::replace(&mut self.refusal, text.clone());
+        Some(Note {
+            severity: Severity::Warning,
+            reason: EventReason::FailedCreate.as_str(),
+            action: EventAction::Reconciling.as_str(),
+            text: text.filter(|text| known.as_ref() != Some(text))?,
+        })
+    }
+
     /// Takes note of the members that are there, and says how long to wait before refilling.
     ///
     /// Fewer members than last time mean that claims are taking them: then refilling waits, so that it does not compete

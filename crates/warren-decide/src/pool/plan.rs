@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 use warren_api::conditions::{EventAction, EventReason};
-use warren_api::pool::UpdateStrategyType;
 use warren_api::{Sandbox, SandboxWarmPoolStatus, labels};
 
-use super::{Memory, Settings, World, member};
+use super::rules::{Rules, Strategy};
+use super::{Memory, Settings, World, member, rollout};
 use crate::merge;
 use crate::ownership;
 use crate::staleness::Yardstick;
@@ -35,6 +35,11 @@ pub struct Plan {
     pub removals: Vec<Step>,
     /// The status write; only when everything above has worked.
     pub status: Option<Step>,
+    /// How the rollout of the template stands, written whether or not anything above has worked.
+    pub verdict: Option<Step>,
+    /// Whether the members have to be counted at the server before the pool can go on, and its memory told so with
+    /// [`super::Expectations::recounted`].
+    pub recount: bool,
     /// Events to record.
     pub notes: Vec<Note>,
     /// When to look again without being woken.
@@ -57,14 +62,22 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
         *memory = Memory::default();
         return plan;
     }
+    let rules = Rules::of(&world.pool, settings);
     let yardstick = world.template.as_deref().map(Yardstick::new);
-    let mut count = classify(world, yardstick.as_ref(), memory, &mut plan);
+    let mut count = classify(world, &rules, yardstick.as_ref(), memory, &mut plan);
     let mut wake = Wake::default();
+    roll(world, &rules, yardstick.as_ref(), memory, &mut count, &mut plan);
     collect_stuck(world, memory, settings, now, &mut count, &mut plan, &mut wake);
 
     let status = status(world, &count);
-    size(world, yardstick.as_ref(), memory, settings, &count, &mut plan, &mut wake);
+    size(world, &rules, yardstick.as_ref(), memory, settings, &count, &mut plan, &mut wake);
     plan.notes = progress_notes(world, memory, count.held);
+    plan.notes.extend(nonsense_note(&rules, memory));
+    let active = count.active.iter().map(|member| &**member);
+    let judgement = rollout::judge(world, &rules, yardstick.as_ref(), active, memory, now);
+    plan.verdict = judgement.step;
+    plan.notes.extend(judgement.notes);
+    judgement.look_again.into_iter().for_each(|delay| wake.after(delay));
     if count.held > 0 {
         wake.after(settings.unschedulable_recheck_interval);
     }
@@ -80,10 +93,16 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     plan
 }
 
-fn classify(world: &World, yardstick: Option<&Yardstick<'_>>, memory: &mut Memory, plan: &mut Plan) -> Count {
+fn classify(
+    world: &World,
+    rules: &Rules,
+    yardstick: Option<&Yardstick<'_>>,
+    memory: &mut Memory,
+    plan: &mut Plan,
+) -> Count {
     let mut count = Count::default();
     let uid = world.pool.metadata.uid.as_deref().unwrap_or_default();
-    let recreate = world.pool.spec.update_strategy_type() == UpdateStrategyType::Recreate;
+    let recreate = rules.strategy == Strategy::Recreate;
     for member in &world.members {
         let metadata = &member.metadata;
         let mine = ownership::is_controlled_by(metadata, uid);
@@ -92,8 +111,7 @@ fn classify(world: &World, yardstick: Option<&Yardstick<'_>>, memory: &mut Memor
         if !mine && !orphan {
             continue;
         }
-        if memory.expectations.is_deleting(member_uid, world.uptime) || metadata.deletion_timestamp.is_some()
-        {
+        if memory.expectations.is_deleting(member_uid) || metadata.deletion_timestamp.is_some() {
             count.terminating += usize::from(mine);
         } else if orphan {
             match yardstick {
@@ -119,6 +137,38 @@ fn classify(world: &World, yardstick: Option<&Yardstick<'_>>, memory: &mut Memor
         }
     }
     count
+}
+
+/// A rolling update: outdated members go, those that are not ready at once, as nobody can use them, and of the others, the
+/// oldest first, as many as may be unavailable. Whatever else is missing or not ready counts against it, so an update to
+/// something that never becomes ready stops by itself.
+fn roll(
+    world: &World,
+    rules: &Rules,
+    yardstick: Option<&Yardstick<'_>>,
+    memory: &mut Memory,
+    count: &mut Count,
+    plan: &mut Plan,
+) {
+    let (Strategy::RollingUpdate { max_unavailable }, Some(yardstick)) = (rules.strategy, yardstick) else {
+        return;
+    };
+    let ready = count.active.iter().filter(|member| member::is_ready(member)).count();
+    let mut budget = max_unavailable.saturating_sub(rules.desired.saturating_sub(ready));
+    let (mut outdated, fresh): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut count.active).into_iter().partition(|member| yardstick.is_stale(member));
+    count.active = fresh;
+    outdated.sort_by_key(|member| member.metadata.creation_timestamp.clone().map(|Time(time)| time));
+    for member in outdated {
+        let is_ready = member::is_ready(&member);
+        if is_ready && budget == 0 {
+            count.active.push(member);
+            continue;
+        }
+        budget -= usize::from(is_ready);
+        remove(&member, memory, world.uptime, &mut plan.repairs);
+        count.terminating += 1;
+    }
 }
 
 /// Members that have had their time to become ready and have not: replaced, unless the cluster has no room for them, in
@@ -165,6 +215,7 @@ fn collect_stuck(
 )]
 fn size(
     world: &World,
+    rules: &Rules,
     yardstick: Option<&Yardstick<'_>>,
     memory: &mut Memory,
     settings: &Settings,
@@ -172,11 +223,15 @@ fn size(
     plan: &mut Plan,
     wake: &mut Wake,
 ) {
-    let desired = usize::try_from(world.pool.spec.replicas).unwrap_or_default();
+    let desired = rules.desired;
     let active = count.active.len();
     // Replacements of members that were found stale or stuck in this very pass wait until their deletion was seen.
-    let met = memory.expectations.are_met(world.uptime);
+    let met = memory.expectations.are_met();
     let hold = memory.hold(active, desired, settings, world.uptime);
+    if memory.expectations.are_overdue(world.uptime) {
+        plan.recount = true;
+        return;
+    }
     let missing = desired.saturating_sub(active + count.terminating);
     if let (true, Some(yardstick), Some(template)) = (missing > 0, yardstick, &world.template) {
         if let Some(remaining) = hold {
@@ -244,6 +299,18 @@ fn progress_notes(world: &World, memory: &mut Memory, held: usize) -> Vec<Note> 
         ),
     };
     vec![Note { severity, reason: reason.as_str(), action: EventAction::Reconciling.as_str(), text }]
+}
+
+/// The event of annotations that mean nothing to us, once for each thing that is wrong.
+fn nonsense_note(rules: &Rules, memory: &mut Memory) -> Option<Note> {
+    let text = (!rules.nonsense.is_empty()).then(|| rules.nonsense.join("; "));
+    let known = std::mem::replace(&mut memory.nonsense, text.clone());
+    Some(Note {
+        severity: Severity::Warning,
+        reason: EventReason::InvalidAnnotation.as_str(),
+        action: EventAction::Reconciling.as_str(),
+        text: text.filter(|text| known.as_ref() != Some(text))?,
+    })
 }
 
 /// The earliest of several times to look again.

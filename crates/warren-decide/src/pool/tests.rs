@@ -60,9 +60,15 @@ fn world(spec: Value, members: Vec<Sandbox>) -> World {
 }
 
 /// Decides at a moment by both clocks.
-fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
+fn decide_at(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
     let uptime = Duration::try_from(now.duration_since(at(-1_000))).unwrap();
     super::decide(&World { uptime, ..world.clone() }, memory, settings, now)
+}
+
+/// The same without the deadline of a rollout, which is no matter of a pool's size.
+fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
+    let settings = Settings { progress_deadline: Duration::MAX, ..settings.clone() };
+    decide_at(world, memory, &settings, now)
 }
 
 fn render(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> String {
@@ -106,10 +112,13 @@ fn an_empty_pool_is_filled_and_what_is_expected_is_waited_for() {
         status: 3 of which - ready
         look again in 301s"#]]
     .assert_eq(&render(&world(json!({"replicas": 3}), members), &mut memory, &Settings::default(), at(1)));
-    // Should the events never come, patience ends after five minutes.
+    // Should the events never come, patience ends after five minutes, and the server is asked how many there are.
     let mut forgotten = Memory::default();
     let _ = decide(&empty, &mut forgotten, &Settings::default(), at(0));
     assert!(render(&empty, &mut forgotten, &Settings::default(), at(299)).contains("look again"));
+    let overdue = decide(&empty, &mut forgotten, &Settings::default(), at(300));
+    assert!(overdue.recount && overdue.creations.is_empty());
+    forgotten.expectations.recounted();
     assert!(render(&empty, &mut forgotten, &Settings::default(), at(300)).contains("create 3"));
 }
 
@@ -238,7 +247,12 @@ fn without_a_template_nothing_is_created_or_judged() {
         vec![member("old", &template("b"), 0, true)],
     );
     world.template = None;
-    check(&world, expect!["status: 1 of which 1 ready"]);
+    check(
+        &world,
+        expect![[r#"
+        status: 1 of which 1 ready
+        event: Warning TemplateNotFound (Reconciling): SandboxTemplate "test-template" not found"#]],
+    );
 }
 
 #[test]
@@ -292,3 +306,5 @@ fn a_converged_pool_costs_no_write() {
         .unwrap();
     check(&settled, expect![""]);
 }
+
+mod rollout;

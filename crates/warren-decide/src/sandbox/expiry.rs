@@ -88,5 +88,7 @@ fn announce(sandbox: &Sandbox, status: &mut SandboxStatus, now: Timestamp) {
         message::SANDBOX_HAS_EXPIRED,
     );
     conditions::set(&mut status.conditions, expired, sandbox.metadata.generation, &Time(now));
-    conditions::remove(&mut status.conditions, ConditionType::PodScheduled);
+    for type_ in [ConditionType::PodScheduled, ConditionType::PodOutdated, ConditionType::PodWaiting] {
+        conditions::remove(&mut status.conditions, type_);
+    }
 }

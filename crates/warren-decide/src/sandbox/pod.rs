@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use warren_api::sandbox::OperatingMode;
 use warren_api::{Sandbox, annotations};
 
-use super::{Plan, World, volumes};
+use super::{Plan, World, drift, volumes};
 use crate::merge;
 use crate::ownership::{self, Ownership};
 use crate::propagation;
@@ -127,15 +127,17 @@ pub(super) fn delete(pod: &Pod) -> Action {
 /// The pod to create for a sandbox.
 #[must_use]
 pub(super) fn new_pod(sandbox: &Sandbox) -> Pod {
-    let metadata = propagation::desired(sandbox, &ObjectMeta::default());
+    let mut metadata = propagation::desired(sandbox, &ObjectMeta::default());
     let mut spec = sandbox.spec.blueprint.pod_template.spec.clone();
+    let fingerprint = drift::fingerprint(&spec);
+    metadata.annotations.insert(annotations::POD_TEMPLATE_FINGERPRINT.to_owned(), fingerprint);
     volumes::mount_claims(sandbox, &mut spec);
     Pod {
         metadata: ObjectMeta {
             name: sandbox.metadata.name.clone(),
             namespace: sandbox.metadata.namespace.clone(),
             labels: Some(metadata.labels),
-            annotations: (!metadata.annotations.is_empty()).then_some(metadata.annotations),
+            annotations: Some(metadata.annotations),
             owner_references: Some(vec![ownership::reference_to(sandbox)]),
             ..ObjectMeta::default()
         },

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 use warren_api::conditions::{
     self, ConditionStatus, ConditionType, EventAction, EventReason, Observation, Reason, message,
@@ -12,9 +12,13 @@ use warren_api::{SandboxStatus, labels};
 
 use super::pod::{self, PodView};
 use super::service::{self, ServiceView};
-use super::{Settings, World};
+use super::{Settings, World, drift};
+use crate::bounded::{LONGEST_NOTE, bounded};
 use crate::merge;
 use crate::step::{Action, Failure, Kind, Note, Severity, Stage, Step};
+
+/// How much of what a container says is repeated.
+const LONGEST_CAUSE: usize = 512;
 
 /// The status that the world calls for, on top of what was published before.
 pub(super) fn observe(
@@ -51,6 +55,10 @@ pub(super) fn observe(
     }
 
     let generation = world.sandbox.metadata.generation;
+    // A pod differs from the template only since an edit, so what was said of a ready sandbox of this generation still holds.
+    let was_judged = conditions::is_true(&status.conditions, ConditionType::Ready)
+        && conditions::find(&status.conditions, ConditionType::Ready)
+            .is_some_and(|ready| generation.is_some() && ready.observed_generation == generation);
     let now = Time(now);
     let mut set = |observation| conditions::set(&mut status.conditions, observation, generation, &now);
     set(ready(world, view, service, failures));
@@ -59,16 +67,51 @@ pub(super) fn observe(
         Some(observation) => set(observation),
         None => conditions::remove(&mut status.conditions, ConditionType::PodScheduled),
     }
-    match mine.and_then(finished) {
-        Some((reason, text)) => conditions::set(
-            &mut status.conditions,
-            Observation::new(ConditionType::Finished, ConditionStatus::True, reason, text),
-            generation,
-            &now,
-        ),
-        None => conditions::remove(&mut status.conditions, ConditionType::Finished),
+    let mut keep = |type_, observation: Option<Observation>| match observation {
+        Some(observation) => conditions::set(&mut status.conditions, observation, generation, &now),
+        None => conditions::remove(&mut status.conditions, type_),
+    };
+    let ended = mine
+        .and_then(finished)
+        .map(|(reason, text)| Observation::new(ConditionType::Finished, ConditionStatus::True, reason, text));
+    keep(ConditionType::Finished, ended);
+    let staying = mine.filter(|pod| pod.metadata.deletion_timestamp.is_none());
+    if staying.is_none() || !was_judged {
+        keep(ConditionType::PodOutdated, staying.and_then(|pod| drift::observe(&world.sandbox, pod)));
     }
+    keep(ConditionType::PodWaiting, staying.and_then(waiting));
     status
+}
+
+/// Why a container of the pod cannot start, if it says so. What every container says on its way is no news.
+fn waiting(pod: &Pod) -> Option<Observation> {
+    let status = pod.status.as_ref()?;
+    let containers = [&status.init_container_statuses, &status.container_statuses];
+    let (name, waiting) = containers.into_iter().flatten().flatten().find_map(|container| {
+        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+        let is_news = |reason: &str| !matches!(reason, "" | "ContainerCreating" | "PodInitializing");
+        waiting.reason.as_deref().is_some_and(is_news).then_some((&container.name, waiting))
+    })?;
+    let text = bounded(waiting.message.as_deref().unwrap_or_default(), LONGEST_CAUSE);
+    Some(Observation {
+        type_: ConditionType::PodWaiting,
+        status: ConditionStatus::True,
+        reason: waiting
+            .reason
+            .clone()
+            .filter(|reason| is_reason(reason))
+            .unwrap_or_else(|| Reason::ContainerWaiting.into()),
+        message: format!("container {}: {text}", bounded(name, 63)),
+    })
+}
+
+/// Whether the server takes a text for the reason of a condition.
+fn is_reason(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let ends = bytes.first().is_some_and(u8::is_ascii_alphabetic)
+        && bytes.last().is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
+    ends && bytes.len() <= 1024
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_,:".contains(byte))
 }
 
 /// The status write, or nothing when there is nothing new to say.
@@ -95,22 +138,26 @@ pub(super) fn write(world: &World, wanted: &SandboxStatus) -> Option<Step> {
     Some(Step::new(Stage::Subject, action))
 }
 
-/// The events that a new status calls for.
+/// The events that a new status calls for: trouble that it did not speak of before.
 pub(super) fn notes(world: &World, wanted: &SandboxStatus) -> Vec<Note> {
-    let reason = |conditions: &[Condition]| {
-        conditions::find(conditions, ConditionType::Ready).map(|condition| condition.reason.clone())
+    let before = world.sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let before = conditions::find(before, ConditionType::Ready);
+    let Some(after) = conditions::find(&wanted.conditions, ConditionType::Ready) else { return Vec::new() };
+    let entered = before.is_none_or(|before| before.reason != after.reason);
+    let reason = match Reason::parse(&after.reason) {
+        Some(Reason::MultiplePods) if entered => EventReason::MultiplePods,
+        Some(Reason::ReconcilerError)
+            if entered || before.is_some_and(|before| before.message != after.message) =>
+        {
+            EventReason::ReconcilerError
+        }
+        _ => return Vec::new(),
     };
-    let before = world.sandbox.status.as_ref().and_then(|status| reason(&status.conditions));
-    let multiple = Some(Reason::MultiplePods.as_str());
-    if reason(&wanted.conditions).as_deref() != multiple || before.as_deref() == multiple {
-        return Vec::new();
-    }
-    let text = conditions::find(&wanted.conditions, ConditionType::Ready).map(|ready| ready.message.clone());
     vec![Note {
         severity: Severity::Warning,
-        reason: EventReason::MultiplePods.as_str(),
+        reason: reason.as_str(),
         action: EventAction::Reconciling.as_str(),
-        text: text.unwrap_or_default(),
+        text: bounded(&after.message, LONGEST_NOTE).into_owned(),
     }]
 }
 

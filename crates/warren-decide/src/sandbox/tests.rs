@@ -347,7 +347,8 @@ fn row_5_reserved_keys_never_reach_the_pod() {
           "annotations": {
             "agents.x-k8s.io/propagated-annotations": "note",
             "agents.x-k8s.io/propagated-labels": "app",
-            "note": "y"
+            "note": "y",
+            "warren.dev/pod-template-fingerprint": "containers[main].image=6b226dcc,containers[main].name=0c126bfe"
           },
           "labels": {
             "agents.x-k8s.io/created-by": "unknown",
@@ -386,8 +387,10 @@ fn labels_of_the_pool_are_on_the_pod_only_while_it_is_pooled() {
         .assert_eq(&steps(owned_by("SandboxWarmPool"), pod(json!({}))));
     let pooled = pod(json!({"metadata": {"labels": {
         "agents.x-k8s.io/warm-pool-sandbox": "59733166", "agents.x-k8s.io/sandbox-template-ref-hash": "69155462"}}}));
-    expect![[r#"patch Pod my-sandbox {"metadata":{"labels":{"agents.x-k8s.io/warm-pool-sandbox":null},"uid":"p"}}"#]]
-        .assert_eq(&steps(owned_by("SandboxClaim"), pooled));
+    expect![[
+        r#"patch Pod my-sandbox {"metadata":{"labels":{"agents.x-k8s.io/warm-pool-sandbox":null},"uid":"p"}}"#
+    ]]
+    .assert_eq(&steps(owned_by("SandboxClaim"), pooled));
 }
 
 #[test]
@@ -401,6 +404,7 @@ fn row_6_a_pod_in_the_way() {
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
             Ready=False ReconcilerError: Error seen: pod my-sandbox exists without an owner and is not labelled for adoption
             Suspended=False NotSuspended: Sandbox is not suspended
+            event: Warning ReconcilerError (Reconciling): Error seen: pod my-sandbox exists without an owner and is not labelled for adoption
             retry"#]],
     );
     let adoptable = json!({"metadata": {"ownerReferences": null, "labels": {
@@ -419,6 +423,7 @@ fn row_6_a_pod_in_the_way() {
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
             Ready=False ReconcilerError: Error seen: pod my-sandbox is controlled by another object
             Suspended=False NotSuspended: Sandbox is not suspended
+            event: Warning ReconcilerError (Reconciling): Error seen: pod my-sandbox is controlled by another object
             retry"#]],
     );
 }
@@ -617,6 +622,7 @@ fn row_13_a_volume_in_the_way_does_not_stop_the_pod() {
             problem: persistent volume claim data-my-sandbox is controlled by another object
             Ready=False ReconcilerError: Error seen: persistent volume claim data-my-sandbox is controlled by another object
             Suspended=False NotSuspended: Sandbox is not suspended
+            event: Warning ReconcilerError (Reconciling): Error seen: persistent volume claim data-my-sandbox is controlled by another object
             retry"#]],
     );
 }
@@ -674,3 +680,5 @@ fn a_sandbox_being_deleted_is_left_alone() {
     let dying = sandbox(json!({"metadata": {"deletionTimestamp": "2027-01-15T08:00:10Z"}}));
     check(&world(dying, vec![]), expect!["nothing to publish"]);
 }
+
+mod ours;

@@ -1,13 +1,15 @@
 //! The volume claims of a sandbox: made once, never changed, never deleted here. They go with the sandbox, by garbage
-//! collection, so that suspending and expiring keep the data.
+//! collection, so that suspending and expiring keep the data. Where they are to stay, the sandbox owns none of them: its
+//! label alone says whose they are, and a sandbox of the same name finds them again.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, PodSpec, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 use warren_api::blueprint::PersistentVolumeClaimTemplate;
-use warren_api::{Sandbox, labels};
+use warren_api::{Sandbox, annotations, labels};
 
 use super::{Plan, World};
+use crate::bounded::bounded;
 use crate::merge::json;
 use crate::ownership::{self, Ownership};
 use crate::step::{Action, Failure, Kind, Object, Stage, Step};
@@ -17,19 +19,58 @@ pub(super) fn claim_name(template: &PersistentVolumeClaimTemplate, sandbox: &str
     format!("{}-{sandbox}", template.metadata.name)
 }
 
+/// What becomes of the claims when the sandbox is deleted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Retention {
+    Delete,
+    Retain,
+}
+
+impl Retention {
+    fn of(sandbox: &Sandbox) -> Result<Self, String> {
+        match ownership::annotation(&sandbox.metadata, annotations::PVC_RETENTION) {
+            None | Some(annotations::DELETE) => Ok(Self::Delete),
+            Some(annotations::RETAIN) => Ok(Self::Retain),
+            Some(other) => Err(format!(
+                "annotation {}: {:?} is neither {} nor {}",
+                annotations::PVC_RETENTION,
+                bounded(other, 64),
+                annotations::RETAIN,
+                annotations::DELETE
+            )),
+        }
+    }
+}
+
 /// Plans the missing claims, up to the first that cannot be had.
 pub(super) fn plan(world: &World, plan: &mut Plan) {
-    for template in &world.sandbox.spec.blueprint.volume_claim_templates {
+    let templates = &world.sandbox.spec.blueprint.volume_claim_templates;
+    let retention = match Retention::of(&world.sandbox) {
+        Ok(retention) => retention,
+        // Either guess could lose data or leave it lying about, so nothing is made or changed until it is known.
+        Err(text) => {
+            if !templates.is_empty() {
+                plan.problems.push(Failure::found(Stage::Volumes, text));
+            }
+            return;
+        }
+    };
+    for template in templates {
         let name = claim_name(template, world.name());
         let present = world.volume_claims.iter().find(|claim| claim.metadata.name.as_ref() == Some(&name));
         let Some(present) = present else {
-            let claim = new_claim(world, template, name);
+            let claim = new_claim(world, template, name, retention);
             let action = Action::Create(Object::PersistentVolumeClaim(Box::new(claim)));
             plan.steps.push(Step::new(Stage::Volumes, action));
             continue;
         };
         match ownership::classify(&present.metadata, world.uid(), &world.tracking_hash()) {
+            Ownership::Mine if retention == Retention::Retain => {
+                plan.steps.push(Step::new(Stage::Volumes, disown(world, &present.metadata)));
+            }
             Ownership::Mine => {}
+            // Its own by the label, and meant to outlive it.
+            Ownership::Adoptable if retention == Retention::Retain => {}
             Ownership::Adoptable => {
                 let action = adopt(&world.sandbox, Kind::PersistentVolumeClaim, &present.metadata, json!({}));
                 plan.steps.push(Step::new(Stage::Volumes, action));
@@ -65,6 +106,22 @@ pub(super) fn adopt(
     Action::Merge { kind, name: child.name.clone().unwrap_or_default(), body }
 }
 
+/// Takes the sandbox off the owners of a claim, which keeps the label by which it is found. It is guarded: owners are
+/// written as a whole, and others may be among them.
+fn disown(world: &World, claim: &ObjectMeta) -> Action {
+    let others = claim.owner_references.iter().flatten().filter(|owner| owner.uid != world.uid());
+    let mut body = json!({"metadata": {
+        "ownerReferences": others.collect::<Vec<_>>(),
+        "resourceVersion": claim.resource_version,
+    }});
+    if ownership::label(claim, labels::SANDBOX_NAME_HASH) != Some(&world.tracking_hash()) {
+        let hash = json(&world.tracking_hash());
+        crate::merge::set(&mut body, &["metadata", "labels", labels::SANDBOX_NAME_HASH], hash);
+    }
+    let name = claim.name.clone().unwrap_or_default();
+    Action::Merge { kind: Kind::PersistentVolumeClaim, name, body }
+}
+
 /// The pod's volumes: those of the template, with the sandbox's claims in place of volumes of the same name, at the end.
 pub(super) fn mount_claims(sandbox: &Sandbox, spec: &mut PodSpec) {
     let templates = &sandbox.spec.blueprint.volume_claim_templates;
@@ -84,7 +141,12 @@ pub(super) fn mount_claims(sandbox: &Sandbox, spec: &mut PodSpec) {
     }));
 }
 
-fn new_claim(world: &World, template: &PersistentVolumeClaimTemplate, name: String) -> PersistentVolumeClaim {
+fn new_claim(
+    world: &World,
+    template: &PersistentVolumeClaimTemplate,
+    name: String,
+    retention: Retention,
+) -> PersistentVolumeClaim {
     let mut labels = template.metadata.labels.clone();
     labels.insert(labels::SANDBOX_NAME_HASH.to_owned(), world.tracking_hash());
     let annotations = template.metadata.annotations.clone();
@@ -94,7 +156,8 @@ fn new_claim(world: &World, template: &PersistentVolumeClaimTemplate, name: Stri
             namespace: world.sandbox.metadata.namespace.clone(),
             labels: Some(labels),
             annotations: (!annotations.is_empty()).then_some(annotations),
-            owner_references: Some(vec![ownership::reference_to(&*world.sandbox)]),
+            owner_references: (retention == Retention::Delete)
+                .then(|| vec![ownership::reference_to(&*world.sandbox)]),
             ..ObjectMeta::default()
         },
         spec: Some(template.spec.clone()),

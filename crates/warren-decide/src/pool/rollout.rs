@@ -1,0 +1,206 @@
+//! The verdict on a pool's template: whether members made from it become ready, and all members come from it.
+//!
+//! The schema has no place for it, so it is an annotation on the pool, a condition in JSON, as a Deployment's `Progressing`:
+//! True while there is hope, False when no member has become ready for too long. It is about the template, not about the
+//! pool's fullness: once a pool has been full of ready members of a template, claims that empty it change nothing. What is
+//! written changes only with the verdict, so a pool at work costs no writes for it.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use warren_api::conditions::{self, ConditionStatus, ConditionType, EventAction, Reason};
+use warren_api::{Sandbox, annotations, go_duration};
+
+use super::rules::{Rules, Strategy};
+use super::{Memory, World, member};
+use crate::bounded::bounded;
+use crate::merge;
+use crate::ownership;
+use crate::staleness::Yardstick;
+use crate::step::{Action, Kind, Note, Severity, Stage, Step};
+
+/// How much of what keeps a member from being ready is repeated.
+const LONGEST_CAUSE: usize = 256;
+
+/// What the annotation holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Verdict {
+    #[serde(rename = "type")]
+    type_: String,
+    status: String,
+    reason: String,
+    message: String,
+    last_transition_time: Timestamp,
+    /// Which template this is about: its name and the hash of what it says.
+    template: String,
+    /// When members of it were first wanted.
+    started_at: Timestamp,
+}
+
+/// What a pass gives besides the pool's size and status.
+#[derive(Default)]
+pub(super) struct Judgement {
+    pub(super) step: Option<Step>,
+    pub(super) notes: Vec<Note>,
+    pub(super) look_again: Option<Duration>,
+}
+
+/// The members of a pool, by what the rollout cares about.
+struct Tally {
+    active: usize,
+    updated: usize,
+    updated_ready: usize,
+    /// When a member of the present template last became ready, of those that are here.
+    last_ready: Option<Timestamp>,
+    /// What keeps one of the others from it.
+    cause: Option<String>,
+}
+
+impl Tally {
+    fn of<'a>(members: impl Iterator<Item = &'a Sandbox>, yardstick: &Yardstick<'_>) -> Self {
+        let mut tally = Self { active: 0, updated: 0, updated_ready: 0, last_ready: None, cause: None };
+        for member in members {
+            tally.active += 1;
+            if yardstick.is_stale(member) {
+                continue;
+            }
+            tally.updated += 1;
+            let conditions = member.status.as_ref().map(|status| status.conditions.as_slice());
+            let ready = conditions::find(conditions.unwrap_or_default(), ConditionType::Ready);
+            if member::is_ready(member) {
+                tally.updated_ready += 1;
+                tally.last_ready = tally.last_ready.max(ready.map(|ready| ready.last_transition_time.0));
+            } else if tally.cause.is_none() {
+                let name = member.metadata.name.as_deref().unwrap_or_default();
+                tally.cause = ready.map(|ready| format!("{name}: {}: {}", ready.reason, ready.message));
+            }
+        }
+        tally
+    }
+}
+
+/// Judges the rollout of the pool's template. `active` are the members that stay after this pass.
+pub(super) fn judge<'a>(
+    world: &World,
+    rules: &Rules,
+    yardstick: Option<&Yardstick<'_>>,
+    active: impl Iterator<Item = &'a Sandbox>,
+    memory: &mut Memory,
+    now: Timestamp,
+) -> Judgement {
+    let stored = stored(world);
+    let name = &world.pool.spec.sandbox_template_ref.name;
+    let Some(yardstick) = yardstick else {
+        let verdict = (ConditionStatus::False, Reason::TemplateNotFound);
+        let text = || format!("SandboxTemplate {name:?} not found");
+        return conclude(world, stored, format!("{name}@"), verdict, text, None, now);
+    };
+    let tally = Tally::of(active, yardstick);
+    let template = format!("{name}@{}", yardstick.hashes().blueprint);
+    let same = stored.as_ref().filter(|stored| stored.template == template);
+    let started_at = same.map_or(now, |stored| stored.started_at);
+    let was_complete = same.is_some_and(|stored| stored.reason == Reason::Complete.as_str());
+    let outdated = tally.active - tally.updated;
+    memory.last_progress = memory.last_progress.max(tally.last_ready).max(Some(started_at));
+
+    let is_full = tally.updated_ready >= rules.desired;
+    // Nothing is left to do but what claims do: everything is there, ready as far as it is of this template.
+    let is_waiting = rules.strategy == Strategy::OnReplenish
+        && tally.active >= rules.desired
+        && tally.updated == tally.updated_ready;
+    let since = memory.last_progress.unwrap_or(started_at).max(started_at);
+    // What lies behind the end of time never comes.
+    let end = since.checked_add(rules.progress_deadline).ok();
+    let mut judgement = if outdated == 0 && (is_full || was_complete) {
+        let text = || format!("the pool is up to date with template {name}");
+        conclude(world, stored, template, (ConditionStatus::True, Reason::Complete), text, None, now)
+    } else if is_waiting {
+        let text = || format!("members that are not of the present template {name} go as they are claimed");
+        let verdict = (ConditionStatus::True, Reason::WaitingForClaims);
+        conclude(world, stored, template, verdict, text, Some(tally.updated), now)
+    } else if end.is_none_or(|end| now < end) {
+        let text = || format!("members of template {name} are being made");
+        let verdict = (ConditionStatus::True, Reason::Updating);
+        let updated = (outdated > 0).then_some(tally.updated);
+        let mut judgement = conclude(world, stored, template, verdict, text, updated, now);
+        judgement.look_again = end.and_then(|end| Duration::try_from(end.duration_since(now)).ok());
+        judgement
+    } else {
+        let text = || {
+            let deadline = go_duration::format(rules.progress_deadline);
+            let cause =
+                tally.cause.as_deref().or(memory.refusal.as_deref()).unwrap_or("nothing is known of why");
+            let cause = bounded(cause, LONGEST_CAUSE);
+            format!("no member of template {name} has become ready for {deadline}; {cause}")
+        };
+        let verdict = (ConditionStatus::False, Reason::ProgressDeadlineExceeded);
+        let updated = (outdated > 0).then_some(tally.updated);
+        conclude(world, stored, template, verdict, text, updated, now)
+    };
+    judgement.look_again = judgement.look_again.filter(|delay| !delay.is_zero());
+    judgement
+}
+
+/// Writes the verdict down if it is a new one. Its text is made only then, so that words about a moment stay as they are.
+fn conclude(
+    world: &World,
+    stored: Option<Verdict>,
+    template: String,
+    (status, reason): (ConditionStatus, Reason),
+    text: impl FnOnce() -> String,
+    updated: Option<usize>,
+    now: Timestamp,
+) -> Judgement {
+    let is_known = |stored: &Verdict| stored.template == template && stored.reason == reason.as_str();
+    let verdict = match stored.clone().filter(is_known) {
+        Some(stored) => stored,
+        None => Verdict {
+            type_: "Progressing".to_owned(),
+            status: status.into(),
+            reason: reason.into(),
+            message: text(),
+            last_transition_time: stored
+                .as_ref()
+                .filter(|stored| stored.status == status.as_str())
+                .map_or(now, |stored| stored.last_transition_time),
+            started_at: stored
+                .as_ref()
+                .filter(|stored| stored.template == template)
+                .map_or(now, |stored| stored.started_at),
+            template,
+        },
+    };
+    let mut notes = Vec::new();
+    if status == ConditionStatus::False && stored.as_ref() != Some(&verdict) {
+        notes.push(Note {
+            severity: Severity::Warning,
+            reason: reason.as_str(),
+            action: EventAction::Reconciling.as_str(),
+            text: verdict.message.clone(),
+        });
+    }
+    let mut wanted = serde_json::Map::new();
+    let mut put = |key: &str, value: Option<String>| {
+        if ownership::annotation(&world.pool.metadata, key) != value.as_deref() {
+            wanted.insert(key.to_owned(), value.map_or(Value::Null, Value::String));
+        }
+    };
+    if stored.as_ref() != Some(&verdict) {
+        put(annotations::PROGRESSING, Some(merge::json(&verdict).to_string()));
+    }
+    put(annotations::UPDATED_REPLICAS, updated.map(|count| count.to_string()));
+    let step = (!wanted.is_empty()).then(|| {
+        let name = world.pool.metadata.name.clone().unwrap_or_default();
+        let body = json!({"metadata": {"uid": world.pool.metadata.uid, "annotations": wanted}});
+        Step::new(Stage::Subject, Action::Merge { kind: Kind::SandboxWarmPool, name, body })
+    });
+    Judgement { step, notes, look_again: None }
+}
+
+/// What was written down before. What cannot be read was not written by us, and is written anew.
+fn stored(world: &World) -> Option<Verdict> {
+    serde_json::from_str(ownership::annotation(&world.pool.metadata, annotations::PROGRESSING)?).ok()
+}

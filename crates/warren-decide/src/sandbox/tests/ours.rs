@@ -1,0 +1,153 @@
+//! What we say and do beyond agent-sandbox: kept volumes, edits that a live pod does not have, containers that cannot start.
+
+use std::sync::Arc;
+
+use expect_test::{Expect, expect};
+use serde_json::{Value, json};
+
+use super::{World, annotated, at, check, overlay, pod, render, running, sandbox, world};
+use crate::sandbox::decide;
+use crate::step::{Action, Object};
+
+fn with_volumes(extra: Value) -> Value {
+    let mut base =
+        annotated(json!({"spec": {"volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {}}]}}));
+    overlay(&mut base, &extra);
+    sandbox(base)
+}
+
+fn retention(value: &str) -> Value {
+    json!({"metadata": {"annotations": {"warren.dev/pvc-retention": value}}})
+}
+
+fn volume(extra: Value) -> Value {
+    let mut base = json!({"metadata": {"name": "data-my-sandbox", "uid": "v", "resourceVersion": "9",
+        "labels": {"agents.x-k8s.io/sandbox-name-hash": "374de8f5"},
+        "ownerReferences": [{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "my-sandbox", "uid": "s", "controller": true}]}});
+    overlay(&mut base, &extra);
+    base
+}
+
+fn seen(sandbox: Value, volume: Option<Value>) -> World {
+    let mut world = world(sandbox, vec![pod(running())]);
+    world.volume_claims =
+        volume.into_iter().map(|volume| Arc::new(serde_json::from_value(volume).unwrap())).collect();
+    world
+}
+
+fn steps(world: &World, expect: Expect) {
+    let plan = decide(world, at(0));
+    let mut lines: Vec<String> = plan.steps.iter().map(|step| step.action.to_string()).collect();
+    lines.extend(plan.problems.iter().map(|problem| format!("problem: {}", problem.message)));
+    expect.assert_eq(&lines.join("\n"));
+}
+
+#[test]
+fn retained_volumes_are_nobodys_and_are_found_again() {
+    let owners = |extra: Value| {
+        let plan = decide(&seen(with_volumes(extra), None), at(0));
+        let Action::Create(Object::PersistentVolumeClaim(claim)) = &plan.steps[0].action else {
+            panic!("{plan:?}")
+        };
+        claim.metadata.owner_references.as_ref().map_or(0, Vec::len)
+    };
+    assert_eq!(owners(json!({})), 1);
+    assert_eq!(owners(retention("Delete")), 1);
+    assert_eq!(owners(retention("Retain")), 0);
+
+    let free = || volume(json!({"metadata": {"ownerReferences": null}}));
+    steps(&seen(with_volumes(retention("Retain")), Some(free())), expect![""]);
+    steps(
+        &seen(with_volumes(retention("Retain")), Some(volume(json!({})))),
+        expect![[
+            r#"patch PersistentVolumeClaim data-my-sandbox {"metadata":{"ownerReferences":[],"resourceVersion":"9"}}"#
+        ]],
+    );
+    steps(
+        &seen(with_volumes(json!({})), Some(free())),
+        expect![[
+            r#"patch PersistentVolumeClaim data-my-sandbox {"metadata":{"ownerReferences":[{"apiVersion":"agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"Sandbox","name":"my-sandbox","uid":"s"}],"resourceVersion":"9"}}"#
+        ]],
+    );
+    // Another's stays another's, and a word that we do not know changes nothing.
+    let foreign = volume(
+        json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "x", "controller": true}]}}),
+    );
+    steps(
+        &seen(with_volumes(retention("Retain")), Some(foreign)),
+        expect!["problem: persistent volume claim data-my-sandbox is controlled by another object"],
+    );
+    steps(
+        &seen(with_volumes(retention("retain")), None),
+        expect![[r#"problem: annotation warren.dev/pvc-retention: "retain" is neither Retain nor Delete"#]],
+    );
+    let without = sandbox(annotated(retention("retain")));
+    steps(&seen(without, None), expect![""]);
+}
+
+/// The pod that a sandbox makes, running.
+fn made_from(sandbox: Value) -> Value {
+    let plan = decide(&world(sandbox, vec![]), at(0));
+    let made = plan.steps.iter().find_map(|step| match &step.action {
+        Action::Create(Object::Pod(pod)) => Some(pod.metadata.annotations.clone()),
+        _ => None,
+    });
+    let mut pod = pod(running());
+    overlay(&mut pod, &json!({"metadata": {"annotations": made.unwrap()}}));
+    pod
+}
+
+#[test]
+fn row_4_an_edit_that_the_live_pod_does_not_have_is_said() {
+    let edited = |image: &str| {
+        sandbox(annotated(
+            json!({"spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": image}]}}}}),
+        ))
+    };
+    let live = || made_from(edited("a"));
+    let text = render(&world(edited("a"), vec![live()]), &[], at(0));
+    assert!(text.contains("Ready=True") && !text.contains("warren.dev"), "{text}");
+    check(
+        &world(edited("b"), vec![live()]),
+        expect![[r#"
+            selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
+            podIPs: ["10.0.0.7"]
+            nodeName: "node-1"
+            Ready=True DependenciesReady: Pod is Ready
+            Suspended=False NotSuspended: Sandbox is not suspended
+            PodScheduled=True PodScheduled: 
+            warren.dev/PodOutdated=True PodTemplateChanged: Pod was made from an earlier podTemplate, which differs in containers[main].image; suspend and resume the sandbox to apply it"#]],
+    );
+    // A value in the template never gets onto the pod.
+    let forged = json!({"spec": {"podTemplate": {"metadata": {"annotations": {"warren.dev/pod-template-fingerprint": "x"}}}}});
+    let made = made_from(sandbox(annotated(forged)));
+    assert_ne!(made["metadata"]["annotations"]["warren.dev/pod-template-fingerprint"], "x");
+    // Back to what it was: the condition goes.
+    let told = super::published(&world(edited("b"), vec![live()]), at(0));
+    let mut back = told;
+    overlay(&mut back, &edited("a"));
+    back["metadata"]["generation"] = json!(3);
+    let text = render(&world(back, vec![live()]), &[], at(1));
+    assert!(!text.contains("PodOutdated") && text.contains("Ready=True"), "{text}");
+}
+
+#[test]
+fn a_container_that_cannot_start_is_said() {
+    let waiting = |reason: &str, message: &str| {
+        let mut pod = pod(json!({}));
+        overlay(
+            &mut pod,
+            &json!({"status": {"containerStatuses": [{"name": "main", "ready": false, "restartCount": 0, "image": "", "imageID": "",
+            "state": {"waiting": {"reason": reason, "message": message}}}]}}),
+        );
+        let text = render(&world(sandbox(annotated(json!({}))), vec![pod]), &[], at(0));
+        text.lines().find(|line| line.contains("PodWaiting")).map(str::to_owned).unwrap_or_default()
+    };
+    expect!["warren.dev/PodWaiting=True ImagePullBackOff: container main: Back-off pulling image \"x\""]
+        .assert_eq(&waiting("ImagePullBackOff", "Back-off pulling image \"x\""));
+    assert_eq!(waiting("ContainerCreating", ""), "", "every container says so");
+    assert_eq!(waiting("PodInitializing", ""), "");
+    expect!["warren.dev/PodWaiting=True ContainerWaiting: container main: m"]
+        .assert_eq(&waiting("not a reason!", "m"));
+    assert!(waiting("ErrImagePull", &"x".repeat(10_000)).len() < 700);
+}
