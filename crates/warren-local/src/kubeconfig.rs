@@ -9,6 +9,10 @@ use serde_json::Value;
 
 /// Writes the file, for its owner only, whole or not at all.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
+    // One that is right already stays: a home comes back even on a full disk.
+    if fs::read_to_string(path).is_ok_and(|known| known == text) {
+        return Ok(());
+    }
     let unfinished = path.with_extension("unfinished");
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
     file.write_all(text.as_bytes())?;

@@ -4,6 +4,7 @@
 //! by a client that is wired to the server in process. It parses no arguments and prints nothing. Sandboxes run
 //! outside of this process and do not notice its end. Start reading at [`run`].
 
+mod descriptors;
 mod dialer;
 mod home;
 mod init;
