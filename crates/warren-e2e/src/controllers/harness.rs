@@ -4,12 +4,12 @@
 //! |---|---|---|
 //! | API server | ours, in a daemon with a data directory of its own | a real kube-apiserver |
 //! | controllers | in that daemon | in this process, on threads of their own |
-//! | pods | real containers; simulated for those that name [`SCHEDULER`] | simulated |
+//! | pods | real containers; simulated for those that name [`SCHEDULER`](warren_testkit::nodes::SCHEDULER) | simulated |
 //!
 //! What a scenario needs of a pod (never ready, several machines) and no container can be told to do, it asks of
 //! the simulated nodes, which are there in both homes: see [`workload`](super::workload).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use serde_json::json;
 use tokio::runtime::Runtime;
 use warren_controllers::Controllers;
 use warren_testkit::kube::ControlPlane;
-use warren_testkit::nodes::{SCHEDULER, SimulatedNodes};
+use warren_testkit::nodes::SimulatedNodes;
 
 use super::place::Place;
 use crate::local_home::LocalHome;
@@ -133,6 +133,14 @@ impl Home {
         }
     }
 
+    /// A kubeconfig with all rights.
+    pub fn kubeconfig(&self) -> PathBuf {
+        match &self.kind {
+            Kind::Local { home, .. } => home.path().join("kubeconfig"),
+            Kind::Cluster { .. } => ControlPlane::start().kubeconfig().to_owned(),
+        }
+    }
+
     /// A fresh namespace.
     pub async fn place(self: &Arc<Self>, scenario: &str) -> Result<Place> {
         let prefix: String = scenario.replace('_', "-").chars().take(40).collect();
@@ -150,7 +158,7 @@ impl Home {
     }
 
     /// Kills the controllers as `kill -9` would, and starts them again. In the local home that is the whole daemon, so
-    /// whoever else uses the home meets an API server that is away for a moment: only for scenarios that are alone.
+    /// whoever else uses the home meets an API server that is away for a moment, as [`Place`] can stand.
     pub async fn restart_controllers(&self) -> Result<()> {
         match &self.kind {
             Kind::Local { home, daemon } => {

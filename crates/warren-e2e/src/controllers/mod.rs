@@ -8,5 +8,7 @@
 pub mod harness;
 pub mod history;
 pub mod place;
+pub mod rows;
 pub mod runner;
+pub mod suite;
 pub mod workload;

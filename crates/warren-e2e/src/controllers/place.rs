@@ -9,18 +9,20 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use futures::StreamExt as _;
+use jiff::Timestamp;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::Condition;
-use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::time::Instant;
+use warren_api::pool::UpdateStrategyType;
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
 
 use super::harness::{DEADLINE, Home};
@@ -28,7 +30,7 @@ use super::history::History;
 use super::workload;
 
 /// How soon a call that got no answer is made again.
-const AGAIN: Duration = Duration::from_millis(50);
+pub(super) const AGAIN: Duration = Duration::from_millis(50);
 
 /// A namespace that one scenario has for itself.
 #[derive(Clone)]
@@ -120,14 +122,15 @@ impl Place {
 
     /// Merge-patches an object, and gives the server's refusal apart.
     pub async fn try_patch<K: Namespaced>(&self, name: &str, body: Value) -> Result<K, kube::Error> {
-        let api = self.api::<K>();
-        answer(|| api.patch(name, &PatchParams::default(), &Patch::Merge(&body))).await
+        let (api, parameters, patch) = (self.api::<K>(), PatchParams::default(), Patch::Merge(&body));
+        answer(|| api.patch(name, &parameters, &patch)).await
     }
 
     /// Merge-patches an object's status, as its node or another controller would.
     pub async fn patch_status<K: Namespaced>(&self, name: &str, status: Value) -> Result<K> {
-        let (api, body) = (self.api::<K>(), json!({"status": status}));
-        answer(|| api.patch_status(name, &PatchParams::default(), &Patch::Merge(&body)))
+        let body = json!({"status": status});
+        let (api, parameters, patch) = (self.api::<K>(), PatchParams::default(), Patch::Merge(&body));
+        answer(|| api.patch_status(name, &parameters, &patch))
             .await
             .with_context(|| format!("patch the status of {name}"))
     }
@@ -173,10 +176,14 @@ impl Place {
     ) -> Result<Option<K>> {
         let mut last = None;
         let watched = async {
-            let mut objects = std::pin::pin!(watcher::watch_object(self.api::<K>(), name).default_backoff());
+            let mut objects = std::pin::pin!(watcher::watch_object(self.api::<K>(), name));
             while let Some(object) = objects.next().await {
-                // The watch begins again by itself.
-                let Ok(object) = object else { continue };
+                let Ok(object) = object else {
+                    // The watch begins again by itself, sooner than it would with a backoff for servers in trouble: this
+                    // one is back in a moment.
+                    tokio::time::sleep(AGAIN).await;
+                    continue;
+                };
                 if condition.matches_object(object.as_ref()) {
                     return Some(object);
                 }
@@ -204,6 +211,46 @@ impl Place {
     /// Waits until `Ready` is this, as `status/reason`.
     pub async fn wait_ready<K: Namespaced>(&self, name: &str, wanted: &str) -> Result<K> {
         self.wait_for(name, wanted, |object: &K| ready(object) == wanted).await
+    }
+
+    /// Waits until `Ready` has been judged for the object's present generation, and gives it as it is then.
+    pub async fn wait_observed<K: Namespaced>(&self, name: &str) -> Result<K> {
+        let current = |object: &K| {
+            let observed = condition(object, "Ready").and_then(|ready| ready["observedGeneration"].as_i64());
+            observed.is_some() && observed == object.meta().generation
+        };
+        self.wait_for(name, "looked at in its present generation", current).await
+    }
+
+    /// Makes a pass over a pool certain, by saying or not saying what is so anyway: that it does not roll.
+    pub async fn touch_pool(&self, name: &str) -> Result<SandboxWarmPool> {
+        let pool: SandboxWarmPool = self.get(name).await?;
+        anyhow::ensure!(pool.spec.update_strategy_type() == UpdateStrategyType::OnReplenish, "{name} rolls");
+        let strategy = match pool.spec.update_strategy {
+            Some(_) => Value::Null,
+            None => json!({"type": "OnReplenish"}),
+        };
+        let touched: SandboxWarmPool =
+            self.patch(name, json!({"spec": {"updateStrategy": strategy}})).await?;
+        let generation = touched.metadata.generation;
+        self.wait_for(name, "looked at in its present generation", |pool: &SandboxWarmPool| {
+            pool.status.as_ref().map(|status| status.observed_generation) == generation
+        })
+        .await
+    }
+
+    /// Waits until the clock shows a later second than this time: servers write times in whole seconds, so whatever
+    /// happens from then on has another.
+    pub async fn second_after(&self, time: &str) -> Result<()> {
+        let time: Timestamp = time.parse().with_context(|| format!("`{time}` as a time"))?;
+        let later = Timestamp::from_second(time.as_second() + 1)?;
+        while let Ok(left) = Duration::try_from(later.duration_since(Timestamp::now())) {
+            if left.is_zero() {
+                break;
+            }
+            tokio::time::sleep(left).await;
+        }
+        Ok(())
     }
 
     /// Waits until an object is gone.
@@ -325,20 +372,20 @@ impl Place {
     }
 
     async fn clear_kind<K: Namespaced>(&self) -> Result<()> {
-        let api = self.api::<K>();
         for object in self.list::<K>().await? {
             let name = object.name_any();
             if !object.finalizers().is_empty() {
-                self.patch::<K>(&name, json!({"metadata": {"finalizers": null}})).await.ok();
+                // Whoever else takes them away is welcome.
+                let _ = self.try_patch::<K>(&name, json!({"metadata": {"finalizers": null}})).await;
             }
-            answer(|| api.delete(&name, &DeleteParams::background())).await.ok();
+            self.delete::<K>(&name).await?;
         }
         Ok(())
     }
 }
 
 /// Makes a call until the server answers.
-async fn answer<T, R>(mut call: impl FnMut() -> R) -> Result<T, kube::Error>
+pub(super) async fn answer<T, R>(mut call: impl FnMut() -> R) -> Result<T, kube::Error>
 where
     R: Future<Output = Result<T, kube::Error>>,
 {

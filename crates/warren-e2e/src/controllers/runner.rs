@@ -10,6 +10,9 @@ use anyhow::{Result, anyhow};
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
 use super::harness::Home;
 use super::place::Place;
 
@@ -19,15 +22,34 @@ const AT_THE_SAME_TIME: usize = 6;
 /// Longer than a scenario of several waits may take, all of them near their deadline.
 const LONGEST: Duration = Duration::from_secs(240);
 
+/// How long controllers live when they are killed every now and then, in milliseconds: sometimes too short to do more than
+/// list what there is, mostly long enough to be in the middle of something.
+const KILLED_AFTER: std::ops::Range<u64> = 300..2500;
+
 /// One thing to show.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// What is shown, as the name of a test.
+    /// The path of the function.
     pub name: &'static str,
     /// Shows it.
     pub run: fn(Place) -> BoxFuture<'static, Result<()>>,
     /// Whether nothing else may use the home meanwhile.
     pub alone: bool,
+    /// Whether the controllers are killed every now and then meanwhile.
+    pub disturbed: bool,
+}
+
+impl Scenario {
+    /// The same while the controllers are killed every now and then.
+    pub fn disturbed(self) -> Self {
+        Self { disturbed: true, ..self }
+    }
+
+    /// What it is called in the output: the function's name without its modules.
+    fn title(&self) -> String {
+        let name = self.name.rsplit("::").next().unwrap_or_default().trim();
+        if self.disturbed { format!("{name}_though_the_controllers_are_killed") } else { name.to_owned() }
+    }
 }
 
 /// A list of scenarios from the names of async functions; those after `alone:` have the home for themselves.
@@ -44,6 +66,7 @@ macro_rules! scenarios {
             name: stringify!($($path)::+),
             run: |place| Box::pin($($path)::+(place)),
             alone: $is_alone,
+            disturbed: false,
         }
     };
 }
@@ -61,7 +84,7 @@ where
         match argument.as_str() {
             "--list" => {
                 for scenario in &scenarios {
-                    println!("{}: test", scenario.name);
+                    println!("{}: test", scenario.title());
                 }
                 return ExitCode::SUCCESS;
             }
@@ -76,7 +99,7 @@ where
         words.is_empty()
             || words.iter().any(|word| if exact { name.ends_with(word) } else { name.contains(word) })
     };
-    let chosen: Vec<Scenario> = scenarios.into_iter().filter(|scenario| wanted(scenario.name)).collect();
+    let chosen: Vec<Scenario> = scenarios.into_iter().filter(|scenario| wanted(&scenario.title())).collect();
     println!("\nrunning {} tests", chosen.len());
     let begun = Instant::now();
     let outcome = if chosen.is_empty() { Ok(None) } else { in_a_home(&chosen, start) };
@@ -85,7 +108,7 @@ where
         Ok(None) => (0, Vec::new()),
         Err(error) => {
             println!("\nthe home failed: {error:#}");
-            (chosen.len(), chosen.iter().map(|scenario| scenario.name).collect())
+            (chosen.len(), chosen.iter().map(Scenario::title).collect())
         }
     };
     let word = if failed.is_empty() { "ok" } else { "FAILED" };
@@ -106,7 +129,7 @@ where
 }
 
 /// The names of those that failed; `None` where there is no home for tests like these.
-fn in_a_home<S>(chosen: &[Scenario], start: impl FnOnce() -> S) -> Result<Option<Vec<&'static str>>>
+fn in_a_home<S>(chosen: &[Scenario], start: impl FnOnce() -> S) -> Result<Option<Vec<String>>>
 where
     S: Future<Output = Result<Option<Arc<Home>>>>,
 {
@@ -114,21 +137,17 @@ where
     runtime.block_on(async {
         let Some(home) = start().await? else { return Ok(None) };
         let mut failed = Vec::new();
-        let (alone, together): (Vec<Scenario>, Vec<Scenario>) =
-            chosen.iter().partition(|scenario| scenario.alone);
-        for (scenarios, width) in [(together, AT_THE_SAME_TIME), (alone, 1)] {
-            let mut ends = futures::stream::iter(scenarios)
-                .map(|scenario| {
-                    let home = Arc::clone(&home);
-                    async move { (scenario.name, one(&home, scenario).await) }
-                })
-                .buffer_unordered(width);
-            while let Some((name, passed)) = ends.next().await {
-                if !passed {
-                    failed.push(name);
-                }
-            }
+        let phase = |alone: bool, disturbed: bool| {
+            let chosen = chosen.iter().copied();
+            chosen.filter(move |scenario| (scenario.alone, scenario.disturbed) == (alone, disturbed))
+        };
+        failed.extend(several(&home, phase(false, false), AT_THE_SAME_TIME).await);
+        if phase(false, true).next().is_some() {
+            let killer = Killer::start(&home);
+            failed.extend(several(&home, phase(false, true), AT_THE_SAME_TIME).await);
+            println!("note: the controllers were killed {} times", killer.stop().await?);
         }
+        failed.extend(several(&home, phase(true, false), 1).await);
         if failed.is_empty() {
             tokio::task::block_in_place(|| home.assert_nothing_left());
         }
@@ -136,9 +155,49 @@ where
     })
 }
 
+/// Runs so many at a time, and gives those that failed.
+async fn several(home: &Arc<Home>, scenarios: impl Iterator<Item = Scenario>, width: usize) -> Vec<String> {
+    futures::stream::iter(scenarios)
+        .map(async |scenario| (!one(home, scenario).await).then(|| scenario.title()))
+        .buffer_unordered(width)
+        .filter_map(std::future::ready)
+        .collect()
+        .await
+}
+
+/// Kills the controllers every now and then.
+struct Killer {
+    enough: CancellationToken,
+    task: JoinHandle<Result<usize>>,
+}
+
+impl Killer {
+    fn start(home: &Arc<Home>) -> Self {
+        let (home, enough) = (Arc::clone(home), CancellationToken::new());
+        let told = enough.clone();
+        let task = tokio::spawn(async move {
+            for killed in 0.. {
+                let pause = Duration::from_millis(fastrand::u64(KILLED_AFTER));
+                tokio::select! {
+                    () = told.cancelled() => return Ok(killed),
+                    () = tokio::time::sleep(pause) => home.restart_controllers().await?,
+                }
+            }
+            Ok(0)
+        });
+        Self { enough, task }
+    }
+
+    /// Leaves the controllers in peace, and says how often they were killed.
+    async fn stop(self) -> Result<usize> {
+        self.enough.cancel();
+        self.task.await?
+    }
+}
+
 async fn one(home: &Arc<Home>, scenario: Scenario) -> bool {
     let begun = Instant::now();
-    let outcome = match home.place(scenario.name.rsplit("::").next().unwrap_or_default()).await {
+    let outcome = match home.place(&scenario.title()).await {
         Ok(place) => {
             let task = tokio::spawn((scenario.run)(place.clone()));
             let abort = task.abort_handle();
@@ -165,19 +224,17 @@ async fn one(home: &Arc<Home>, scenario: Scenario) -> bool {
         }
         Err(error) => Err(error.context("make a namespace")),
     };
-    let seconds = begun.elapsed().as_secs_f64();
+    let (seconds, title) = (begun.elapsed().as_secs_f64(), scenario.title());
     match outcome {
         Ok(()) => {
-            println!("test {} ... ok <{seconds:.1}s>", scenario.name);
+            println!("test {title} ... ok <{seconds:.1}s>");
             true
         }
         Err(error) => {
             // The causes first: they say what is wrong. The outermost is the long one.
             let causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
             println!(
-                "test {} ... FAILED <{seconds:.1}s>\n--- {}: {}\n{error}---",
-                scenario.name,
-                scenario.name,
+                "test {title} ... FAILED <{seconds:.1}s>\n--- {title}: {}\n{error}---",
                 causes.join(": ")
             );
             false

@@ -1,0 +1,130 @@
+//! Several controllers at once: without an election they fight and nothing is given twice; with one, one leads.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use futures::future::try_join_all;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::ResourceExt as _;
+use serde_json::json;
+use warren_api::{Sandbox, SandboxClaim, labels};
+
+use super::objects::{controller, sandbox_of};
+use super::process::ControllerProcess;
+use super::referee::Referee;
+use crate::controllers::harness::HomeKind;
+use crate::controllers::place::Place;
+use crate::controllers::workload;
+
+const LEASE: &str = "a3317529.agent-sandbox.x-k8s.io";
+
+/// Beside those of the home itself.
+const MORE_CONTROLLERS: usize = 2;
+
+/// The home's own controllers and two processes that hold no election, over a pool that is too small for its claims. One
+/// of them is killed in the middle and another takes its place.
+pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> Result<()> {
+    let fight = || ControllerProcess::start(place.home(), &["--leader-elect=false"]);
+    let mut fighters = (0..MORE_CONTROLLERS).map(|_| fight()).collect::<Result<Vec<_>>>()?;
+    let referee = Referee::watch(&place).await?;
+    let statuses = place.record::<SandboxClaim>().await?;
+    place.pool("pool", 6, json!({})).await?;
+    place.wait_full("pool", 6).await?;
+    let mut names = Vec::new();
+    for round in 0..3 {
+        let claims: Vec<String> = (0..10).map(|number| format!("c{round}-{number}")).collect();
+        try_join_all(claims.iter().map(|name| place.claim(name, "pool", json!({})))).await?;
+        if round == 1 {
+            fighters.remove(0).kill()?;
+            fighters.push(fight()?);
+        }
+        names.extend(claims);
+    }
+    let sandboxes = try_join_all(names.iter().map(|name| place.wait_claimed(name))).await?;
+    let different: BTreeSet<String> = sandboxes.iter().map(|sandbox| sandbox.name_any()).collect();
+    assert_eq!(different.len(), names.len(), "{different:?}");
+    for (sandbox, name) in sandboxes.iter().zip(&names) {
+        assert!(controller(sandbox).contains(&format!(" SandboxClaim {name} ")), "{}", controller(sandbox));
+    }
+    // What a claim once named, it named for good.
+    for name in &names {
+        let named: BTreeSet<String> =
+            statuses.of(name).iter().filter_map(|entry| sandbox_of(&entry.object)).collect();
+        assert_eq!(named.len(), 1, "claim {name} named {named:?}");
+    }
+    // Nothing that was made in the heat of it is left over: as many members as asked for, and one sandbox for each claim.
+    place.wait_full("pool", 6).await?;
+    place
+        .eventually("six members and one sandbox for each claim", async || {
+            let all: Vec<Sandbox> = place.list().await?;
+            let waiting =
+                all.iter().filter(|one| one.labels().contains_key(labels::WARM_POOL_SANDBOX)).count();
+            Ok((waiting == 6 && all.len() == 6 + names.len()).then_some(()))
+        })
+        .await?;
+    for fighter in &mut fighters {
+        ensure!(fighter.runs()?, "a controller has ended by itself");
+    }
+    referee.verdict()
+}
+
+/// Two wait for their turn behind one that leads. Killed, it is followed when its lease has run out; asked to leave, it
+/// gives the lease back, so that the next one need not wait.
+pub async fn a_leader_that_is_killed_or_leaves_is_followed(place: Place) -> Result<()> {
+    // Where the home's own controllers can stand aside, whoever leads does the work alone.
+    let can_stand_aside = place.home().kind() == HomeKind::Cluster;
+    if can_stand_aside {
+        place.home().fight(0)?;
+    }
+    let outcome = election(&place).await;
+    if can_stand_aside {
+        place.home().fight(1)?;
+    }
+    outcome
+}
+
+async fn election(place: &Place) -> Result<()> {
+    let namespace = format!("--leader-election-namespace={}", place.namespace());
+    let candidate = || ControllerProcess::start(place.home(), &["--leader-elect=true", &namespace]);
+    let history = place.record::<Lease>().await?;
+    let first = candidate()?;
+    let leader = holder(place, &BTreeSet::new()).await?;
+    place.create::<Sandbox>(workload::sandbox("first", json!({}))).await?;
+    place.wait_ready::<Sandbox>("first", "True/DependenciesReady").await?;
+
+    let second = candidate()?;
+    first.kill()?;
+    let next = holder(place, &BTreeSet::from([leader.clone()])).await?;
+    place.create::<Sandbox>(workload::sandbox("second", json!({}))).await?;
+    place.wait_ready::<Sandbox>("second", "True/DependenciesReady").await?;
+    assert!(!released(&history), "who was killed gave nothing back");
+
+    let mut third = candidate()?;
+    let status = tokio::task::block_in_place(|| second.leave())?;
+    assert!(status.success(), "{status}");
+    assert!(released(&history), "who leaves gives the lease back");
+    holder(place, &BTreeSet::from([leader, next])).await?;
+    place.create::<Sandbox>(workload::sandbox("third", json!({}))).await?;
+    place.wait_ready::<Sandbox>("third", "True/DependenciesReady").await?;
+    ensure!(third.runs()?, "the last leader has ended by itself");
+    Ok(())
+}
+
+/// Waits until somebody who is none of these leads.
+async fn holder(place: &Place, others: &BTreeSet<String>) -> Result<String> {
+    let held = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
+    let lease: Lease = place
+        .wait_for(LEASE, "held by another", |lease: &Lease| {
+            held(lease).is_some_and(|holder| !holder.is_empty() && !others.contains(&holder))
+        })
+        .await?;
+    held(&lease).context("it has a holder")
+}
+
+/// Whether the lease was without a holder at some time.
+fn released(history: &crate::controllers::history::History<Lease>) -> bool {
+    history.of(LEASE).iter().any(|entry| {
+        let holder = entry.object.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());
+        holder.unwrap_or_default().is_empty()
+    })
+}

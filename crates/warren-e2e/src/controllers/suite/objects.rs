@@ -1,0 +1,76 @@
+//! Patches that several scenarios use, and short ways to read what came of them.
+
+use anyhow::Result;
+use kube::Resource;
+use serde::Serialize;
+use serde_json::{Value, json};
+use warren_api::SandboxClaim;
+
+use crate::controllers::place::{Namespaced, Place, ready};
+use crate::controllers::workload;
+
+/// The patch that gives a pod template's only container this variable.
+pub fn with_variable(name: &str, value: &str) -> Value {
+    let mut template = workload::running();
+    template["spec"]["containers"][0]["env"] = json!([{"name": name, "value": value}]);
+    json!({"spec": {"podTemplate": {"spec": template["spec"]}}})
+}
+
+/// The patch that suspends a sandbox, or resumes it.
+pub fn suspended(suspended: bool) -> Value {
+    json!({"spec": {"operatingMode": if suspended { "Suspended" } else { "Running" }}})
+}
+
+/// The patch that keeps an object from going when it is deleted.
+pub fn held() -> Value {
+    json!({"metadata": {"finalizers": ["test.warren.dev/hold"]}})
+}
+
+/// The patch that lets it go.
+pub fn released() -> Value {
+    json!({"metadata": {"finalizers": null}})
+}
+
+/// The sandbox that a claim names in its status.
+pub fn sandbox_of(claim: &SandboxClaim) -> Option<String> {
+    claim.status.as_ref()?.sandbox.as_ref()?.name.clone()
+}
+
+/// Waits until a claim is refused for this reason.
+pub async fn refused(place: &Place, claim: &str, reason: &str) -> Result<SandboxClaim> {
+    let wanted = format!("False/{reason}");
+    place.wait_for(claim, &wanted, |claim: &SandboxClaim| ready(claim) == wanted).await
+}
+
+/// The controller among an object's owners, as `apiVersion kind name uid`; nothing if it has none.
+pub fn controller<K: Resource>(object: &K) -> String {
+    let owners = object.meta().owner_references.as_deref().unwrap_or_default();
+    owners
+        .iter()
+        .find(|owner| owner.controller == Some(true))
+        .map(|owner| format!("{} {} {} {}", owner.api_version, owner.kind, owner.name, owner.uid))
+        .unwrap_or_default()
+}
+
+/// Every condition as `type status/reason at generation: message`, by type.
+pub fn conditions<K: Serialize>(object: &K) -> Vec<String> {
+    let value = serde_json::to_value(object).unwrap_or_default();
+    let found = value["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let mut lines: Vec<String> = found
+        .iter()
+        .map(|condition| {
+            let word = |field: &str| condition[field].as_str().unwrap_or_default();
+            let (type_, status, reason) = (word("type"), word("status"), word("reason"));
+            let generation = condition["observedGeneration"].as_i64().unwrap_or_default();
+            format!("{type_} {status}/{reason} at {generation}: {}", word("message"))
+        })
+        .collect();
+    lines.sort();
+    lines
+}
+
+/// Whether a condition tells about the present generation.
+pub fn observed<K: Namespaced>(object: &K, type_: &str) -> bool {
+    let condition = crate::controllers::place::condition(object, type_);
+    condition.is_some_and(|found| found["observedGeneration"].as_i64() == object.meta().generation)
+}

@@ -1,0 +1,84 @@
+//! Watches who owns which sandbox, from beginning to end, and judges: no sandbox ever serves two claims, no claim has two
+//! sandboxes at a time. It goes by every version that the server tells of, so what was wrong for a moment only is seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Result, ensure};
+use kube::ResourceExt as _;
+use warren_api::Sandbox;
+
+use crate::controllers::history::{Entry, History};
+use crate::controllers::place::Place;
+
+/// Watches one namespace until it is dropped.
+pub struct Referee {
+    sandboxes: History<Sandbox>,
+}
+
+impl Referee {
+    /// Watches from now on.
+    pub async fn watch(place: &Place) -> Result<Self> {
+        Ok(Self { sandboxes: place.record().await? })
+    }
+
+    /// Fails if anything was given twice so far.
+    pub fn verdict(&self) -> Result<()> {
+        let faults = faults(&self.sandboxes.so_far());
+        ensure!(faults.is_empty(), "given twice:\n{}", faults.join("\n"));
+        Ok(())
+    }
+}
+
+/// What was given twice, in the order in which it happened.
+fn faults(history: &[Entry<Sandbox>]) -> Vec<String> {
+    let mut served: BTreeMap<String, String> = BTreeMap::new();
+    let mut present: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut found = Vec::new();
+    for entry in history {
+        let (Some(sandbox), name) = (entry.object.uid(), entry.object.name_any()) else { continue };
+        let claim = entry
+            .object
+            .owner_references()
+            .iter()
+            .find(|owner| owner.kind == "SandboxClaim" && owner.controller == Some(true))
+            .map(|owner| (owner.uid.clone(), owner.name.clone()));
+        let Some((claim, claim_name)) = claim else { continue };
+        let first = served.entry(sandbox.clone()).or_insert_with(|| claim.clone());
+        if *first != claim {
+            found.push(format!("sandbox {name} ({sandbox}) serves {claim_name} ({claim}) after {first}"));
+        }
+        let of_claim = present.entry(claim.clone()).or_default();
+        if entry.deleted {
+            of_claim.remove(&sandbox);
+        } else if of_claim.insert(sandbox) && of_claim.len() > 1 {
+            found.push(format!("claim {claim_name} ({claim}) has {of_claim:?}"));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry(sandbox: &str, claim: &str, deleted: bool) -> Entry<Sandbox> {
+        let owner = json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
+            "name": claim, "uid": claim, "controller": true});
+        let object = json!({"metadata": {"name": sandbox, "uid": sandbox, "ownerReferences": [owner]},
+            "spec": {"podTemplate": {"spec": {"containers": []}}}});
+        Entry { object: serde_json::from_value(object).expect("a sandbox"), deleted }
+    }
+
+    #[test]
+    fn a_sandbox_that_serves_two_claims_and_a_claim_with_two_sandboxes_are_seen() {
+        let fine =
+            [entry("a", "x", false), entry("b", "y", false), entry("a", "x", true), entry("c", "x", false)];
+        assert!(faults(&fine).is_empty());
+        let shared = [entry("a", "x", false), entry("a", "y", false)];
+        assert_eq!(faults(&shared), ["sandbox a (a) serves y (y) after x"]);
+        let greedy = [entry("a", "x", false), entry("b", "x", false)];
+        assert_eq!(faults(&greedy), [r#"claim x (x) has {"a", "b"}"#]);
+    }
+}

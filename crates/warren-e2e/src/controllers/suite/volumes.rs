@@ -1,0 +1,195 @@
+//! Volume claims of sandboxes and of claims.
+
+use anyhow::Result;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+
+use super::objects::{controller, refused, suspended};
+use crate::controllers::place::{Place, ready, state};
+use crate::controllers::workload::{self, volume};
+
+fn sized(name: &str, size: &str) -> Value {
+    let mut template = volume(name);
+    template["spec"]["resources"]["requests"]["storage"] = json!(size);
+    template
+}
+
+/// Waits until a sandbox with volumes is ready. A node that cannot mount them refuses the pod with a reason of its own;
+/// then that is said aloud, and everything but Ready is looked at nevertheless.
+async fn ready_if_mountable(place: &Place, name: &str) -> Result<()> {
+    let ended: Sandbox = place
+        .wait_for(name, "ready, or refused by its node", |sandbox: &Sandbox| {
+            ["True/DependenciesReady", "False/PodFailed"].contains(&ready(sandbox).as_str())
+        })
+        .await?;
+    if ready(&ended) == "True/DependenciesReady" {
+        return Ok(());
+    }
+    let status = place.get::<Pod>(name).await?.status.unwrap_or_default();
+    let (reason, message) = (status.reason.unwrap_or_default(), status.message.unwrap_or_default());
+    assert_eq!(reason, "UnsupportedVolume", "{message}");
+    println!(
+        "note: volume claims cannot be mounted in this home, so {name} does not become Ready: {message}"
+    );
+    Ok(())
+}
+
+/// The name and size of every volume claim there is.
+async fn sizes(place: &Place) -> Result<Vec<String>> {
+    let mut found: Vec<String> = place
+        .list::<PersistentVolumeClaim>()
+        .await?
+        .iter()
+        .map(|volume| {
+            let size = volume
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.resources.as_ref()?.requests.as_ref()?.get("storage").cloned());
+            format!("{} {}", volume.name_any(), size.unwrap_or_default().0)
+        })
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// The claim is the sandbox's, the pod uses it, a suspension keeps it, the sandbox's end takes it along.
+pub async fn a_volume_claim_lives_as_long_as_its_sandbox(place: Place) -> Result<()> {
+    let spec = json!({"volumeClaimTemplates": [sized("data", "1Gi"), sized("cache", "2Gi")]});
+    place.create::<Sandbox>(workload::sandbox("keeper", spec)).await?;
+    ready_if_mountable(&place, "keeper").await?;
+    assert_eq!(sizes(&place).await?, ["cache-keeper 2Gi", "data-keeper 1Gi"]);
+    let sandbox: Sandbox = place.get("keeper").await?;
+    let data: PersistentVolumeClaim = place.get("data-keeper").await?;
+    assert_eq!(
+        controller(&data),
+        format!("agents.x-k8s.io/v1beta1 Sandbox keeper {}", sandbox.uid().unwrap_or_default())
+    );
+    assert_eq!(data.labels().get(labels::SANDBOX_NAME_HASH), Some(&NameHash::of("keeper").to_string()));
+    let pod: Pod = place.get("keeper").await?;
+    let volumes = serde_json::to_value(pod.spec.and_then(|spec| spec.volumes))?;
+    for name in ["data", "cache"] {
+        let wanted = json!({"name": name, "persistentVolumeClaim": {"claimName": format!("{name}-keeper")}});
+        assert!(volumes.as_array().is_some_and(|all| all.contains(&wanted)), "{name} in {volumes}");
+    }
+
+    place.patch::<Sandbox>("keeper", suspended(true)).await?;
+    place
+        .wait_for("keeper", "suspended", |sandbox: &Sandbox| {
+            state(sandbox, "Suspended") == "True/PodTerminated"
+        })
+        .await?;
+    assert_eq!(place.get::<PersistentVolumeClaim>("data-keeper").await?.uid(), data.uid());
+    place.patch::<Sandbox>("keeper", suspended(false)).await?;
+    ready_if_mountable(&place, "keeper").await?;
+    assert_eq!(place.get::<PersistentVolumeClaim>("data-keeper").await?.uid(), data.uid());
+
+    place.delete::<Sandbox>("keeper").await?;
+    place.wait_gone::<PersistentVolumeClaim>("data-keeper").await?;
+    place.wait_gone::<PersistentVolumeClaim>("cache-keeper").await
+}
+
+/// Not added, not changed, not removed: the server itself refuses.
+pub async fn volume_claim_templates_of_a_sandbox_are_immutable(place: Place) -> Result<()> {
+    let suspended = json!({"operatingMode": "Suspended"});
+    let with_volume = workload::with(suspended.clone(), json!({"volumeClaimTemplates": [volume("data")]}));
+    place.create::<Sandbox>(workload::sandbox("with", with_volume)).await?;
+    place.create::<Sandbox>(workload::sandbox("without", suspended)).await?;
+    for (name, templates) in [
+        ("without", json!([volume("data")])),
+        ("with", json!([sized("data", "9Gi")])),
+        ("with", json!([volume("data"), volume("more")])),
+        ("with", Value::Null),
+    ] {
+        let patch = json!({"spec": {"volumeClaimTemplates": templates}});
+        match place.try_patch::<Sandbox>(name, patch).await {
+            Err(kube::Error::Api(status)) => {
+                assert_eq!(status.code, 422, "{status:?}");
+                assert!(status.message.contains("volumeClaimTemplates is immutable"), "{status:?}");
+            }
+            other => panic!("{templates} on {name} was not refused: {other:?}"),
+        }
+    }
+    // Of a template they are not.
+    let spec = json!({"volumeClaimTemplates": [volume("data")]});
+    place.create::<SandboxTemplate>(workload::template("free", spec)).await?;
+    place.patch::<SandboxTemplate>("free", json!({"spec": {"volumeClaimTemplates": null}})).await?;
+    Ok(())
+}
+
+/// Claims may bring volumes of their own as far as the template lets them; what is refused says why and takes nothing.
+pub async fn volume_claims_of_a_claim_follow_the_policy_of_the_template(place: Place) -> Result<()> {
+    let own = json!([sized("data", "1Gi")]);
+    let template = |policy: Value| json!({"volumeClaimTemplates": own, "volumeClaimTemplatesPolicy": policy});
+    for (name, policy) in [("no", "Disallowed"), ("add", "Allowed"), ("replace", "Overrides")] {
+        place.pool(name, 0, template(json!(policy))).await?;
+    }
+    place
+        .create::<SandboxTemplate>(workload::template("unset", json!({"volumeClaimTemplates": own})))
+        .await?;
+    place.create::<SandboxWarmPool>(workload::pool("unset", "unset", 0)).await?;
+
+    let brings = |volumes: &[Value]| json!({"volumeClaimTemplates": volumes});
+    let nameless = workload::with(volume("x"), json!({"metadata": {"name": ""}}));
+    for (name, pool, volumes) in [
+        ("refused", "no", vec![volume("more")]),
+        ("refused-by-default", "unset", vec![volume("more")]),
+        ("clash", "add", vec![volume("data")]),
+        ("nameless", "add", vec![nameless]),
+        ("twice", "replace", vec![volume("more"), volume("more")]),
+    ] {
+        place.claim(name, pool, brings(&volumes)).await?;
+        refused(&place, name, "VolumeClaimTemplatesError").await?;
+        assert!(place.get_opt::<Sandbox>(name).await?.is_none(), "{name} got a sandbox");
+    }
+
+    let order = |sandbox: &Sandbox| -> Vec<String> {
+        let templates = &sandbox.spec.blueprint.volume_claim_templates;
+        templates.iter().map(|template| template.metadata.name.clone()).collect()
+    };
+    // A claim that brings none is served under any policy.
+    place.claim("none", "no", json!({})).await?;
+    ready_if_mountable(&place, &appears(&place, "none").await?).await?;
+    place.claim("adds", "add", brings(&[sized("more", "2Gi")])).await?;
+    ready_if_mountable(&place, &appears(&place, "adds").await?).await?;
+    assert_eq!(order(&place.get("adds").await?), ["data", "more"]);
+    let volumes = [sized("more", "4Gi"), sized("data", "3Gi")];
+    place.claim("replaces", "replace", brings(&volumes)).await?;
+    ready_if_mountable(&place, &appears(&place, "replaces").await?).await?;
+    assert_eq!(order(&place.get("replaces").await?), ["data", "more"]);
+    assert_eq!(
+        sizes(&place).await?,
+        ["data-adds 1Gi", "data-none 1Gi", "data-replaces 3Gi", "more-adds 2Gi", "more-replaces 4Gi"]
+    );
+
+    // A refused claim that is mended is served.
+    place
+        .patch::<SandboxClaim>("clash", json!({"spec": {"volumeClaimTemplates": [volume("other")]}}))
+        .await?;
+    ready_if_mountable(&place, &appears(&place, "clash").await?).await
+}
+
+/// Waits for the cold sandbox of a claim; it has the claim's name.
+async fn appears(place: &Place, name: &str) -> Result<String> {
+    place.wait_for(name, "there", |_: &Sandbox| true).await?;
+    Ok(name.to_owned())
+}
+
+/// A claim with volumes never takes a waiting sandbox, which cannot have them; one without does.
+pub async fn a_claim_with_volumes_leaves_the_pool_alone(place: Place) -> Result<()> {
+    place.pool("pool", 1, json!({"volumeClaimTemplatesPolicy": "Allowed"})).await?;
+    let pool = place.wait_full("pool", 1).await?;
+    let waiting = place.members("pool").await?[0].name_any();
+    place.claim("own", "pool", json!({"volumeClaimTemplates": [volume("data")]})).await?;
+    ready_if_mountable(&place, &appears(&place, "own").await?).await?;
+    let cold: Sandbox = place.get("own").await?;
+    assert_eq!(cold.labels().get(labels::LAUNCH_TYPE).map(String::as_str), Some("cold"));
+    assert!(controller(&place.get::<Sandbox>(&waiting).await?).contains("SandboxWarmPool"));
+    assert_eq!(pool.name_any(), "pool");
+
+    place.claim("plain", "pool", json!({})).await?;
+    let warm = place.wait_claimed("plain").await?;
+    assert_eq!((warm.name_any(), warm.labels()[labels::LAUNCH_TYPE].as_str()), (waiting, "warm"));
+    Ok(())
+}
