@@ -53,3 +53,62 @@ pub(crate) async fn run(client: Client, stop: CancellationToken, observe: impl F
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::{Request, Response, StatusCode};
+    use kube::Client;
+    use kube::client::Body;
+    use serde_json::json;
+    use tokio::sync::mpsc;
+    use tokio_util::sync::CancellationToken;
+
+    use super::run;
+
+    /// A server that first says that we may not see nodes, then gives two of them, and tells nothing more.
+    fn server(lists: Arc<AtomicUsize>) -> Client {
+        let answer = move |request: Request<Body>| {
+            let lists = lists.clone();
+            async move {
+                if request.uri().query().is_some_and(|query| query.contains("watch=true")) {
+                    std::future::pending::<()>().await;
+                }
+                let (code, body) = match lists.fetch_add(1, Ordering::SeqCst) {
+                    0 => (
+                        StatusCode::FORBIDDEN,
+                        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                            "message": "nodes is forbidden", "reason": "Forbidden", "code": 403}),
+                    ),
+                    _ => (
+                        StatusCode::OK,
+                        json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "5"}, "items": [
+                            {"metadata": {"name": "good", "resourceVersion": "3"}},
+                            {"metadata": {"name": "leaving", "resourceVersion": "4"}, "spec": {"unschedulable": true}}]}),
+                    ),
+                };
+                let body = Body::from(body.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(
+                    Response::builder().status(code).body(body).expect("a response"),
+                )
+            }
+        };
+        Client::new(tower::service_fn(answer), "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nodes_are_told_as_soon_as_we_may_see_them() {
+        let (sender, mut told) = mpsc::unbounded_channel();
+        let (lists, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
+        let observe =
+            move |name: &str, is_fit| sender.send((name.to_owned(), is_fit)).expect("somebody listens");
+        let watching = tokio::spawn(run(server(lists.clone()), stop.clone(), observe));
+        assert_eq!(told.recv().await, Some(("good".to_owned(), true)));
+        assert_eq!(told.recv().await, Some(("leaving".to_owned(), false)));
+        assert_eq!(lists.load(Ordering::SeqCst), 2, "the refusal was survived");
+        stop.cancel();
+        watching.await.expect("it ends when told to");
+    }
+}

@@ -52,21 +52,20 @@ impl PoolController {
             notes.extend(self.memories().entry(key.clone()).or_default().creations_tried(refusal));
         }
         failed |= self.carry_out(&key, plan.removals).await.is_some();
-        // A pool that cannot get what it needs is the one whose verdict matters most.
-        let unwritten = self.cluster.apply(&key.namespace, MANAGER, plan.verdict.into_iter().collect()).await;
+        // A pool that cannot get what it needs is the one whose verdict matters most. The status comes first: it is guarded by
+        // the version that was looked at.
+        let status = plan.status.filter(|_| !failed && !plan.recount);
+        let published = status.into_iter().chain(plan.verdict).collect();
+        let unpublished = self.cluster.apply(&key.namespace, MANAGER, published).await;
+        if unpublished.is_empty() {
+            notes.extend(plan.verdict_notes);
+        }
         for note in notes {
             self.recorder.record(ReportingController::SandboxWarmPool, &*world.pool, note);
         }
-        if failed || !unwritten.is_empty() {
-            return Outcome::Retry;
-        }
-        if plan.recount {
-            return self.recount(&key).await;
-        }
-        let unpublished =
-            self.cluster.apply(&key.namespace, MANAGER, plan.status.into_iter().collect()).await;
         match plan.look_again {
-            _ if !unpublished.is_empty() => Outcome::Retry,
+            _ if failed || !unpublished.is_empty() => Outcome::Retry,
+            _ if plan.recount => self.recount(&key).await,
             Some(delay) => Outcome::LookAgain(delay),
             None => Outcome::Done,
         }

@@ -37,6 +37,8 @@ pub struct Plan {
     pub status: Option<Step>,
     /// How the rollout of the template stands, written whether or not anything above has worked.
     pub verdict: Option<Step>,
+    /// Events to record when that has been written.
+    pub verdict_notes: Vec<Note>,
     /// Whether the members have to be counted at the server before the pool can go on, and its memory told so with
     /// [`super::Expectations::recounted`].
     pub recount: bool,
@@ -76,7 +78,7 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     let active = count.active.iter().map(|member| &**member);
     let judgement = rollout::judge(world, &rules, yardstick.as_ref(), active, memory, now);
     plan.verdict = judgement.step;
-    plan.notes.extend(judgement.notes);
+    plan.verdict_notes = judgement.notes;
     judgement.look_again.into_iter().for_each(|delay| wake.after(delay));
     if count.held > 0 {
         wake.after(settings.unschedulable_recheck_interval);

@@ -84,7 +84,7 @@ fn render(world: &World, memory: &mut Memory, settings: &Settings, now: Timestam
             |key: &str| body["status"][key].as_i64().map_or("-".to_owned(), |number| number.to_string());
         lines.push(format!("status: {} of which {} ready", count("replicas"), count("readyReplicas")));
     }
-    lines.extend(plan.notes.iter().map(|note| format!("event: {note}")));
+    lines.extend(plan.notes.iter().chain(&plan.verdict_notes).map(|note| format!("event: {note}")));
     lines.extend(plan.look_again.map(|delay| format!("look again in {delay:?}")));
     lines.join("\n")
 }

@@ -57,7 +57,7 @@ impl Pool {
         if plan.verdict.is_some() {
             lines.push(self.verdict());
         }
-        lines.extend(plan.notes.iter().map(|note| format!("event: {note}")));
+        lines.extend(plan.notes.iter().chain(&plan.verdict_notes).map(|note| format!("event: {note}")));
         expect.assert_eq(&lines.join("\n"));
     }
 
