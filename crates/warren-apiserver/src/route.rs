@@ -6,6 +6,8 @@ pub(crate) enum Route<'a> {
     /// `/healthz`, `/livez`, `/readyz` and what is below them.
     Health,
     Version,
+    /// `/metrics`
+    Metrics,
     /// `/`
     Index,
     /// `/api`
@@ -55,6 +57,7 @@ pub(crate) fn parse(path: &str) -> Route<'_> {
         [""] => Route::Index,
         ["healthz" | "livez" | "readyz", ..] => Route::Health,
         ["version"] => Route::Version,
+        ["metrics"] => Route::Metrics,
         ["api"] => Route::CoreVersions,
         ["apis"] => Route::Groups,
         ["apis", group] => Route::Group(group),

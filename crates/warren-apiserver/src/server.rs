@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -92,6 +92,13 @@ pub(crate) struct Inner {
     cluster_ips: Mutex<HashSet<Ipv4Addr>>,
     pub gate: Arc<Gate>,
     pub audit: Option<AuditLog>,
+    pub metrics: OnceLock<MetricsPage>,
+}
+
+/// What `/metrics` answers: the media type, and the page whenever it is asked for.
+pub(crate) struct MetricsPage {
+    pub media_type: &'static str,
+    pub text: Box<dyn Fn() -> String + Send + Sync>,
 }
 
 impl ApiServer {
@@ -113,6 +120,7 @@ impl ApiServer {
             cluster_ips: Mutex::new(used_cluster_ips(&store)),
             gate: Gate::new(config.limits),
             audit: config.audit.as_ref().map(AuditLog::open).transpose()?,
+            metrics: OnceLock::new(),
             store,
         });
         inner.make_first_objects(config.crds).await?;
@@ -124,6 +132,16 @@ impl ApiServer {
     /// The server as a tower service, for `kube::Client::new`: every request is this user's.
     pub fn as_user(&self, identity: Identity) -> InProcess {
         InProcess::new(self.clone(), identity)
+    }
+
+    /// Serves a page of metrics at `/metrics`, from whoever counts in this process; the first one to come stays. Without
+    /// one there is no such page.
+    pub fn serve_metrics(
+        &self,
+        media_type: &'static str,
+        text: impl Fn() -> String + Send + Sync + 'static,
+    ) {
+        let _ = self.inner.metrics.set(MetricsPage { media_type, text: Box::new(text) });
     }
 
     /// Ends watches and background work, and writes what is queued. Requests that come later are refused.

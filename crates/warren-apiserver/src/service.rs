@@ -170,6 +170,10 @@ where
     }
     match parsed {
         Route::Index => Ok(respond::json(StatusCode::OK, &discovery::index(&registry))),
+        Route::Metrics => Ok(match server.metrics.get() {
+            Some(page) => respond::bytes(StatusCode::OK, page.media_type, Bytes::from((page.text)())),
+            None => page_not_found(),
+        }),
         Route::CoreVersions => Ok(discovery::core(&registry, &parts.headers)),
         Route::Groups => Ok(discovery::groups(&registry, &parts.headers)),
         Route::Group(group) => Ok(discovery::group(&registry, group).unwrap_or_else(page_not_found)),

@@ -20,7 +20,7 @@ use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::telemetry::{Provision, Telemetry};
 
-const MANAGER: &str = "sandboxclaim-controller";
+pub(crate) const MANAGER: &str = "sandboxclaim-controller";
 
 /// How often one pass looks again. An ordinary warm claim takes four looks; the rest is for others being quicker.
 const LOOKS: usize = 12;

@@ -99,7 +99,12 @@ impl Engine {
         let recorder = Recorder::new(server, clock, config.reporting_instance.clone());
         let settings = sandboxes::Settings { cluster_domain: config.cluster_domain.clone() };
         let engine = Arc::new(Self {
-            sandboxes: SandboxController { cluster: cluster.clone(), recorder: recorder.clone(), settings },
+            sandboxes: SandboxController {
+                cluster: cluster.clone(),
+                recorder: recorder.clone(),
+                settings,
+                tracer: telemetry.tracer.clone(),
+            },
             templates: TemplateController::new(cluster.clone(), recorder.clone()),
             pools: PoolController::new(cluster.clone(), recorder.clone(), pool_settings(config)),
             claims: ClaimController::new(cluster.clone(), recorder, claim_settings(config), telemetry),
@@ -129,9 +134,15 @@ impl Engine {
     pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
         match controller {
             Controller::Sandbox => self.sandboxes.reconcile(key).await,
-            Controller::Claim => self.claims.reconcile(key).await,
+            Controller::Claim => {
+                let _span = self.telemetry.claim_span(&self.cluster, &key).await;
+                self.claims.reconcile(key).await
+            }
             Controller::Pool => self.pools.reconcile(key).await,
-            Controller::Template => self.templates.reconcile(key).await,
+            Controller::Template => {
+                let _span = self.telemetry.template_span(&self.cluster, &key);
+                self.templates.reconcile(key).await
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use crate::cache::Index;
 use crate::cluster::Cluster;
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
+use crate::telemetry::{self, SandboxSpans, Tracer};
 use crate::wake::Sides;
 
 /// The field manager of this controller's writes.
@@ -26,6 +27,7 @@ pub(crate) struct SandboxController {
     pub(crate) cluster: Cluster,
     pub(crate) recorder: Recorder,
     pub(crate) settings: Settings,
+    pub(crate) tracer: Tracer,
 }
 
 impl SandboxController {
@@ -34,6 +36,9 @@ impl SandboxController {
         let mut deleted = HashSet::new();
         let mut failed: Vec<Failure> = Vec::new();
         let mut looks = 0;
+        let Some(world) = self.look(&key) else { return Outcome::Done };
+        let mut spans = SandboxSpans::begin(&self.tracer, &world);
+        telemetry::stamp(&self.cluster, &key.namespace, MANAGER, spans.stamp(&world)).await;
         // What is published must be about the same look as what was decided, so the pass goes on until a look asks for
         // nothing that was not tried.
         let (world, failures) = loop {
@@ -51,9 +56,10 @@ impl SandboxController {
                 break (world, plan.problems);
             }
             deleted.extend(plan.steps.iter().filter_map(deletion).map(str::to_owned));
-            failed = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
+            failed = spans.apply(&self.cluster, &key.namespace, MANAGER, plan.steps).await;
             looks += 1;
         };
+        spans.observe(&world);
         let conclusion = conclude(&world, &failures, &self.settings, self.cluster.now());
         for failure in &failures {
             tracing::warn!(sandbox = %key, problem = %failure.message, "sandbox has a problem");

@@ -8,17 +8,21 @@ mod inventory;
 mod metrics;
 mod passes;
 mod process;
+mod spans;
 
 use std::sync::{Arc, PoisonError};
 
 use jiff::Timestamp;
 use warren_api::SandboxClaim;
+use warren_decide::step::{Kind, Step};
 
 pub(crate) use claims::Provision;
 pub use client::{MeteredLayer, MeteredService, RateLimit};
 pub(crate) use family::Histogram;
 pub(crate) use metrics::{QUEUE_BOUNDS, QUEUE_BUCKETS};
 pub(crate) use passes::Passes;
+pub use spans::{Exporter, OtlpConfig, OtlpError, OtlpProtocol};
+pub(crate) use spans::{SandboxSpans, Span, Tracer};
 
 use crate::cache::Change;
 use crate::cluster::Cluster;
@@ -34,10 +38,17 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escapi
 #[derive(Clone, Debug, Default)]
 pub struct Telemetry {
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) tracer: Tracer,
     clock: Arc<ClaimClock>,
 }
 
 impl Telemetry {
+    /// Telemetry with spans, and the task that sends them. To be called in a runtime.
+    pub fn with_spans(config: OtlpConfig) -> Result<(Self, Exporter), OtlpError> {
+        let (tracer, exporter) = Exporter::start(config)?;
+        Ok((Self { tracer, ..Self::default() }, exporter))
+    }
+
     /// A layer for a client's transport that counts requests to a host, and holds them back beyond a limit.
     #[must_use]
     pub fn client_layer(&self, host: &str, limit: Option<RateLimit>) -> MeteredLayer {
@@ -62,6 +73,30 @@ impl Telemetry {
             });
             self.metrics.claim_became_ready(claim, sandbox.as_deref(), first_seen, now);
         }
+    }
+}
+
+impl Telemetry {
+    /// The span of a pass over a claim, whose context it carries from here on.
+    pub(crate) async fn claim_span(&self, cluster: &Cluster, key: &ObjectKey) -> Option<Span> {
+        let claim = cluster.claims.get(key).filter(|_| self.tracer.is_on())?;
+        let span = self.tracer.pass("ReconcileSandboxClaim", &claim.metadata);
+        let step = span.stamp(Kind::SandboxClaim, &claim.metadata);
+        stamp(cluster, &key.namespace, crate::claim::MANAGER, step).await;
+        Some(span)
+    }
+
+    /// The span of a pass over a template.
+    pub(crate) fn template_span(&self, cluster: &Cluster, key: &ObjectKey) -> Option<Span> {
+        let template = cluster.templates.get(key).filter(|_| self.tracer.is_on())?;
+        Some(self.tracer.pass("ReconcileSandboxTemplate", &template.metadata))
+    }
+}
+
+/// Gives an object the context of the pass over it, if it has none. That it did not work is no reason to do nothing else.
+pub(crate) async fn stamp(cluster: &Cluster, namespace: &str, manager: &'static str, step: Option<Step>) {
+    for failure in cluster.apply(namespace, manager, step.into_iter().collect()).await {
+        tracing::debug!(problem = %failure.message, "the trace context was not written");
     }
 }
 

@@ -16,6 +16,7 @@ use tracing::info;
 use warren_apiserver::pki::Pki;
 use warren_apiserver::{ApiServer, AuditConfig, Identity, Limits, Storage, TlsAccess, serve_tls, serve_unix};
 use warren_controllers::Controllers;
+use warren_controllers::telemetry::{self, Telemetry};
 use warren_node::{Node, NodeConfig};
 use warren_oci::zygote::Zygote;
 
@@ -39,15 +40,19 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     let zygote_ended = watch_zygote(Arc::clone(&zygote)).map_err(StartError::Runtime)?;
     let dialer = LocalDialer::default();
     let server = open_server(&config, dialer.clone()).await?;
-    let client = |name: &str| {
-        let identity = Identity::new(name, ["system:masters".to_owned()]);
-        kube::Client::new(server.as_user(identity), "default")
-    };
-    let controllers = Controllers::start(client("warren-controllers"), controllers_config());
+    let transport = |name: &str| server.as_user(Identity::new(name, ["system:masters".to_owned()]));
+    let telemetry = Telemetry::default();
+    let measured = telemetry.client_layer("in-process", None).around(transport("warren-controllers"));
+    let client = kube::Client::new(measured, "default");
+    let controllers = Controllers::stand_by(client, controllers_config(), telemetry);
+    let scrape = controllers.scrape();
+    server.serve_metrics(telemetry::CONTENT_TYPE, move || scrape.text());
+    // One machine has one home: nobody else could lead.
+    controllers.lead();
     dialer.connect(Node::start(NodeConfig::local(
         NODE_NAME.to_owned(),
         config.directory.clone(),
-        client("system:node:local"),
+        kube::Client::new(transport("system:node:local"), "default"),
         zygote,
         config.executable.clone(),
     ))?);

@@ -2,9 +2,11 @@
 
 mod flags;
 mod go_syntax;
+mod otlp;
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,6 +21,9 @@ pub use go_syntax::normalise;
 
 /// More workers than this are more than an API server likes.
 const MANY_WORKERS: i64 = 1000;
+
+/// How long the last spans may take to be sent.
+const LAST_SPANS: Duration = Duration::from_secs(5);
 
 /// Runs the controllers until SIGTERM or SIGINT.
 pub fn controller(flags: &Flags) -> anyhow::Result<()> {
@@ -49,7 +54,14 @@ async fn serve(flags: &Flags, config: Config, limit: Option<RateLimit>) -> anyho
     let endpoints =
         Endpoints::open(flags.metrics_bind_address.0.as_ref(), flags.health_probe_bind_address.0.as_ref())
             .await?;
-    let telemetry = Telemetry::default();
+    let (telemetry, exporter) = match flags.enable_tracing {
+        true => {
+            let config = otlp::config(|name| std::env::var(name).ok())?;
+            let (telemetry, exporter) = Telemetry::with_spans(config)?;
+            (telemetry, Some(exporter))
+        }
+        false => (Telemetry::default(), None),
+    };
     let connection = warren_controllers::connect(flags.kubeconfig.as_deref(), limit, &telemetry).await?;
     let election = flags.leader_elect.then(|| {
         let namespace = match flags.leader_election_namespace.as_str() {
@@ -60,8 +72,11 @@ async fn serve(flags: &Flags, config: Config, limit: Option<RateLimit>) -> anyho
         Election::new(namespace, format!("{}_{:016x}", config.reporting_instance, fastrand::u64(..)))
     });
     let program = Program { controllers: config, election };
-    warren_controllers::run(connection.client, telemetry, program, endpoints, shutdown).await?;
-    Ok(())
+    let outcome = warren_controllers::run(connection.client, telemetry, program, endpoints, shutdown).await;
+    if let Some(exporter) = exporter {
+        exporter.flush(LAST_SPANS).await;
+    }
+    Ok(outcome?)
 }
 
 /// A second signal ends us the usual way, without waiting for anything.
@@ -90,7 +105,7 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
         ensure!(number > 0, "`{flag}` must be greater than 0, and is {number}");
         Ok(usize::try_from(number)?)
     };
-    let duration = |flag: &str, duration: std::time::Duration| {
+    let duration = |flag: &str, duration: Duration| {
         ensure!(!duration.is_zero(), "`{flag}` must be greater than 0");
         Ok(duration)
     };

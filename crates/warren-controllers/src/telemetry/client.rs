@@ -34,6 +34,11 @@ impl MeteredLayer {
     pub(crate) fn new(metrics: Arc<Metrics>, host: &str, limit: Option<RateLimit>) -> Self {
         Self { metrics, host: host.into(), limit }
     }
+
+    /// Puts it around a transport.
+    pub fn around<S>(&self, transport: S) -> MeteredService<S> {
+        self.layer(transport)
+    }
 }
 
 impl<S> Layer<S> for MeteredLayer {

@@ -103,10 +103,6 @@ impl Drop for Running<'_> {
     }
 }
 
-fn failed(outcome: Outcome) -> bool {
-    !matches!(outcome, Outcome::Done | Outcome::LookAgain(_))
-}
-
 /// Writes the queues and workers of several controllers.
 pub(crate) fn write(all: &[Arc<Passes>], text: &mut Text) {
     let now = Instant::now();

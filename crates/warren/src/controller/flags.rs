@@ -42,6 +42,9 @@ pub struct Flags {
         hide_default_value = true
     )]
     pub leader_election_namespace: String,
+    /// Send spans of passes to the collector that `OTEL_EXPORTER_OTLP_ENDPOINT` names
+    #[arg(long, env = "WARREN_ENABLE_TRACING", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub enable_tracing: bool,
     /// Most requests per second to the API server; -1 is no limit
     #[arg(long, env = "WARREN_KUBE_API_QPS", value_name = "NUMBER", default_value_t = -1.0, allow_hyphen_values = true)]
     pub kube_api_qps: f64,

@@ -1,0 +1,146 @@
+//! Where spans go, from the environment variables that every OpenTelemetry exporter reads.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use warren_controllers::telemetry::{OtlpConfig, OtlpProtocol};
+
+/// The defaults of the OpenTelemetry specification.
+const GRPC_ENDPOINT: &str = "http://localhost:4317";
+const HTTP_ENDPOINT: &str = "http://localhost:4318";
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Reads the variables; `get` looks one up.
+pub fn config(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<OtlpConfig> {
+    // What is said about traces goes before what is said about everything.
+    let lookup = |name: &str| {
+        let named =
+            ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"].map(|prefix| format!("{prefix}{name}"));
+        named
+            .into_iter()
+            .find_map(|name| get(&name).filter(|value| !value.is_empty()).map(|value| (name, value)))
+    };
+    let protocol = match lookup("PROTOCOL") {
+        None => OtlpProtocol::Grpc,
+        Some((name, value)) => match value.as_str() {
+            "grpc" => OtlpProtocol::Grpc,
+            "http/protobuf" => OtlpProtocol::HttpProtobuf,
+            _ => bail!("`{name}` is `{value}`; spans are sent as `grpc` or `http/protobuf`"),
+        },
+    };
+    let default = if protocol == OtlpProtocol::Grpc { GRPC_ENDPOINT } else { HTTP_ENDPOINT };
+    let (name, endpoint) = lookup("ENDPOINT").unwrap_or(("the default".to_owned(), default.to_owned()));
+    let endpoint = match endpoint.contains("://") {
+        true => endpoint,
+        // Without a scheme it is TLS, unless told otherwise.
+        false => {
+            let insecure = lookup("INSECURE").is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"));
+            format!("{}://{endpoint}", if insecure { "http" } else { "https" })
+        }
+    };
+    let endpoint: Uri =
+        endpoint.parse().with_context(|| format!("read the collector's address in {name}"))?;
+    let mut headers = HeaderMap::new();
+    if let Some((name, value)) = lookup("HEADERS") {
+        for pair in value.split(',').filter(|pair| !pair.trim().is_empty()) {
+            let wrong = || format!("read `{name}`: headers are `key=value`, separated by commas");
+            let (key, value) = pair.split_once('=').with_context(wrong)?;
+            let key: HeaderName = key.trim().to_lowercase().parse().with_context(wrong)?;
+            let mut value: HeaderValue = percent_decoded(value.trim()).parse().with_context(wrong)?;
+            value.set_sensitive(true);
+            headers.insert(key, value);
+        }
+    }
+    let timeout = match lookup("TIMEOUT") {
+        None => TIMEOUT,
+        Some((name, value)) => Duration::from_millis(
+            value.parse().with_context(|| format!("read the milliseconds in `{name}`"))?,
+        ),
+    };
+    let certificate_authority = match lookup("CERTIFICATE") {
+        None => None,
+        Some((name, path)) => Some(
+            std::fs::read(&path).with_context(|| format!("read `{path}`, the certificate in `{name}`"))?,
+        ),
+    };
+    Ok(OtlpConfig { endpoint, protocol, headers, timeout, certificate_authority })
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let code = after.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(|_| first == b'%') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use warren_controllers::telemetry::OtlpProtocol;
+
+    use super::config;
+
+    fn read(variables: &[(&str, &str)]) -> anyhow::Result<warren_controllers::telemetry::OtlpConfig> {
+        config(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_environment_says_where_and_how() {
+        let plain = read(&[]).unwrap();
+        assert_eq!(
+            (plain.endpoint.to_string().as_str(), plain.protocol),
+            ("http://localhost:4317/", OtlpProtocol::Grpc)
+        );
+        let set = read(&[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
+            ("OTEL_EXPORTER_OTLP_INSECURE", "true"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20x, a = b"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "1500"),
+        ])
+        .unwrap();
+        assert_eq!(set.endpoint, "http://collector:4317/");
+        assert_eq!(
+            (set.headers["authorization"].as_bytes(), set.headers["a"].as_bytes()),
+            (&b"Bearer x"[..], &b"b"[..])
+        );
+        assert_eq!(set.timeout.as_millis(), 1500);
+        let traces = read(&[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://x"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "y:1"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ])
+        .unwrap();
+        assert_eq!(
+            (traces.endpoint.to_string().as_str(), traces.protocol),
+            ("https://y:1/", OtlpProtocol::HttpProtobuf)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (variable, value) in [
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a b"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "nonsense"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file"),
+        ] {
+            let error = format!("{:#}", read(&[(variable, value)]).unwrap_err());
+            assert!(error.contains(variable), "{error}");
+        }
+    }
+}
