@@ -6,6 +6,13 @@
 //! at [`controllers`], which shows what the controllers do on both homes,
 //! or at [`local_home`], which runs the real binary in a fresh data directory.
 
+pub mod clients;
 pub mod conformance;
 pub mod controllers;
+pub mod disk;
+pub mod embedded;
+pub mod foreground;
+pub mod fuzz;
 pub mod local_home;
+pub mod memory;
+pub mod storm;

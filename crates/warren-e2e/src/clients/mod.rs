@@ -1,0 +1,227 @@
+//! Real clients, unmodified, on both homes: the same commands, and what they printed held against each other.
+//!
+//! A [`Side`] is a server with its kubeconfig. [`Transcript`] runs commands on a side and writes down what they print, with
+//! what must differ between two servers masked. Passing means that the two transcripts are the same text.
+
+mod kubectl;
+mod python;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+pub use kubectl::{play, served_resources};
+pub use python::{Python, python};
+
+/// A server and the tools to talk to it.
+#[derive(Debug, Clone)]
+pub struct Side {
+    /// What to call it in a failure.
+    pub name: &'static str,
+    /// How to reach it.
+    pub kubeconfig: PathBuf,
+    /// The published command line.
+    pub kubectl: PathBuf,
+}
+
+/// What was run on a side, and what it printed.
+#[derive(Debug)]
+pub struct Transcript<'a> {
+    side: &'a Side,
+    directory: &'a Path,
+    text: String,
+}
+
+impl<'a> Transcript<'a> {
+    /// An empty one. Files that commands read are in `directory`, which is the same for both sides.
+    pub fn new(side: &'a Side, directory: &'a Path) -> Self {
+        Self { side, directory, text: String::new() }
+    }
+
+    /// What was written down.
+    pub fn text(self) -> String {
+        self.text
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.side.kubectl);
+        command
+            .arg("--kubeconfig")
+            .arg(&self.side.kubeconfig)
+            .args(arguments)
+            .current_dir(self.directory)
+            // Discovery is kept on disk by address; a home of its own keeps two servers and two runs apart.
+            .env("HOME", self.directory.join(self.side.name))
+            .env("KUBE_EDITOR", "sed -i s/before/after/")
+            .env_remove("KUBECONFIG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs `kubectl` and writes down everything; returns what it printed to standard output, unmasked.
+    pub fn run(&mut self, arguments: &[&str]) -> String {
+        self.run_with(arguments, "")
+    }
+
+    /// The same with something on standard input.
+    pub fn run_with(&mut self, arguments: &[&str], input: &str) -> String {
+        let mut child = self.command(arguments).stdin(Stdio::piped()).spawn().expect("run kubectl");
+        let mut stdin = child.stdin.take().expect("stdin is piped");
+        let output = std::thread::scope(|scope| {
+            // One that ends early breaks the pipe; how it ended says more than that.
+            scope.spawn(move || stdin.write_all(input.as_bytes()));
+            child.wait_with_output().expect("wait for kubectl")
+        });
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        self.note(&format!("$ kubectl {}\n", arguments.join(" ")));
+        self.note(&stdout);
+        for line in stderr.lines() {
+            self.note(&format!("! {line}\n"));
+        }
+        let code = output.status.code().unwrap_or(-1);
+        if code != 0 {
+            self.note(&format!("exit code {code}\n"));
+        }
+        stdout
+    }
+
+    /// Explains a built-in kind and writes down its fields and their types. What is said about them in prose is not served
+    /// by a home: it would be the larger part of the binary.
+    pub fn explain_fields(&mut self, field: &str) {
+        let arguments = ["explain", field, "--recursive"];
+        let output = self.command(&arguments).output().expect("run kubectl");
+        self.note(&format!("$ kubectl {}\n", arguments.join(" ")));
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            let described = ["KIND:", "VERSION:", "FIELD:"].iter().any(|word| line.starts_with(word));
+            if described || line.contains("\t<") {
+                self.note(&format!("{line}\n"));
+            }
+        }
+    }
+
+    /// Starts a command that goes on until it has printed so many lines, runs others meanwhile, and writes down the lines.
+    pub fn follow(
+        &mut self,
+        arguments: &[&str],
+        first: usize,
+        lines: usize,
+        meanwhile: impl FnOnce(&mut Self),
+    ) {
+        let mut child = self.command(arguments).spawn().expect("run kubectl");
+        let stdout = child.stdout.take().expect("stdout is piped");
+        let mut reader = BufReader::new(stdout).lines();
+        let mut seen = Vec::new();
+        let mut read = |count: usize, seen: &mut Vec<String>| {
+            while seen.len() < count {
+                match reader.next() {
+                    Some(Ok(line)) => seen.push(line),
+                    _ => break,
+                }
+            }
+        };
+        // What is there already has been printed: the watch is on.
+        read(first, &mut seen);
+        meanwhile(self);
+        read(lines, &mut seen);
+        // It would go on for ever.
+        let _ = child.kill();
+        let _ = child.wait();
+        self.note(&format!(
+            "$ kubectl {} (its first {lines} lines)\n{}\n",
+            arguments.join(" "),
+            seen.join("\n")
+        ));
+    }
+
+    fn note(&mut self, text: &str) {
+        let text = text.replace(&self.directory.display().to_string(), "<directory>");
+        self.text.push_str(&mask(&text));
+    }
+}
+
+/// What is different between two servers, or two runs, without meaning anything: in order, pattern and replacement.
+static MASKS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
+    [
+        (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<uid>"),
+        (r"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+", "<token>"),
+        (r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?Z", "<time>"),
+        (r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} \w{3} \d{4} \d{2}:\d{2}:\d{2} \S+", "<time>"),
+        (r#"(resourceVersion"?: ?)"?\d+"?"#, "$1<version>"),
+        // Addresses of services, and how wide a column is because of them.
+        (r"10\.\d+\.\d+\.\d+ *", "<address> "),
+        (r"127\.0\.0\.1:\d+", "<server>"),
+        // Ages, in the last column of a table or alone in a column of two or more spaces.
+        (r"(?m)(\s)(\d+[smhd])+(\s*)$", "$1<age>"),
+        (r"  (\d+[smh])+ +", "  <age>  "),
+        (r"/tmp/(LIVE|MERGED)-\d+", "/tmp/$1"),
+        (r"(?m)^(---|\+\+\+|diff) .*$", "$1"),
+        (r"(?m)^(@@ .* @@).*$", "$1"),
+        (r"(Resource Version: +)\d+", "$1<version>"),
+        // The whole object in an error, with its version in it.
+        (r#"(patch: Invalid value: )"\{.*\}": json"#, "$1<the object>: json"),
+        // A refused change of a pod shows its whole specification as Go sees it.
+        (r"(?s)! @@ .*?\n! \n", ""),
+        // What controllers and kinds add that a home does not have: endpoints of services, quotas and limits.
+        (r"(?m)^(Endpoints: +).*$", "$1<endpoints>"),
+        (r"\nNo resource quota\.\n\nNo LimitRange resource\.\n", ""),
+        // How wide a column is depends on what was masked in it.
+        (r"(\S)  +", "$1  "),
+    ]
+    .into_iter()
+    .map(|(pattern, replacement)| (Regex::new(pattern).expect("a pattern"), replacement))
+    .collect()
+});
+
+/// Masks what may differ.
+pub fn mask(text: &str) -> String {
+    MASKS.iter().fold(text.to_owned(), |text, (pattern, replacement)| {
+        pattern.replace_all(&text, *replacement).into_owned()
+    })
+}
+
+/// The lines in which two transcripts differ, with the command they belong to; empty if they are the same.
+pub fn differences(real: &str, ours: &str) -> String {
+    fn sections(text: &str) -> Vec<&str> {
+        text.split_inclusive("\n$ ").collect()
+    }
+    let (real, ours) = (sections(real), sections(ours));
+    let mut report = String::new();
+    for number in 0..real.len().max(ours.len()) {
+        let (theirs, mine) = (real.get(number).unwrap_or(&""), ours.get(number).unwrap_or(&""));
+        if theirs != mine {
+            report.push_str(&format!("--- the real server\n{theirs}\n+++ ours\n{mine}\n"));
+        }
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_means_nothing_is_masked() {
+        let text = "NAME   TYPE        CLUSTER-IP    AGE\nweb    ClusterIP   10.96.3.250   12s\nresourceVersion: \"123\"\n";
+        let masked = "NAME  TYPE  CLUSTER-IP  AGE\nweb  ClusterIP  <address> <age>\nresourceVersion: <version>\n";
+        assert_eq!(mask(text), masked);
+        assert_eq!(mask("  replicas: 3\nsize 5Gi of 10\n"), "  replicas: 3\nsize 5Gi of 10\n");
+    }
+
+    #[test]
+    fn a_difference_is_shown_with_its_command() {
+        let report = differences("$ kubectl a\nx\n$ kubectl b\ny\n", "$ kubectl a\nx\n$ kubectl b\nz\n");
+        assert!(
+            report.contains("kubectl b\ny")
+                && report.contains("kubectl b\nz")
+                && !report.contains("kubectl a\nx\n$ kubectl b\ny"),
+            "{report}"
+        );
+        assert_eq!(differences("same", "same"), "");
+    }
+}

@@ -1,0 +1,65 @@
+//! The published Python client, in an environment of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use warren_testkit::kube::Cache;
+
+use super::{Side, mask};
+
+/// A Python with the client in it.
+#[derive(Debug, Clone)]
+pub struct Python {
+    program: PathBuf,
+}
+
+/// Finds the environment in the cache, or makes it: pinned versions, from wherever pip is set up to get them.
+///
+/// # Errors
+/// Why there is none: no Python here, or no way to get packages.
+pub fn python() -> Result<Python, String> {
+    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/requirements.txt");
+    let text = std::fs::read(&requirements).map_err(|error| error.to_string())?;
+    let hash = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
+    let cache = Cache::locate(named, |name| std::env::var_os(name)).map_err(|error| error.to_string())?;
+    let directory = cache.programs().with_file_name(format!("python-{hash:016x}"));
+    let finished = directory.join("finished");
+    let program = directory.join("bin/python");
+    if !finished.exists() {
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
+        run(Command::new(&program)
+            .args(["-m", "pip", "install", "--quiet", "--requirement"])
+            .arg(&requirements))?;
+        std::fs::write(&finished, "").map_err(|error| error.to_string())?;
+    }
+    Ok(Python { program })
+}
+
+impl Python {
+    /// Runs the script on a side; what it printed, masked.
+    ///
+    /// # Errors
+    /// Everything it printed, if it failed.
+    pub fn transcript(&self, side: &Side) -> Result<String, String> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/transcript.py");
+        let mut command = Command::new(&self.program);
+        command.arg(script).arg(&side.kubeconfig).env_remove("KUBECONFIG");
+        run(&mut command).map(|text| mask(&text))
+    }
+}
+
+fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("run {command:?}: {error}"))?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    match output.status.success() {
+        true => Ok(stdout),
+        false => Err(format!(
+            "{command:?}: {}\n{stdout}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        )),
+    }
+}

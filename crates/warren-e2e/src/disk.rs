@@ -1,0 +1,118 @@
+//! A small disk in a mount namespace of its own, that a test can fill, make read-only and lose, without the rest of the
+//! machine noticing.
+
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// The disk. It exists as long as the process that holds its namespace; dropping this ends that process.
+#[derive(Debug)]
+pub struct SmallDisk {
+    holder: Child,
+    place: TempDir,
+}
+
+impl SmallDisk {
+    /// A file system in memory.
+    ///
+    /// # Errors
+    /// What the tools said.
+    pub fn in_memory(megabytes: u32) -> Result<Self, String> {
+        Self::hold(&format!("mount -t tmpfs -o size={megabytes}m,mode=0700 none \"$PLACE\""))
+    }
+
+    /// An ext4 file system on a loop device, over a file in memory.
+    ///
+    /// # Errors
+    /// What the tools said; not every machine has loop devices.
+    pub fn on_loop_device(megabytes: u32) -> Result<Self, String> {
+        Self::hold(&format!(
+            "mount -t tmpfs -o size={twice}m none \"$PLACE\" && truncate -s {megabytes}m \"$PLACE/image\" \
+             && mkfs.ext4 -q -O ^metadata_csum_seed \"$PLACE/image\" && mount -o loop,errors=remount-ro \"$PLACE/image\" \"$PLACE\"",
+            twice = 2 * megabytes
+        ))
+    }
+
+    fn hold(prepare: &str) -> Result<Self, String> {
+        let place = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let script = format!("{prepare} >&2 && echo held && exec sleep infinity");
+        let mut holder = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", &script])
+            .env("PLACE", place.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("run unshare: {error}"))?;
+        let mut line = String::new();
+        let stdout = holder.stdout.take().ok_or("stdout is piped")?;
+        BufReader::new(stdout).read_line(&mut line).map_err(|error| error.to_string())?;
+        if line.trim() != "held" {
+            let output = holder.wait_with_output().map_err(|error| error.to_string())?;
+            return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        }
+        Ok(Self { holder, place })
+    }
+
+    /// The disk as those see it who are in its namespace.
+    pub fn path(&self) -> &Path {
+        self.place.path()
+    }
+
+    /// The disk as seen from here.
+    pub fn from_outside(&self) -> PathBuf {
+        let inside = self.path().strip_prefix("/").unwrap_or(self.path());
+        Path::new("/proc").join(self.holder.id().to_string()).join("root").join(inside)
+    }
+
+    /// What to put in front of a command so that it runs where the disk is.
+    pub fn wrapper(&self) -> Vec<OsString> {
+        vec!["nsenter".into(), format!("--mount=/proc/{}/ns/mnt", self.holder.id()).into(), "--".into()]
+    }
+
+    /// Runs a shell command where the disk is; `$PLACE` is its path.
+    ///
+    /// # Errors
+    /// Its words, if it fails.
+    pub fn shell(&self, script: &str) -> Result<String, String> {
+        let wrapper = self.wrapper();
+        let output = Command::new(&wrapper[0])
+            .args(&wrapper[1..])
+            .args(["sh", "-c", script])
+            .env("PLACE", self.path())
+            .output()
+            .map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(format!("{script}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        }
+    }
+
+    /// Leaves not a byte.
+    ///
+    /// # Errors
+    /// When it could not be filled.
+    pub fn fill(&self) -> Result<(), String> {
+        // dd ends with an error when the disk is full, which is the point; the smaller blocks take the rest.
+        self.shell("for size in 1M 4k 1; do dd if=/dev/zero of=\"$PLACE/filler\" bs=$size oflag=append conv=notrunc 2>/dev/null; done; test \"$(stat -f -c %a \"$PLACE\")\" -le 1").map(drop)
+    }
+
+    /// Gives back what [`SmallDisk::fill`] took.
+    ///
+    /// # Errors
+    /// When it could not.
+    pub fn make_room(&self) -> Result<(), String> {
+        self.shell("rm \"$PLACE/filler\"").map(drop)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // With its last process the namespace ends, with it its mounts, and with them a loop device.
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}

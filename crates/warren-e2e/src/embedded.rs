@@ -1,0 +1,90 @@
+//! An embedded API server behind a unix socket, with limits of the test's choosing.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use tokio::net::{UnixListener, UnixStream};
+use tokio_util::sync::CancellationToken;
+use warren_apiserver::{ApiServer, AuditConfig, Config, Identity, Limits, NoNodes, Storage, serve_unix};
+
+/// A server in memory, its socket and its audit log. To be ended with [`Embedded::stop`].
+pub struct Embedded {
+    server: ApiServer,
+    shutdown: CancellationToken,
+    listener: tokio::task::JoinHandle<()>,
+    directory: TempDir,
+}
+
+impl Embedded {
+    /// Starts a server.
+    ///
+    /// # Panics
+    /// If it does not start: no test goes on without it.
+    pub async fn start(limits: Limits) -> Self {
+        let directory = tempfile::tempdir().expect("make a directory");
+        let config =
+            Config { limits, audit: Some(AuditConfig::new(directory.path().join("audit.log"))), ..config() };
+        let server = ApiServer::open(config).await.expect("a server in memory starts");
+        let socket = UnixListener::bind(directory.path().join("api.sock")).expect("listen");
+        let shutdown = CancellationToken::new();
+        let listener = tokio::spawn(serve_unix(server.clone(), socket, shutdown.clone()));
+        Self { server, shutdown, listener, directory }
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("api.sock")
+    }
+
+    /// Where it logs writes.
+    pub fn audit_log(&self) -> PathBuf {
+        self.directory.path().join("audit.log")
+    }
+
+    /// A client in process, past the listener.
+    pub fn client(&self) -> kube::Client {
+        kube::Client::new(self.server.as_user(Identity::admin()), "default")
+    }
+
+    /// A connection with nothing said on it yet.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub async fn connect(&self) -> UnixStream {
+        connect(&self.socket()).await
+    }
+
+    /// Ends the server; the audit log is complete afterwards.
+    pub async fn stop(self) -> TempDir {
+        self.shutdown.cancel();
+        // One that panicked has said so.
+        let _ = self.listener.await;
+        self.server.shutdown().await;
+        self.directory
+    }
+}
+
+/// A connection to a socket.
+///
+/// # Panics
+/// If there is none.
+pub async fn connect(socket: &Path) -> UnixStream {
+    UnixStream::connect(socket)
+        .await
+        .unwrap_or_else(|error| panic!("connect to {}: {error}", socket.display()))
+}
+
+/// A server in memory with the definitions of our own resources.
+pub(crate) fn config() -> Config {
+    let crds = warren_api::crds().into_iter().map(serde_json::to_value);
+    Config {
+        storage: Storage::Memory,
+        crds: crds.collect::<Result<_, _>>().expect("our own definitions"),
+        nodes: Arc::new(NoNodes),
+        accounts: None,
+        now: jiff::Timestamp::now,
+        limits: Limits::default(),
+        audit: None,
+    }
+}

@@ -1,0 +1,229 @@
+//! A full disk and a read-only disk give errors, not corruption, and room again is all it takes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request, StatusCode};
+use http_body_util::BodyExt as _;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use warren_e2e::conformance::target::{Target as _, UnixTarget};
+use warren_e2e::disk::SmallDisk;
+use warren_e2e::foreground::Foreground;
+use warren_testkit::privileges::skip_without_root;
+
+const PATH: &str = "/api/v1/namespaces/default/configmaps";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+struct Home {
+    disk: SmallDisk,
+    log: tempfile::NamedTempFile,
+    daemon: Option<Foreground>,
+}
+
+impl Home {
+    fn new(disk: SmallDisk) -> Home {
+        Home { disk, log: tempfile::NamedTempFile::new().expect("make a file"), daemon: None }
+    }
+
+    fn spawn(&self) -> Foreground {
+        Foreground::spawn(self.disk.path(), &self.disk.wrapper(), &[], self.log.path())
+    }
+
+    fn up(&mut self) {
+        let mut daemon = self.spawn();
+        daemon.expect_ready();
+        self.daemon = Some(daemon);
+    }
+
+    fn kill(&mut self) {
+        self.daemon.take().expect("a running daemon").kill();
+    }
+
+    fn words(&self) -> String {
+        std::fs::read_to_string(self.log.path()).expect("read the log")
+    }
+
+    async fn send(&self, method: Method, path: &str, body: &Value) -> (StatusCode, Value) {
+        let target = UnixTarget::new(&self.disk.from_outside().join("api.sock"));
+        let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
+        let request = Request::builder().method(method).uri(path).body(body).expect("a request");
+        let response =
+            target.call(request).await.unwrap_or_else(|error| panic!("{path}: {error}\n{}", self.words()));
+        let status = response.status();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        (status, serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    async fn create(&self, name: &str, size: usize) -> (StatusCode, Value) {
+        let object = json!({"metadata": {"name": name, "labels": {"test": "disk"}}, "data": {"padding": "x".repeat(size)}});
+        self.send(Method::POST, PATH, &object).await
+    }
+
+    async fn names(&self) -> BTreeSet<String> {
+        let (status, list) =
+            self.send(Method::GET, &format!("{PATH}?labelSelector=test%3Ddisk"), &Value::Null).await;
+        assert_eq!(status, StatusCode::OK, "{list}");
+        let items = list["items"].as_array().expect("items");
+        items.iter().map(|item| item["metadata"]["name"].as_str().expect("a name").to_owned()).collect()
+    }
+
+    async fn version(&self) -> u64 {
+        let (_, list) = self.send(Method::GET, PATH, &Value::Null).await;
+        list["metadata"]["resourceVersion"].as_str().expect("a version").parse().expect("a number")
+    }
+
+    /// Creates objects until one is refused; the acknowledged names and the refusal.
+    async fn create_until_refused(&self, prefix: &str) -> (BTreeSet<String>, (StatusCode, Value)) {
+        let mut created = BTreeSet::new();
+        for number in 0..1000 {
+            let name = format!("{prefix}-{number}");
+            let (status, answer) = self.create(&name, 100_000).await;
+            if status != StatusCode::CREATED {
+                return (created, (status, answer));
+            }
+            created.insert(name);
+        }
+        panic!("a full disk takes everything");
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_writes_loses_nothing_and_goes_on_when_there_is_room() {
+    if skip_without_root() {
+        return;
+    }
+    let mut home = Home::new(SmallDisk::in_memory(64).expect("make a disk"));
+    home.up();
+    let mut acknowledged = BTreeSet::new();
+    for number in 0..20 {
+        assert_eq!(home.create(&format!("before-{number}"), 10_000).await.0, StatusCode::CREATED);
+        acknowledged.insert(format!("before-{number}"));
+    }
+    home.disk.fill().expect("fill the disk");
+    let (created, (status, refusal)) = home.create_until_refused("full").await;
+    acknowledged.extend(created);
+    assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE, "{refusal}");
+    assert_eq!((&refusal["kind"], &refusal["status"]), (&json!("Status"), &json!("Failure")));
+    let message = refusal["message"].as_str().expect("a message");
+    assert!(message.contains("the disk of the store is full, nothing was written"), "{message}");
+
+    // It still answers, and tells the truth.
+    assert_eq!(home.send(Method::GET, "/readyz", &Value::Null).await.0, StatusCode::OK);
+    assert_eq!(home.names().await, acknowledged);
+    let version = home.version().await;
+
+    // Killed while it is full, and while several writes are refused at once.
+    let refused = futures::future::join_all((0..16).map(|number| {
+        let home = &home;
+        async move { home.create(&format!("at-once-{number}"), 100_000).await }
+    }));
+    for (number, (status, answer)) in refused.await.into_iter().enumerate() {
+        match status {
+            StatusCode::CREATED => _ = acknowledged.insert(format!("at-once-{number}")),
+            status => assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE, "{answer}"),
+        }
+    }
+    home.kill();
+    home.disk.make_room().expect("make room");
+    home.up();
+    assert_eq!(home.names().await, acknowledged);
+    assert!(home.version().await >= version);
+    let (status, after) = home.create("after", 100_000).await;
+    assert_eq!(status, StatusCode::CREATED, "{after}");
+    acknowledged.insert("after".to_owned());
+
+    // Full again; this time room comes back while it runs.
+    home.disk.fill().expect("fill the disk");
+    let (created, (status, _)) = home.create_until_refused("again").await;
+    acknowledged.extend(created);
+    assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE);
+    home.disk.make_room().expect("make room");
+    let (status, answer) = home.create("room-again", 100_000).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+    acknowledged.insert("room-again".to_owned());
+    assert_eq!(home.names().await, acknowledged);
+
+    // The audit log may have lost lines, and has no broken ones but those that were cut off.
+    home.daemon.as_ref().expect("a daemon").signal(Signal::TERM);
+    assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));
+    let audit =
+        std::fs::read_to_string(home.disk.from_outside().join("audit.log")).expect("read the audit log");
+    let last = audit.lines().last().expect("a line");
+    let last: Value = serde_json::from_str(last).expect("JSON");
+    assert_eq!((&last["verb"], &last["responseStatus"]["code"]), (&json!("create"), &json!(201)), "{last}");
+}
+
+#[tokio::test]
+async fn a_full_disk_does_not_keep_it_from_starting() {
+    if skip_without_root() {
+        return;
+    }
+    let mut home = Home::new(SmallDisk::in_memory(64).expect("make a disk"));
+    home.up();
+    assert_eq!(home.create("before", 1000).await.0, StatusCode::CREATED);
+    home.disk.fill().expect("fill the disk");
+    home.kill();
+    home.up();
+    assert_eq!(home.names().await, BTreeSet::from(["before".to_owned()]));
+    home.disk.make_room().expect("make room");
+    assert_eq!(home.create("after", 1000).await.0, StatusCode::CREATED);
+}
+
+#[tokio::test]
+async fn a_read_only_disk_is_said_to_be_so_at_the_start() {
+    if skip_without_root() {
+        return;
+    }
+    let mut home = Home::new(SmallDisk::in_memory(64).expect("make a disk"));
+    home.up();
+    assert_eq!(home.create("before", 1000).await.0, StatusCode::CREATED);
+    home.kill();
+    home.disk.shell("mount -o remount,ro \"$PLACE\"").expect("remount");
+    let mut daemon = home.spawn();
+    let status = daemon.wait(DEADLINE).expect("it ends");
+    assert!(!status.success());
+    assert!(home.words().contains("Read-only file system"), "{}", home.words());
+    home.disk.shell("mount -o remount,rw \"$PLACE\"").expect("remount");
+    home.up();
+    assert_eq!(home.names().await, BTreeSet::from(["before".to_owned()]));
+}
+
+#[tokio::test]
+async fn a_disk_that_turns_read_only_refuses_writes_and_keeps_what_it_has() {
+    if skip_without_root() {
+        return;
+    }
+    let disk = match SmallDisk::on_loop_device(64) {
+        Ok(disk) => disk,
+        Err(error) => {
+            eprintln!("skipped: no loop device with ext4 on this machine: {error}");
+            return;
+        }
+    };
+    let mut home = Home::new(disk);
+    home.up();
+    let mut acknowledged = BTreeSet::new();
+    for number in 0..20 {
+        assert_eq!(home.create(&format!("before-{number}"), 10_000).await.0, StatusCode::CREATED);
+        acknowledged.insert(format!("before-{number}"));
+    }
+    // What the kernel does when it meets an error: the file system is read-only at once, with files open for writing.
+    home.disk.shell("mount -o remount,abort \"$PLACE\"").expect("abort the file system");
+    let (created, (status, refusal)) = home.create_until_refused("broken").await;
+    assert_eq!(created, BTreeSet::new());
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{refusal}");
+    let message = refusal["message"].as_str().expect("a message");
+    assert!(message.contains("nothing was written"), "{message}");
+    assert_eq!(home.names().await, acknowledged);
+    home.kill();
+
+    // As after a repair: mounted again, it has what was acknowledged.
+    home.disk
+        .shell("umount \"$PLACE\" && mount -o loop,errors=remount-ro \"$PLACE/image\" \"$PLACE\"")
+        .expect("mount it again");
+    home.up();
+    assert_eq!(home.names().await, acknowledged);
+    assert_eq!(home.create("after", 1000).await.0, StatusCode::CREATED);
+}

@@ -1,0 +1,95 @@
+//! `warren up` as a process: where it listens, and how it ends.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use warren_e2e::embedded::connect;
+use warren_e2e::foreground::Foreground;
+use warren_testkit::privileges::skip_without_root;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Seconds, as promised, on a machine that may be busy. Without help a watch would go on for half an hour.
+const SECONDS: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_ends_it_in_seconds_whatever_its_clients_do() {
+    if skip_without_root() {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::INT] {
+        let directory = tempfile::tempdir().expect("make a data directory");
+        let (log, socket) = (directory.path().join("log"), directory.path().join("api.sock"));
+        let mut daemon = Foreground::spawn(directory.path(), &[], &[], &log);
+        assert!(daemon.expect_ready().started);
+        let mut clients = Vec::new();
+        // A watch, a body that does not come, a connection without a word.
+        for words in [
+            "GET /api/v1/pods?watch=true HTTP/1.1\r\nHost: x\r\n\r\n",
+            "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+            "",
+        ] {
+            let mut client = connect(&socket).await;
+            client.write_all(words.as_bytes()).await.expect("write");
+            clients.push(client);
+        }
+        let mut head = [0; 12];
+        clients[0].read_exact(&mut head).await.expect("the watch is on");
+        assert_eq!(&head, b"HTTP/1.1 200");
+        daemon.signal(signal);
+        let status = tokio::task::block_in_place(|| daemon.wait(SECONDS));
+        let words = std::fs::read_to_string(&log).expect("read the log");
+        assert!(status.is_some_and(|status| status.success()), "{status:?}\n{words}");
+        assert!(words.contains("stopped"), "{words}");
+        assert!(!socket.exists(), "the socket is gone with it");
+    }
+}
+
+#[test]
+fn a_second_one_says_that_there_is_one() {
+    if skip_without_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("make a data directory");
+    let log = directory.path().join("log");
+    let mut first = Foreground::spawn(directory.path(), &[], &[], &log);
+    let ready = first.expect_ready();
+    assert_eq!((ready.pid, ready.started), (first.pid(), true));
+    let mut second = Foreground::spawn(directory.path(), &[], &[], &log);
+    let ready = second.expect_ready();
+    assert_eq!((ready.pid, ready.started), (first.pid(), false));
+    assert!(second.wait(DEADLINE).is_some_and(|status| status.success()));
+}
+
+#[test]
+fn it_listens_where_it_is_told_and_says_when_it_cannot() {
+    if skip_without_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("make a data directory");
+    let log = directory.path().join("log");
+    // Another loopback address than the usual one, so that it is seen to be heeded.
+    let taken = std::net::TcpListener::bind("127.0.0.2:0").expect("listen");
+    let address = taken.local_addr().expect("an address").to_string();
+    let mut daemon = Foreground::spawn(directory.path(), &[], &["--listen", &address], &log);
+    assert_eq!(daemon.wait_ready(), None);
+    assert!(daemon.wait(DEADLINE).is_some_and(|status| !status.success()));
+    let words = std::fs::read_to_string(&log).expect("read the log");
+    assert!(words.contains(&format!("listen on `{address}`")) && words.contains("in use"), "{words}");
+    drop(taken);
+
+    let mut daemon = Foreground::spawn(directory.path(), &[], &["--listen", &address], &log);
+    daemon.expect_ready();
+    let kubeconfig =
+        std::fs::read_to_string(directory.path().join("kubeconfig")).expect("read the kubeconfig");
+    assert!(kubeconfig.contains(&format!("https://{address}")), "{kubeconfig}");
+    std::net::TcpStream::connect(&address).expect("somebody listens");
+    daemon.kill();
+
+    // By default it is reached on loopback and nowhere else.
+    let mut daemon = Foreground::spawn(directory.path(), &[], &[], &log);
+    daemon.expect_ready();
+    let kubeconfig =
+        std::fs::read_to_string(directory.path().join("kubeconfig")).expect("read the kubeconfig");
+    assert!(kubeconfig.contains("https://127.0.0.1:"), "{kubeconfig}");
+}
