@@ -48,7 +48,7 @@ const REQUESTS: usize = 64;
 /// A node is lost when it has not been heard of for 40 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How often a request that got no answer is made again, and how long after.
-const TRIES: u32 = 20;
+const TRIES: u32 = 150;
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// What a simulated pod comes to.
@@ -198,17 +198,21 @@ impl Shared {
 /// Watches pods and does what each of them lacks.
 async fn serve(shared: Arc<Shared>) {
     let pods: Api<Pod> = Api::all(shared.client.clone());
-    let events = watcher(pods, watcher::Config::default()).default_backoff().applied_objects();
-    let mut events = std::pin::pin!(events);
+    let mut events = std::pin::pin!(watcher(pods, watcher::Config::default()).default_backoff());
     // The last thing that was begun for each pod: its own echo must not begin it again.
     let mut begun: HashMap<String, Action> = HashMap::new();
     let mut tasks = JoinSet::new();
     loop {
         tokio::select! {
             event = events.next() => match event {
-                Some(Ok(pod)) => consider(&shared, pod, &mut begun, &mut tasks),
-                // The watch begins again by itself.
-                Some(Err(_)) => {}
+                Some(Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => {
+                    consider(&shared, pod, &mut begun, &mut tasks);
+                }
+                Some(Ok(watcher::Event::Delete(pod))) => {
+                    begun.remove(pod.metadata.uid.as_deref().unwrap_or_default());
+                }
+                // After an error the watch begins again by itself.
+                Some(Ok(watcher::Event::Init | watcher::Event::InitDone) | Err(_)) => {}
                 None => return,
             },
             Some(_) = tasks.join_next() => {}
@@ -230,9 +234,6 @@ fn consider(shared: &Arc<Shared>, pod: Pod, begun: &mut HashMap<String, Action>,
     }
     if matches!(action, Action::Bind(_)) {
         shared.turn.fetch_add(1, Ordering::Relaxed);
-    }
-    if matches!(action, Action::Remove) {
-        begun.remove(&uid);
     }
     let delay = plan::delay(&pod, &action, shared.config.ready_after, shared.config.terminate_after);
     begun.insert(uid, action.clone());

@@ -3,12 +3,14 @@
 //! | | local | cluster |
 //! |---|---|---|
 //! | API server | ours, in a daemon with a data directory of its own | a real kube-apiserver |
-//! | controllers | in that daemon | in this process, on threads of their own |
+//! | controllers | in that daemon | `warren controller` |
 //! | pods | real containers; simulated for those that name [`SCHEDULER`](warren_testkit::nodes::SCHEDULER) | simulated |
 //!
 //! What a scenario needs of a pod (never ready, several machines) and no container can be told to do, it asks of
 //! the simulated nodes, which are there in both homes: see [`workload`](super::workload).
 
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,21 +19,23 @@ use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::{await_condition, conditions};
-use kube::{Api, Client, Config, ResourceExt};
+use kube::{Api, Client, ResourceExt};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
-use tokio::runtime::Runtime;
-use warren_controllers::Controllers;
+use tempfile::TempDir;
 use warren_testkit::kube::ControlPlane;
 use warren_testkit::nodes::SimulatedNodes;
 
 use super::place::Place;
+use super::suite::process::ControllerProcess;
 use crate::local_home::LocalHome;
 
 /// Nothing in a scenario takes this long, on a machine with much else to do, unless it will never come.
 pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// How much of a log is shown when a scenario has failed.
+const LOG_LINES: usize = 200;
 
 /// Machines that are simulated in either home.
 pub const SIMULATED_NODES: usize = 3;
@@ -40,12 +44,13 @@ pub const SIMULATED_NODES: usize = 3;
 pub struct Home {
     client: Client,
     kind: Kind,
+    logs: TempDir,
     _nodes: SimulatedNodes,
 }
 
 enum Kind {
     Local { home: LocalHome, daemon: Mutex<u32> },
-    Cluster { config: Box<Config>, controllers: Mutex<Vec<Killable>> },
+    Cluster { kubeconfig: &'static Path, controllers: Mutex<Vec<ControllerProcess>> },
 }
 
 /// Which kind of home it is, for the few things that differ.
@@ -55,31 +60,6 @@ pub enum HomeKind {
     Local,
     /// A real control plane.
     Cluster,
-}
-
-/// Controllers on threads of their own, which end like a process: every pass is cut off where it stands.
-struct Killable {
-    runtime: Option<Runtime>,
-    _controllers: Controllers,
-}
-
-impl Killable {
-    fn start(config: &Config, settings: warren_controllers::Config) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let inside = runtime.enter();
-        let client = Client::try_from(config.clone())?;
-        let controllers = Controllers::start(client, settings);
-        drop(inside);
-        Ok(Self { runtime: Some(runtime), _controllers: controllers })
-    }
-}
-
-impl Drop for Killable {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
 }
 
 impl Home {
@@ -95,21 +75,21 @@ impl Home {
         let nodes =
             SimulatedNodes::builder(client.clone()).nodes(SIMULATED_NODES).only_asked_for().start().await?;
         let kind = Kind::Local { home, daemon: Mutex::new(daemon) };
-        Ok(Some(Arc::new(Self { client, kind, _nodes: nodes })))
+        Ok(Some(Arc::new(Self { client, kind, logs: tempfile::tempdir()?, _nodes: nodes })))
     }
 
     /// A control plane of this process, with our definitions, controllers and simulated nodes.
     pub async fn cluster() -> Result<Arc<Self>> {
-        let path = tokio::task::spawn_blocking(|| ControlPlane::start().kubeconfig()).await?;
-        let config =
-            Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default())
-                .await?;
-        let client = Client::try_from(config.clone())?;
+        let kubeconfig = tokio::task::spawn_blocking(|| ControlPlane::start().kubeconfig()).await?;
+        let client = warren_client::connect::from_kubeconfig(kubeconfig).await?;
         define(&client).await?;
         let nodes = SimulatedNodes::builder(client.clone()).nodes(SIMULATED_NODES).start().await?;
-        let controllers = Mutex::new(vec![Killable::start(&config, settings())?]);
-        let kind = Kind::Cluster { config: Box::new(config), controllers };
-        Ok(Arc::new(Self { client, kind, _nodes: nodes }))
+        let kind = Kind::Cluster { kubeconfig, controllers: Mutex::default() };
+        let home = Arc::new(Self { client, kind, logs: tempfile::tempdir()?, _nodes: nodes });
+        let starting = Arc::clone(&home);
+        // The first to ask for the binary may have to build it.
+        tokio::task::spawn_blocking(move || starting.fight(1)).await??;
+        Ok(home)
     }
 
     /// Which kind it is.
@@ -137,7 +117,7 @@ impl Home {
     pub fn kubeconfig(&self) -> PathBuf {
         match &self.kind {
             Kind::Local { home, .. } => home.path().join("kubeconfig"),
-            Kind::Cluster { .. } => ControlPlane::start().kubeconfig().to_owned(),
+            Kind::Cluster { kubeconfig, .. } => (*kubeconfig).to_owned(),
         }
     }
 
@@ -168,38 +148,44 @@ impl Home {
                 // `up` waits for the dead daemon's lock, and for the API to answer.
                 *hold(daemon) = tokio::task::block_in_place(|| home.up());
             }
-            Kind::Cluster { config, controllers } => {
-                let killed = std::mem::take(&mut *hold(controllers));
-                let count = killed.len();
-                drop(killed);
-                for _ in 0..count {
-                    let next = Killable::start(config, settings())?;
-                    hold(controllers).push(next);
-                }
+            Kind::Cluster { controllers, .. } => {
+                let count = hold(controllers).len();
+                self.fight(0)?;
+                self.fight(count)?;
             }
         }
         Ok(())
     }
 
-    /// Has so many controllers at work at the same time, without an election between them. Only a cluster can.
-    pub fn fight(&self, controllers: usize) -> Result<()> {
-        let Kind::Cluster { config, controllers: running } = &self.kind else {
+    /// Has so many controllers at work at the same time, without an election between them; those too many are killed. Only a
+    /// cluster can.
+    pub fn fight(&self, count: usize) -> Result<()> {
+        let Kind::Cluster { controllers, .. } = &self.kind else {
             bail!("the local home has its controllers in one process");
         };
-        let mut running = hold(running);
-        running.truncate(controllers);
-        while running.len() < controllers {
-            running.push(Killable::start(config, settings())?);
+        let mut controllers = hold(controllers);
+        controllers.truncate(count);
+        while controllers.len() < count {
+            controllers.push(ControllerProcess::start(self, &["--leader-elect=false"])?);
         }
         Ok(())
     }
 
+    /// Where controllers of their own write what they have to say.
+    pub fn log_file(&self) -> io::Result<File> {
+        File::options().create(true).append(true).open(self.logs.path().join("controllers.log"))
+    }
+
     /// What a person would look at when a scenario has failed.
     pub fn log(&self) -> String {
-        let Some(directory) = self.data_directory() else { return String::new() };
-        let log = std::fs::read_to_string(directory.join("daemon.log")).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        lines[lines.len().saturating_sub(200)..].join("\n")
+        let daemon = self.data_directory().map(|directory| directory.join("daemon.log"));
+        let mut text = String::new();
+        for path in daemon.into_iter().chain([self.logs.path().join("controllers.log")]) {
+            let log = std::fs::read_to_string(path).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            text.push_str(&lines[lines.len().saturating_sub(LOG_LINES)..].join("\n"));
+        }
+        text
     }
 
     /// Fails if a local home has left anything on the machine.
@@ -220,10 +206,6 @@ pub async fn define(client: &Client) -> Result<()> {
         tokio::time::timeout(DEADLINE, established).await.context("a definition is taken in")??;
     }
     Ok(())
-}
-
-fn settings() -> warren_controllers::Config {
-    warren_controllers::Config { extensions: true, ..warren_controllers::Config::default() }
 }
 
 fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -57,7 +57,7 @@ pub(super) async fn watch(nodes: Api<Node>, shared: Arc<Shared>) {
             Ok(watcher::Event::Apply(node)) => {
                 machines.retain(|machine| machine.name_any() != node.name_any());
                 machines.push(node);
-                machines.sort_by_key(ResourceExt::name_any);
+                machines.sort_by_key(|machine| machine.name_any());
             }
             Ok(watcher::Event::Delete(node)) => {
                 machines.retain(|machine| machine.name_any() != node.name_any());

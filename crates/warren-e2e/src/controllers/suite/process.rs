@@ -24,6 +24,7 @@ impl ControllerProcess {
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            .stderr(home.log_file().context("open a log")?)
             .spawn()
             .context("start `warren controller`")?;
         Ok(Self { child })

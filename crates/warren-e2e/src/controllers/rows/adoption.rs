@@ -1,0 +1,307 @@
+//! Claims that take waiting sandboxes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Resource as _, ResourceExt as _};
+use serde_json::json;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
+use warren_testkit::nodes::{FATE, Fate};
+
+use crate::controllers::place::{Place, ready};
+use crate::controllers::workload::{claim, simulated, volume, with};
+
+/// The claims that a sandbox is controlled by.
+fn claims_of(sandbox: &Sandbox) -> Vec<String> {
+    let owners = sandbox.owner_references().iter();
+    owners.filter(|owner| owner.kind == "SandboxClaim").map(|owner| owner.uid.clone()).collect()
+}
+
+/// The only member of a pool.
+async fn only_member(place: &Place, pool: &str) -> Result<Sandbox> {
+    let mut members = place.members(pool).await?;
+    anyhow::ensure!(members.len() == 1, "{pool} has {} members", members.len());
+    Ok(members.remove(0))
+}
+
+pub(super) async fn row_15_a_warm_claim_takes_the_sandbox_with_its_pod(place: Place) -> Result<()> {
+    place.pool("pool", 1, json!({})).await?;
+    place.wait_full("pool", 1).await?;
+    let waiting = only_member(&place, "pool").await?;
+    let pod: Pod = place.get(&waiting.name_any()).await?;
+    let history = place.record::<Sandbox>().await?;
+    let claim = place.claim("c", "pool", json!({})).await?;
+    let sandbox = place.wait_claimed("c").await?;
+
+    assert_eq!((sandbox.name_any(), sandbox.uid()), (waiting.name_any(), waiting.uid()));
+    assert_eq!(place.get::<Pod>(&pod.name_any()).await?.uid(), pod.uid());
+    let owners: Vec<_> = sandbox.owner_references().iter().map(|owner| Some(owner.uid.clone())).collect();
+    assert_eq!(owners, [claim.uid()], "all other owners are gone");
+    for key in [labels::WARM_POOL_SANDBOX, labels::SANDBOX_TEMPLATE_HASH, labels::SANDBOX_POD_TEMPLATE_HASH] {
+        assert!(waiting.labels().contains_key(key) && !sandbox.labels().contains_key(key), "{key}");
+    }
+    let kept = labels::SANDBOX_TEMPLATE_REF_HASH;
+    assert_eq!(sandbox.labels()[kept], waiting.labels()[kept]);
+    assert_eq!(sandbox.labels()[labels::LAUNCH_TYPE], "warm");
+    let claim: SandboxClaim = place.get("c").await?;
+    assert_eq!(claim.annotations()[annotations::SANDBOX_NAME], sandbox.name_any());
+
+    let reached = history.of(&sandbox.name_any());
+    for entry in &reached {
+        let taken = !claims_of(&entry.object).is_empty();
+        let named = entry.object.annotations().contains_key(annotations::POD_NAME);
+        assert!(!(taken && ready(&entry.object).starts_with("True") && !named), "{:?}", entry.object);
+    }
+    Ok(())
+}
+
+pub(super) async fn row_16_a_taken_pod_loses_the_marks_of_the_pool(place: Place) -> Result<()> {
+    let evict = annotations::SAFE_TO_EVICT;
+    let own = json!({"podTemplate": {"metadata": {"annotations": {evict: "false"}}}});
+    for (name, template, spec, before, after) in [
+        ("plain", json!({}), json!({}), "true", None),
+        ("template", own, json!({}), "false", Some("false")),
+        (
+            "claim",
+            json!({}),
+            json!({"additionalPodMetadata": {"annotations": {evict: "true"}}}),
+            "true",
+            Some("true"),
+        ),
+    ] {
+        place.pool(name, 1, template).await?;
+        place.wait_full(name, 1).await?;
+        let pod = only_member(&place, name).await?.name_any();
+        let waiting: Pod = place.get(&pod).await?;
+        assert!(waiting.labels().contains_key(labels::WARM_POOL_SANDBOX));
+        assert_eq!(waiting.annotations().get(evict).map(String::as_str), Some(before), "{name}");
+        place.claim(name, name, spec).await?;
+        assert_eq!(place.wait_claimed(name).await?.name_any(), pod);
+        let taken = place
+            .wait_for(&pod, "free of the pool", |pod: &Pod| {
+                !pod.labels().contains_key(labels::WARM_POOL_SANDBOX)
+            })
+            .await?;
+        assert_eq!(taken.annotations().get(evict).map(String::as_str), after, "{name}");
+        assert_eq!(taken.uid(), waiting.uid());
+    }
+    Ok(())
+}
+
+pub(super) async fn row_17_every_claim_gets_exactly_one_sandbox_across_kills(place: Place) -> Result<()> {
+    const MEMBERS: i32 = 8;
+    const CLAIMS: usize = 24;
+    place.pool("pool", MEMBERS, json!({})).await?;
+    place.wait_full("pool", MEMBERS).await?;
+    let history = place.record::<Sandbox>().await?;
+    let create = |number: usize| {
+        let place = place.clone();
+        async move { place.claim(&format!("c{number}"), "pool", json!({})).await }
+    };
+    for burst in [0..CLAIMS / 2, CLAIMS / 2..CLAIMS] {
+        let (made, killed) = tokio::join!(
+            futures::future::try_join_all(burst.map(create)),
+            place.home().restart_controllers()
+        );
+        made?;
+        killed?;
+    }
+    let mut launches: BTreeMap<String, usize> = BTreeMap::new();
+    let mut taken = BTreeSet::new();
+    for number in 0..CLAIMS {
+        let name = format!("c{number}");
+        let sandbox = place.wait_claimed(&name).await?;
+        let claim: SandboxClaim = place.get(&name).await?;
+        assert_eq!(claims_of(&sandbox), [claim.uid().unwrap_or_default()]);
+        assert_eq!(claim.annotations()[annotations::SANDBOX_NAME], sandbox.name_any());
+        assert!(taken.insert(sandbox.name_any()), "{} serves two claims", sandbox.name_any());
+        *launches.entry(sandbox.labels()[labels::LAUNCH_TYPE].clone()).or_default() += 1;
+    }
+    assert!(launches["warm"] >= usize::try_from(MEMBERS)?, "all that waited were taken: {launches:?}");
+    place.wait_full("pool", MEMBERS).await?;
+
+    // Whatever was written in between: no sandbox ever had two claims, and no claim two sandboxes.
+    let mut claims: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut sandboxes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for entry in history.so_far() {
+        for claim in claims_of(&entry.object) {
+            let uid = entry.object.uid().unwrap_or_default();
+            claims.entry(uid.clone()).or_default().insert(claim.clone());
+            sandboxes.entry(claim).or_default().insert(uid);
+        }
+    }
+    let greedy: Vec<_> = claims.iter().chain(&sandboxes).filter(|(_, others)| others.len() != 1).collect();
+    assert!(greedy.is_empty(), "{greedy:?}");
+    Ok(())
+}
+
+pub(super) async fn row_18_a_committed_assignment_is_completed_first(place: Place) -> Result<()> {
+    place.pool("silent", 1, json!({"podTemplate": simulated(Fate::NoAddress)})).await?;
+    place.pool("pool", 1, json!({})).await?;
+    place.pool("empty", 0, json!({})).await?;
+    place.wait_full("pool", 1).await?;
+    let silent = place
+        .eventually("a member", async || Ok(place.members("silent").await?.into_iter().next()))
+        .await?
+        .name_any();
+    place.claim("owner", "pool", json!({})).await?;
+    let owned = place.wait_claimed("owner").await?.name_any();
+    place.wait_full("pool", 1).await?;
+    let pooled = only_member(&place, "pool").await?.name_any();
+    let assigned = |name: &str, pool: &str, sandbox: &str| {
+        let body = with(
+            claim(name, pool, json!({})),
+            json!({"metadata": {"annotations": {annotations::SANDBOX_NAME: sandbox}}}),
+        );
+        place.create::<SandboxClaim>(body)
+    };
+
+    // Half-done by a controller that died: finished, although a new claim would not take a sandbox without an address.
+    let half: SandboxClaim = assigned("half", "silent", &silent).await?;
+    let finished = place
+        .wait_for("half", "bound", |claim: &SandboxClaim| {
+            claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref())
+                == Some(silent.as_str())
+        })
+        .await?;
+    assert_eq!(claims_of(&place.get(&silent).await?), [half.uid().unwrap_or_default()]);
+    assert_eq!(finished.annotations()[annotations::SANDBOX_NAME], silent);
+
+    // Gone, of another pool, another claim's: dropped, and the claim is served like any other.
+    for (name, sandbox) in
+        [("gone", "no-such-sandbox"), ("other-pool", pooled.as_str()), ("taken", owned.as_str())]
+    {
+        assigned(name, "empty", sandbox).await?;
+        let own = place.wait_claimed(name).await?;
+        assert_eq!(own.name_any(), name, "a cold start, as its pool is empty");
+        let claim: SandboxClaim = place.get(name).await?;
+        assert_eq!(claim.annotations()[annotations::SANDBOX_NAME], name);
+        place.wait_event(name, "SandboxProvisioned").await?;
+    }
+    assert_eq!(
+        claims_of(&place.get(&owned).await?),
+        [place.get::<SandboxClaim>("owner").await?.uid().unwrap_or_default()]
+    );
+    assert_eq!(only_member(&place, "pool").await?.name_any(), pooled);
+    place.wait_event("owner", "SandboxAdopted").await?;
+    let events = place.events("half").await?;
+    assert!(events.iter().all(|event| event.reason.as_deref() != Some("SandboxAdopted")), "{events:?}");
+    Ok(())
+}
+
+pub(super) async fn row_19_ready_members_come_first_and_a_member_with_an_address_beats_a_cold_start(
+    place: Place,
+) -> Result<()> {
+    let addressed =
+        |member: &Sandbox| member.status.as_ref().is_some_and(|status| !status.pod_ips.is_empty());
+    place.pool("pool", 1, json!({"podTemplate": simulated(Fate::NotReady)})).await?;
+    let first = place
+        .eventually("a member with an address", async || {
+            Ok(place.members("pool").await?.into_iter().find(addressed))
+        })
+        .await?;
+    // Not ready, and better than none at all.
+    place.claim("first", "pool", json!({})).await?;
+    let bound = |name: &'static str| {
+        let place = place.clone();
+        async move {
+            let claim = place
+                .wait_for(name, "bound", |claim: &SandboxClaim| {
+                    claim.status.as_ref().is_some_and(|status| status.sandbox.is_some())
+                })
+                .await?;
+            let name = claim.status.and_then(|status| status.sandbox?.name).context("a name")?;
+            place.get::<Sandbox>(&name).await
+        }
+    };
+    let taken = bound("first").await?;
+    assert_eq!((taken.name_any(), taken.labels()[labels::LAUNCH_TYPE].as_str()), (first.name_any(), "warm"));
+
+    // An older one that is not ready, and a younger one that is.
+    let older = place
+        .eventually("another member with an address", async || {
+            Ok(place.members("pool").await?.into_iter().find(addressed))
+        })
+        .await?;
+    let healed = json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: "ready"}}}}});
+    place.patch::<SandboxTemplate>("pool", healed).await?;
+    place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": 2}})).await?;
+    place
+        .wait_for("pool", "one of two ready", |pool: &SandboxWarmPool| {
+            let status = pool.status.clone().unwrap_or_default();
+            (status.replicas, status.ready_replicas) == (2, 1)
+        })
+        .await?;
+    place.claim("second", "pool", json!({})).await?;
+    let taken = place.wait_claimed("second").await?;
+    assert_ne!(taken.name_any(), older.name_any());
+    assert_eq!(taken.labels()[labels::LAUNCH_TYPE], "warm");
+
+    place.pool("empty", 0, json!({})).await?;
+    place.claim("cold", "empty", json!({})).await?;
+    assert_eq!(place.wait_claimed("cold").await?.labels()[labels::LAUNCH_TYPE], "cold");
+    Ok(())
+}
+
+pub(super) async fn row_19_members_without_an_address_make_a_claim_wait_for_two_seconds(
+    place: Place,
+) -> Result<()> {
+    place.pool("pool", 1, json!({"podTemplate": simulated(Fate::NoAddress)})).await?;
+    let member =
+        place.eventually("a member", async || Ok(place.members("pool").await?.into_iter().next())).await?;
+    place
+        .wait_for(&member.name_any(), "running", |pod: &Pod| {
+            pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+        })
+        .await?;
+    let claim = place.claim("c", "pool", json!({})).await?;
+    let cold: Sandbox =
+        place.wait("c", "made", |sandbox: Option<&Sandbox>| sandbox.is_some()).await?.context("a sandbox")?;
+    assert_eq!(cold.labels()[labels::LAUNCH_TYPE], "cold");
+    let born = |meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
+        meta.creation_timestamp.as_ref().map(|time| time.0.as_second()).context("a time of creation")
+    };
+    let (asked, made) = (born(claim.meta())?, born(cold.meta())?);
+    assert!(made - asked >= 2, "made {} s after it was asked for", made - asked);
+    Ok(())
+}
+
+pub(super) async fn row_19_the_node_with_most_members_gives_first(place: Place) -> Result<()> {
+    place.pool("pool", 4, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    place.wait_full("pool", 4).await?;
+    let mut nodes: BTreeMap<String, usize> = BTreeMap::new();
+    for member in place.members("pool").await? {
+        let node = member.status.and_then(|status| status.node_name).context("a ready member has a node")?;
+        *nodes.entry(node).or_default() += 1;
+    }
+    place.claim("c", "pool", json!({})).await?;
+    let taken = place.wait_claimed("c").await?;
+    let node = taken.status.and_then(|status| status.node_name).context("a node")?;
+    assert_eq!(nodes.get(&node), nodes.values().max(), "{nodes:?}");
+    Ok(())
+}
+
+pub(super) async fn row_20_own_env_or_volumes_bypass_a_full_pool(place: Place) -> Result<()> {
+    let template = json!({"envVarsInjectionPolicy": "Allowed", "volumeClaimTemplatesPolicy": "Allowed",
+        "podTemplate": simulated(Fate::Ready)});
+    place.pool("pool", 1, template).await?;
+    place.wait_full("pool", 1).await?;
+    let member = only_member(&place, "pool").await?;
+    place.claim("env", "pool", json!({"env": [{"name": "A", "value": "1"}]})).await?;
+    place.claim("vol", "pool", json!({"volumeClaimTemplates": [volume("data")]})).await?;
+    for name in ["env", "vol"] {
+        let own = place.wait_claimed(name).await?;
+        assert_eq!((own.name_any().as_str(), own.labels()[labels::LAUNCH_TYPE].as_str()), (name, "cold"));
+    }
+    let pod: Pod = place.get("env").await?;
+    let variables = pod.spec.and_then(|spec| spec.containers[0].env.clone()).unwrap_or_default();
+    assert!(variables.iter().any(|variable| variable.name == "A" && variable.value.as_deref() == Some("1")));
+    let after = only_member(&place, "pool").await?;
+    assert_eq!(
+        (after.name_any(), after.uid()),
+        (member.name_any(), member.uid()),
+        "the pool was not touched"
+    );
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Claims that cannot be served, outlive what they came from, or expire.
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::jiff::{Timestamp, ToSpan as _};
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+
+use super::life::HOLD;
+use crate::controllers::history::version;
+use crate::controllers::place::{Place, condition, message, ready, since, state};
+use crate::controllers::workload::{ending, sandbox, volume};
+
+/// Makes a pass over a claim certain, and gives what it said: an edit that changes nothing about its sandbox.
+async fn after_a_pass(place: &Place, name: &str) -> Result<SandboxClaim> {
+    let later = Timestamp::now() + 48.hours();
+    place.patch::<SandboxClaim>(name, json!({"spec": {"lifecycle": {"shutdownTime": later}}})).await?;
+    place.wait_observed(name).await
+}
+
+pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a_retry(
+    place: Place,
+) -> Result<()> {
+    let containers =
+        json!([{"name": "main", "image": "warren.dev/host", "env": [{"name": "TAKEN", "value": "1"}]}]);
+    let template = json!({"envVarsInjectionPolicy": "Allowed",
+        "podTemplate": {"metadata": {"labels": {"sandbox.users.io/team": "a"}}, "spec": {"containers": containers}}});
+    place.pool("open", 0, template).await?;
+    place.pool("closed", 0, json!({})).await?;
+    let metadata = |labels: Value| json!({"additionalPodMetadata": {"labels": labels}});
+    let env = |name: &str| json!({"env": [{"name": name, "value": "2"}]});
+    for (name, pool, spec, wanted) in [
+        ("no-prefix", "open", metadata(json!({"team": "b"})), "InvalidMetadata"),
+        ("router", "open", metadata(json!({"app": "Sandbox-Router"})), "InvalidMetadata"),
+        ("no-env", "closed", env("A"), "EnvVarsInjectionRejected"),
+        (
+            "no-volumes",
+            "closed",
+            json!({"volumeClaimTemplates": [volume("data")]}),
+            "VolumeClaimTemplatesError",
+        ),
+        ("same-env", "open", env("TAKEN"), "ReconcilerError"),
+        (
+            "unknown",
+            "open",
+            json!({"env": [{"name": "A", "value": "1", "containerName": "none"}]}),
+            "ReconcilerError",
+        ),
+        ("override", "open", metadata(json!({"sandbox.users.io/team": "b"})), "ReconcilerError"),
+    ] {
+        place.claim(name, pool, spec).await?;
+        let told: SandboxClaim = place.wait_ready(name, &format!("False/{wanted}")).await?;
+        assert!(!message(&told, "Ready").is_empty());
+        assert_eq!(
+            message(&told, "Ready").starts_with("Error seen: "),
+            wanted == "ReconcilerError",
+            "{told:?}"
+        );
+        assert!(place.get_opt::<Sandbox>(name).await?.is_none());
+    }
+    // Mended by the user.
+    place.patch::<SandboxClaim>("no-env", json!({"spec": {"env": null}})).await?;
+    place.wait_claimed("no-env").await?;
+    // What lasts is said once: by now everything else has been tried again.
+    for name in ["no-prefix", "same-env"] {
+        let before: SandboxClaim = place.get(name).await?;
+        place.patch::<SandboxClaim>("no-volumes", json!({"spec": {"volumeClaimTemplates": null}})).await?;
+        place.wait_claimed("no-volumes").await?;
+        let after: SandboxClaim = place.get(name).await?;
+        assert_eq!(after.resource_version(), before.resource_version(), "{name}");
+    }
+    Ok(())
+}
+
+pub(super) async fn row_22_a_foreign_sandbox_of_the_claim_s_name_blocks_it(place: Place) -> Result<()> {
+    place.pool("pool", 1, json!({})).await?;
+    place.wait_full("pool", 1).await?;
+    let members = place.members("pool").await?;
+    let foreign: Sandbox = place.create(sandbox("c1", json!({}))).await?;
+    place.claim("c1", "pool", json!({})).await?;
+    let told: SandboxClaim = place.wait_ready("c1", "False/ReconcilerError").await?;
+    assert!(message(&told, "Ready").starts_with("Error seen: "));
+    assert_eq!(told.status.and_then(|status| status.sandbox), None);
+    let left: Sandbox = place.get("c1").await?;
+    assert_eq!((left.uid(), left.owner_references().len()), (foreign.uid(), 0));
+    assert_eq!(place.members("pool").await?[0].uid(), members[0].uid(), "the pool was not touched");
+    // When it goes, the claim is served.
+    place.delete::<Sandbox>("c1").await?;
+    place.wait_claimed("c1").await?;
+    Ok(())
+}
+
+pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(place: Place) -> Result<()> {
+    for name in ["one", "two", "three"] {
+        place.pool(name, 0, json!({})).await?;
+    }
+    place.claim("plain", "one", json!({})).await?;
+    let extra = json!({"additionalPodMetadata": {"labels": {"sandbox.users.io/team": "a"}}});
+    place.claim("extra", "one", extra).await?;
+    place.claim("moved", "two", json!({})).await?;
+    for name in ["plain", "extra", "moved"] {
+        place.wait_claimed(name).await?;
+    }
+    assert_eq!(place.get::<Pod>("extra").await?.labels()["sandbox.users.io/team"], "a");
+    place.delete::<SandboxWarmPool>("one").await?;
+    place.wait_gone::<SandboxWarmPool>("one").await?;
+    place.delete::<SandboxTemplate>("one").await?;
+    place.wait_gone::<SandboxTemplate>("one").await?;
+    after_a_pass(&place, "extra").await?;
+    // Its metadata cannot be vouched for any more, but it is not taken away.
+    let told: SandboxClaim = place.wait_ready("extra", "False/WarmPoolNotFound").await?;
+    assert_eq!(told.status.and_then(|status| status.sandbox?.name).as_deref(), Some("extra"));
+    place.get::<Pod>("extra").await?;
+    assert_eq!(ready(&after_a_pass(&place, "plain").await?), "True/DependenciesReady");
+
+    let pod: Pod = place.get("moved").await?;
+    let hash = |name: &str| NameHash::of(name).to_string();
+    assert_eq!(pod.labels()[labels::SANDBOX_TEMPLATE_REF_HASH], hash("two"));
+    place.patch::<SandboxClaim>("moved", json!({"spec": {"warmPoolRef": {"name": "three"}}})).await?;
+    let moved = place
+        .wait_for("moved", "relabelled", |pod: &Pod| {
+            pod.labels()[labels::SANDBOX_TEMPLATE_REF_HASH] == hash("three")
+        })
+        .await?;
+    assert_eq!(moved.uid(), pod.uid());
+    let owner: Sandbox = place.get("moved").await?;
+    assert_eq!(owner.labels()[labels::SANDBOX_TEMPLATE_REF_HASH], hash("three"));
+    Ok(())
+}
+
+pub(super) async fn row_24_a_claim_is_ready_since_its_sandbox_is(place: Place) -> Result<()> {
+    place.pool("pool", 1, json!({})).await?;
+    place.wait_full("pool", 1).await?;
+    let waiting = place.members("pool").await?.remove(0);
+    place.second_after(&since(&waiting, "Ready")).await?;
+    let claim = place.claim("c", "pool", json!({})).await?;
+    let sandbox = place.wait_claimed("c").await?;
+    assert_eq!(sandbox.name_any(), waiting.name_any());
+    let bound: SandboxClaim = place.get("c").await?;
+    assert_eq!(since(&bound, "Ready"), since(&waiting, "Ready"));
+    let asked = claim.metadata.creation_timestamp.context("a time of creation")?.0;
+    assert!(since(&bound, "Ready").parse::<Timestamp>()? < asked, "since before the claim");
+    let generation =
+        |claim: &SandboxClaim| condition(claim, "Ready").map(|ready| ready["observedGeneration"].clone());
+    assert_eq!(generation(&bound), Some(json!(1)), "the claim's own");
+    let edited = after_a_pass(&place, "c").await?;
+    assert_eq!((edited.metadata.generation, generation(&edited)), (Some(2), Some(json!(2))));
+    assert_eq!(since(&edited, "Ready"), since(&waiting, "Ready"));
+
+    // Only when the sandbox is gone is it let go of.
+    place.delete::<Sandbox>(&sandbox.name_any()).await?;
+    let another = place
+        .wait_for("c", "served by another sandbox", |claim: &SandboxClaim| {
+            let name = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.clone());
+            name.is_some_and(|name| name != sandbox.name_any()) && ready(claim) == "True/DependenciesReady"
+        })
+        .await?;
+    assert_eq!(another.uid(), claim.metadata.uid);
+    Ok(())
+}
+
+pub(super) async fn row_29_nothing_is_deleted_before_expiry_is_stored(place: Place) -> Result<()> {
+    place.pool("pool", 0, json!({})).await?;
+    for name in ["keep", "drop"] {
+        place.claim(name, "pool", json!({})).await?;
+        place.wait_claimed(name).await?;
+    }
+    let claims = place.record::<SandboxClaim>().await?;
+    let sandboxes = place.record::<Sandbox>().await?;
+    for (name, policy) in [("keep", "Retain"), ("drop", "Delete")] {
+        let lifecycle = json!({"shutdownTime": "2020-01-01T00:00:00Z", "shutdownPolicy": policy});
+        place.patch::<SandboxClaim>(name, json!({"spec": {"lifecycle": lifecycle}})).await?;
+    }
+    place
+        .wait_for("keep", "expired without a sandbox", |claim: &SandboxClaim| {
+            ready(claim) == "False/ClaimExpired"
+                && claim.status.as_ref().is_some_and(|status| status.sandbox.is_none())
+        })
+        .await?;
+    place.wait_gone::<SandboxClaim>("drop").await?;
+    for name in ["keep", "drop"] {
+        place.wait_gone::<Sandbox>(name).await?;
+        let went = place
+            .eventually("the record of the end", async || {
+                let mut entries = sandboxes.of(name).into_iter();
+                Ok(entries.find(|entry| entry.deleted || entry.object.metadata.deletion_timestamp.is_some()))
+            })
+            .await?;
+        let told = claims.of(name).into_iter().find(|entry| ready(&entry.object) == "False/ClaimExpired");
+        let told = told.context("expiry was never stored")?;
+        assert!(version(&told.object) < version(&went.object), "{name}");
+        place.wait_event(name, "ClaimExpired").await?;
+    }
+    // Taken back, it is served again.
+    place.patch::<SandboxClaim>("keep", json!({"spec": {"lifecycle": null}})).await?;
+    place.wait_claimed("keep").await?;
+    Ok(())
+}
+
+pub(super) async fn row_29_deleting_in_the_foreground_shows_on_claim_sandbox_and_pod(
+    place: Place,
+) -> Result<()> {
+    place.pool("pool", 0, json!({})).await?;
+    place.claim("c", "pool", json!({})).await?;
+    place.wait_claimed("c").await?;
+    place.patch::<Pod>("c", json!({"metadata": {"finalizers": [HOLD]}})).await?;
+    let lifecycle = json!({"shutdownTime": "2020-01-01T00:00:00Z", "shutdownPolicy": "DeleteForeground"});
+    place.patch::<SandboxClaim>("c", json!({"spec": {"lifecycle": lifecycle}})).await?;
+    place.wait_for("c", "going", |pod: &Pod| pod.metadata.deletion_timestamp.is_some()).await?;
+    // All three are on their way out together, and stay while the pod does.
+    let claim: SandboxClaim = place.get("c").await?;
+    let sandbox: Sandbox = place.get("c").await?;
+    assert!(claim.metadata.deletion_timestamp.is_some() && sandbox.metadata.deletion_timestamp.is_some());
+    assert_eq!(claim.finalizers(), ["foregroundDeletion"]);
+    place.patch::<Pod>("c", json!({"metadata": {"finalizers": null}})).await?;
+    place.wait_gone::<SandboxClaim>("c").await?;
+    assert!(place.get_opt::<Sandbox>("c").await?.is_none());
+    Ok(())
+}
+
+pub(super) async fn row_29_the_earlier_end_counts_and_finished_stays(place: Place) -> Result<()> {
+    place.pool("pool", 0, json!({"podTemplate": ending(0)})).await?;
+    let later = Timestamp::now() + 1.hour();
+    let lifecycle = |ttl: Value| json!({"lifecycle": {"shutdownTime": later, "ttlSecondsAfterFinished": ttl, "shutdownPolicy": "Retain"}});
+    place.claim("soon", "pool", lifecycle(json!(0))).await?;
+    place.claim("late", "pool", lifecycle(json!(null))).await?;
+    place.claim("never", "pool", json!({})).await?;
+    let cleaned = place
+        .wait_for("soon", "expired without a sandbox", |claim: &SandboxClaim| {
+            ready(claim) == "False/ClaimExpired"
+                && claim.status.as_ref().is_some_and(|status| status.sandbox.is_none())
+        })
+        .await?;
+    assert_eq!(state(&cleaned, "Finished"), "True/PodSucceeded", "how it ended outlives the sandbox");
+    place.wait_gone::<Sandbox>("soon").await?;
+    for name in ["late", "never"] {
+        let kept: SandboxClaim = place.wait_ready(name, "False/PodSucceeded").await?;
+        assert_eq!(state(&kept, "Finished"), "True/PodSucceeded");
+        place.get::<Sandbox>(name).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,257 @@
+//! Pools: rolling, replacing, shrinking, and members that nobody owns.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::jiff::SignedDuration;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use warren_testkit::nodes::{FATE, Fate};
+
+use super::life::HOLD;
+use crate::controllers::place::{Place, ready};
+use crate::controllers::suite::process::ControllerProcess;
+use crate::controllers::workload::{pool, simulated, template, volume, with};
+
+fn names(members: &[Sandbox]) -> BTreeSet<String> {
+    members.iter().map(|member| member.name_any()).collect()
+}
+
+/// An edit of a template that makes another pod.
+fn another_pod() -> Value {
+    json!({"spec": {"podTemplate": {"spec": {"containers": [
+        {"name": "main", "image": "warren.dev/host", "env": [{"name": "NEW", "value": "1"}]}]}}}})
+}
+
+fn is_new(member: &Sandbox) -> bool {
+    let container = &member.spec.blueprint.pod_template.spec.containers[0];
+    container.env.iter().flatten().any(|variable| variable.name == "NEW")
+}
+
+/// A pool that rolls at once.
+async fn recreating(place: &Place, name: &str, replicas: i32, spec: Value) -> Result<()> {
+    place.create::<SandboxTemplate>(template(name, spec)).await?;
+    let strategy = json!({"spec": {"updateStrategy": {"type": "Recreate"}}});
+    place.create::<SandboxWarmPool>(with(pool(name, name, replicas), strategy)).await?;
+    place.wait_full(name, replicas).await?;
+    Ok(())
+}
+
+pub(super) async fn row_25_only_what_makes_another_pod_rolls_a_pool(place: Place) -> Result<()> {
+    let spec = json!({"podTemplate": simulated(Fate::Ready), "volumeClaimTemplates": [volume("data")]});
+    recreating(&place, "pool", 2, spec.clone()).await?;
+    let first = place.members("pool").await?;
+    let history = place.record::<Sandbox>().await?;
+    let edits = [
+        json!({"podTemplate": {"metadata": {"labels": {"x": "y"}, "annotations": {"x": "y"}}}}),
+        json!({"volumeClaimTemplates": [with(volume("data"), json!({"metadata": {"labels": {"x": "y"}}}))]}),
+        json!({"networkPolicy": {"egress": [{}]}}),
+    ];
+    for edit in edits {
+        place.patch::<SandboxTemplate>("pool", json!({"spec": edit})).await?;
+    }
+    // The last of them has been seen when the policy follows it, and the pool hears of templates no later.
+    place
+        .wait_for("pool-network-policy", "opened", |policy: &NetworkPolicy| {
+            let egress = policy.spec.as_ref().and_then(|spec| spec.egress.clone()).unwrap_or_default();
+            egress.first().is_some_and(|rule| rule.to.is_none())
+        })
+        .await?;
+    assert_eq!(names(&place.members("pool").await?), names(&first));
+    assert!(history.so_far().iter().all(|entry| entry.object.metadata.deletion_timestamp.is_none()));
+
+    // The same pod under another template's name does.
+    let same: SandboxTemplate = place.get("pool").await?;
+    place.create::<SandboxTemplate>(template("renamed", serde_json::to_value(&same.spec)?)).await?;
+    place
+        .patch::<SandboxWarmPool>("pool", json!({"spec": {"sandboxTemplateRef": {"name": "renamed"}}}))
+        .await?;
+    let hash = NameHash::of("renamed").to_string();
+    place
+        .eventually("two members of the renamed template", async || {
+            let members = place.members("pool").await?;
+            let renamed =
+                members.iter().filter(|member| member.labels()[labels::SANDBOX_TEMPLATE_REF_HASH] == hash);
+            Ok((members.len() == 2 && renamed.count() == 2).then_some(()))
+        })
+        .await?;
+    place.wait_full("pool", 2).await?;
+    assert!(names(&place.members("pool").await?).is_disjoint(&names(&first)));
+    Ok(())
+}
+
+pub(super) async fn row_25_a_rollout_never_has_more_than_the_pool_s_size(place: Place) -> Result<()> {
+    const SIZE: i32 = 3;
+    recreating(&place, "pool", SIZE, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    let first = place.members("pool").await?;
+    for member in &first {
+        place.patch::<Sandbox>(&member.name_any(), json!({"metadata": {"finalizers": [HOLD]}})).await?;
+    }
+    let history = place.record::<Sandbox>().await?;
+    place.patch::<SandboxTemplate>("pool", another_pod()).await?;
+    // All are on their way out, and held; so nobody follows, and a claim that comes now gets none of them.
+    place
+        .eventually("all old members are going", async || {
+            Ok(place.members("pool").await?.is_empty().then_some(()))
+        })
+        .await?;
+    place.claim("c", "pool", json!({})).await?;
+    let served = place.wait_claimed("c").await?;
+    assert!(!names(&first).contains(&served.name_any()) && is_new(&served), "{served:?}");
+    assert!(place.members("pool").await?.is_empty());
+    for member in &first {
+        place.patch::<Sandbox>(&member.name_any(), json!({"metadata": {"finalizers": null}})).await?;
+    }
+    place.wait_full("pool", SIZE).await?;
+    let members = place.members("pool").await?;
+    assert!(members.iter().all(is_new) && names(&members).is_disjoint(&names(&first)));
+
+    let selector = NameHash::of("pool").to_string();
+    let mut there: BTreeMap<String, bool> = BTreeMap::new();
+    for entry in history.so_far() {
+        let pooled = entry.object.labels().get(labels::WARM_POOL_SANDBOX) == Some(&selector);
+        there.insert(entry.object.name_any(), pooled && !entry.deleted);
+        let count = there.values().filter(|there| **there).count();
+        assert!(count <= usize::try_from(SIZE)?, "{there:?}");
+    }
+    Ok(())
+}
+
+pub(super) async fn row_25_without_recreate_stale_members_are_handed_out(place: Place) -> Result<()> {
+    place.pool("pool", 1, json!({})).await?;
+    place.wait_full("pool", 1).await?;
+    let stale = place.members("pool").await?.remove(0);
+    place.patch::<SandboxTemplate>("pool", another_pod()).await?;
+    place.touch_pool("pool").await?;
+    place.claim("c", "pool", json!({})).await?;
+    let taken = place.wait_claimed("c").await?;
+    assert_eq!((taken.name_any(), is_new(&taken)), (stale.name_any(), false));
+    let next = place
+        .eventually("a new member", async || Ok(place.members("pool").await?.into_iter().find(is_new)))
+        .await?;
+    assert_ne!(next.name_any(), stale.name_any());
+    Ok(())
+}
+
+pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedulable_ones_held(
+    place: Place,
+) -> Result<()> {
+    // A controller with a short grace beside the others, which have a long one and see nothing to do.
+    let grace = "--sandbox-warm-pool-readiness-grace-period=2s";
+    let _impatient = ControllerProcess::start(place.home(), &["--leader-elect=false", grace])?;
+    place.pool("flips", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    place.wait_full("flips", 1).await?;
+    let old = place.members("flips").await?.remove(0);
+    let born = old.metadata.creation_timestamp.clone().context("a time of creation")?.0;
+    place.second_after(&(born + SignedDuration::from_secs(3)).to_string()).await?;
+    // Past its grace since long: not given another.
+    place.patch::<Pod>(&old.name_any(), json!({"metadata": {"annotations": {FATE: "not-ready"}}})).await?;
+    place
+        .eventually("a replacement", async || {
+            let members = place.members("flips").await?;
+            Ok(members.into_iter().find(|member| member.name_any() != old.name_any()))
+        })
+        .await?;
+
+    place.pool("stuck", 1, json!({"podTemplate": simulated(Fate::NotReady)})).await?;
+    let stuck =
+        place.eventually("a member", async || Ok(place.members("stuck").await?.into_iter().next())).await?;
+    place.wait_gone::<Sandbox>(&stuck.name_any()).await?;
+
+    place.pool("held", 1, json!({"podTemplate": simulated(Fate::Unschedulable)})).await?;
+    let warning = place.wait_event("held", "WarmPoolNotProgressing").await?;
+    assert_eq!(warning.type_.as_deref(), Some("Warning"));
+    let held = place.members("held").await?;
+    assert_eq!(held.len(), 1);
+    assert_eq!(ready(&held[0]), "False/DependenciesNotReady");
+    // Room is found.
+    place.patch::<Pod>(&held[0].name_any(), json!({"metadata": {"annotations": {FATE: "ready"}}})).await?;
+    place.wait_full("held", 1).await?;
+    let relief = place.wait_event("held", "WarmPoolProgressing").await?;
+    assert_eq!(relief.type_.as_deref(), Some("Normal"));
+    assert_eq!(names(&place.members("held").await?), names(&held), "held, not replaced");
+    let reasons = |reason: &'static str| {
+        let place = place.clone();
+        async move {
+            let events = place.events("held").await?;
+            anyhow::Ok(events.iter().filter(|event| event.reason.as_deref() == Some(reason)).count())
+        }
+    };
+    assert_eq!((reasons("WarmPoolNotProgressing").await?, reasons("WarmPoolProgressing").await?), (1, 1));
+    Ok(())
+}
+
+pub(super) async fn row_27_not_ready_members_go_first_and_then_the_newest(place: Place) -> Result<()> {
+    // One after the other, so that each is of another second.
+    place.pool("pool", 1, json!({"podTemplate": simulated(Fate::NotReady)})).await?;
+    let mut ages: Vec<String> = Vec::new();
+    for count in 1..=3_usize {
+        place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": count}})).await?;
+        let member = place
+            .eventually("one more member", async || {
+                let members = place.members("pool").await?;
+                Ok(members.into_iter().find(|member| !ages.contains(&member.name_any())))
+            })
+            .await?;
+        ages.push(member.name_any());
+        let born = member.metadata.creation_timestamp.clone().context("a time of creation")?.0;
+        place.second_after(&born.to_string()).await?;
+        if count == 1 {
+            let healthy = json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: "ready"}}}}});
+            place.patch::<SandboxTemplate>("pool", healthy).await?;
+        } else {
+            place.wait_ready::<Sandbox>(&member.name_any(), "True/DependenciesReady").await?;
+        }
+    }
+    for (replicas, left) in [(2, vec![&ages[1], &ages[2]]), (1, vec![&ages[1]])] {
+        place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": replicas}})).await?;
+        place.wait_full("pool", replicas).await?;
+        let members = names(&place.members("pool").await?);
+        assert_eq!(members, left.into_iter().cloned().collect());
+    }
+    Ok(())
+}
+
+pub(super) async fn row_27_orphans_are_taken_in_if_equal_and_deleted_if_not(place: Place) -> Result<()> {
+    place.pool("pool", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    place.wait_full("pool", 1).await?;
+    let member = place.members("pool").await?.remove(0);
+    let history = place.record::<Sandbox>().await?;
+    let orphan = |name: &str, spec: Value| {
+        let own = serde_json::to_value(&member.spec).unwrap_or_default();
+        json!({"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+            "metadata": {"name": name, "labels": member.labels()}, "spec": with(own, spec)})
+    };
+    // Room for the one that is equal.
+    place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": 2}})).await?;
+    place.create::<Sandbox>(orphan("equal", json!({}))).await?;
+    let other = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host",
+        "env": [{"name": "NEW", "value": "1"}]}]}}});
+    place.create::<Sandbox>(orphan("different", other)).await?;
+    place.wait_gone::<Sandbox>("different").await?;
+    // The pool may have been quicker in filling the room, and then the newest goes; taken in it is either way.
+    place
+        .eventually("the equal one taken in", async || {
+            let taken = history.of("equal").iter().any(|entry| {
+                entry.object.owner_references().iter().any(|owner| owner.kind == "SandboxWarmPool")
+            });
+            Ok(taken.then_some(()))
+        })
+        .await?;
+    place.wait_full("pool", 2).await?;
+
+    // Nobody's sandbox is never claimed: its pool does not exist, so nobody takes it in either.
+    let lonely = with(
+        orphan("lonely", json!({})),
+        json!({"metadata": {"labels": {labels::WARM_POOL_SANDBOX: NameHash::of("later").to_string()}}}),
+    );
+    place.create::<Sandbox>(lonely).await?;
+    place.wait_ready::<Sandbox>("lonely", "True/DependenciesReady").await?;
+    place.claim("c", "later", json!({})).await?;
+    place.wait_ready::<SandboxClaim>("c", "False/WarmPoolNotFound").await?;
+    assert!(place.get::<Sandbox>("lonely").await?.owner_references().is_empty());
+    Ok(())
+}
