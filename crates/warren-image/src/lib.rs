@@ -14,3 +14,4 @@ pub mod manifest;
 pub mod reference;
 pub mod store;
 pub mod unpack;
+pub mod user;
