@@ -36,9 +36,7 @@ impl SandboxController {
         let mut deleted = HashSet::new();
         let mut failed: Vec<Failure> = Vec::new();
         let mut looks = 0;
-        let Some(world) = self.look(&key) else { return Outcome::Done };
-        let mut spans = SandboxSpans::begin(&self.tracer, &world);
-        telemetry::stamp(&self.cluster, &key.namespace, MANAGER, spans.stamp(&world)).await;
+        let mut spans = self.begin_spans(&key).await;
         // What is published must be about the same look as what was decided, so the pass goes on until a look asks for
         // nothing that was not tried.
         let (world, failures) = loop {
@@ -78,6 +76,17 @@ impl SandboxController {
             Some(delay) => Outcome::LookAgain(delay),
             None => Outcome::Done,
         }
+    }
+
+    /// The spans of a pass, whose context the sandbox carries from here on.
+    async fn begin_spans(&self, key: &ObjectKey) -> SandboxSpans {
+        if !self.tracer.is_on() {
+            return SandboxSpans::default();
+        }
+        let Some(world) = self.look(key) else { return SandboxSpans::default() };
+        let spans = SandboxSpans::begin(&self.tracer, &world);
+        telemetry::stamp(&self.cluster, &key.namespace, MANAGER, spans.stamp(&world)).await;
+        spans
     }
 
     /// What the caches hold about a sandbox; nothing once it is gone.

@@ -138,3 +138,21 @@ fn the_binary_needs_nothing_but_itself() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.starts_with("warren "), "{ended:?}");
 }
+
+#[tokio::test]
+async fn metrics_of_the_controllers_are_served_by_the_api() {
+    let Some(home) = LocalHome::new() else { return };
+    home.up();
+    assert_eq!(home.warren(&["run", "--", "true"]), ended(0, "", ""));
+    let client = home.client().await;
+    let request = http::Request::get("/metrics").body(Vec::new()).expect("a request");
+    let page = client.request_text(request).await.expect("ask for metrics");
+    for wanted in [
+        "# TYPE agent_sandbox_build_info gauge",
+        "# TYPE controller_runtime_reconcile_total counter",
+        "rest_client_requests_total{code=\"201\",host=\"in-process\",method=\"POST\"} ",
+        "process_resident_memory_bytes",
+    ] {
+        assert!(page.contains(wanted), "{wanted} is not in:\n{page}");
+    }
+}

@@ -6,6 +6,7 @@ use warren_client::connect::ConnectError;
 use warren_client::exec::ExecError;
 use warren_client::home::DataDirError;
 use warren_client::sandbox::{SandboxError, WaitError};
+use warren_controllers::RunError;
 
 use crate::home::NeverStarted;
 
@@ -76,6 +77,12 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         && status.reason == "AlreadyExists"
     {
         return Some("choose another name with `--name`, or leave it out to get a new one".to_owned());
+    }
+    if let Some(RunError::Bind { .. }) = error.downcast_ref() {
+        return Some(
+            "choose another address with `--metrics-bind-address` or `--health-probe-bind-address`; `0` is none"
+                .to_owned(),
+        );
     }
     if let Some(ExecError::Lost { .. }) = error.downcast_ref() {
         return Some(

@@ -110,6 +110,9 @@ pub(crate) fn write(all: &[Arc<Passes>], text: &mut Text) {
     let mut depths = Vec::new();
     let mut workers: [Vec<(Values<1>, f64)>; 2] = Default::default();
     let mut histograms: [Vec<(Values<2>, Histogram<QUEUE_BOUNDS>)>; 2] = Default::default();
+    // By name, as everything on the page.
+    let mut all: Vec<&Arc<Passes>> = all.iter().collect();
+    all.sort_by_key(|passes| passes.queue.name());
     for passes in all {
         let name = passes.queue.name();
         let statistics = passes.queue.statistics();

@@ -110,7 +110,7 @@ impl Tracer {
 
     fn begin(&self, name: &'static str, parent: Option<&Context>) -> Span {
         if !self.is_on() {
-            return Span { open: None };
+            return Span::default();
         }
         let context = Context {
             trace: parent.map_or_else(|| fastrand::u128(1..), |parent| parent.trace),
@@ -133,7 +133,7 @@ impl Tracer {
 }
 
 /// A span under way; it ends when it is dropped. Without a collector it is nothing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Span {
     open: Option<Box<Open>>,
 }
@@ -148,7 +148,7 @@ impl Span {
     fn child(&self, name: &'static str) -> Span {
         match self.open.as_deref() {
             Some(Open { tracer, record }) => tracer.begin(name, Some(&record.context)),
-            None => Span { open: None },
+            None => Span::default(),
         }
     }
 

@@ -11,6 +11,7 @@ use super::{Span, Tracer};
 use crate::cluster::Cluster;
 
 /// Spans under way. Those of volumes and pod last from their first write to the last look, and are there without any, too.
+#[derive(Default)]
 pub(crate) struct SandboxSpans {
     pass: Span,
     volumes: Option<Span>,

@@ -1,0 +1,142 @@
+//! `warren controller` on the command line: what it takes, and what it says before it contacts anybody.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
+
+use std::net::TcpListener;
+use std::process::{Command, Output};
+
+fn controller(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_warren"))
+        .arg("controller")
+        .args(arguments)
+        .env_remove("WARREN_LOG")
+        .env("HOME", "/nonexistent")
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Everything that agent-sandbox's controller takes, in Go's spellings. There is no such kubeconfig, so it ends there.
+#[test]
+fn the_arguments_of_an_existing_deployment_are_taken() {
+    let output = controller(&[
+        "-kubeconfig=/nonexistent/kubeconfig",
+        "--leader-elect=true",
+        "-leader-election-namespace",
+        "agent-sandbox-system",
+        "--extensions",
+        "-cluster-domain=cluster.local",
+        "--metrics-bind-address=127.0.0.1:0",
+        "--health-probe-bind-address",
+        "127.0.0.1:0",
+        "--enable-tracing=false",
+        "--enable-pprof=false",
+        "-enable-pprof-debug=F",
+        "--pprof-block-profile-rate=-1",
+        "--pprof-mutex-profile-fraction=10",
+        "--kube-api-qps=-1",
+        "-kube-api-burst",
+        "20",
+        "--api-connections=4",
+        "--separate-watch-connection",
+        "--sandbox-concurrent-workers=150",
+        "--sandbox-claim-concurrent-workers=100",
+        "--sandbox-warm-pool-concurrent-workers=2",
+        "--sandbox-template-concurrent-workers=1",
+        "--sandbox-warm-pool-max-batch-size=100",
+        "--sandbox-warm-pool-replenish-delay=1m30s",
+        "--sandbox-warm-pool-max-refill-rate=2.5",
+        "--sandbox-warm-pool-readiness-grace-period=90s",
+        "--sandbox-warm-pool-unschedulable-recheck-interval=1h",
+        "--enable-warm-pool-eviction=false",
+        "--cache-label-selectors=true",
+        "--disable-claim-events",
+        "--disable-claim-observability-annotations=1",
+        "--sandbox-write-behind-window=500ms",
+        "--webhook-port=9443",
+        "--webhook-cert-dir=/tmp/certs",
+        "--webhook-cert-name=tls.crt",
+        "--webhook-key-name=tls.key",
+        "--webhook-service-name=agent-sandbox-webhook-service",
+        "--webhook-namespace=agent-sandbox-system",
+        "--manage-webhook-certs=true",
+        "--enable-webhook=false",
+        "--zap-log-level=info",
+        "--zap-encoder=console",
+        "--zap-devel=false",
+        "--zap-stacktrace-level=panic",
+        "--zap-time-encoding=rfc3339",
+    ]);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("error: use the kubeconfig `/nonexistent/kubeconfig`"), "{said}");
+    // What has no effect says so; what asks for nothing is not mentioned.
+    for flag in
+        ["--webhook-port", "--manage-webhook-certs", "--api-connections", "--sandbox-write-behind-window"]
+    {
+        assert!(said.contains(&format!("flag without effect flag=\"{flag}\"")), "{flag}: {said}");
+    }
+    for flag in ["--enable-webhook", "--enable-pprof", "--zap-devel", "--disable-claim-events"] {
+        assert!(!said.contains(&format!("flag=\"{flag}\"")), "{flag}: {said}");
+    }
+}
+
+#[test]
+fn values_that_make_no_sense_end_it_before_anything_is_contacted() {
+    for (argument, said_about_it) in [
+        ("--sandbox-concurrent-workers=0", "`--sandbox-concurrent-workers` must be greater than 0"),
+        (
+            "--sandbox-claim-concurrent-workers=-3",
+            "`--sandbox-claim-concurrent-workers` must be greater than 0",
+        ),
+        (
+            "--sandbox-warm-pool-max-batch-size=0",
+            "`--sandbox-warm-pool-max-batch-size` must be greater than 0",
+        ),
+        ("--sandbox-warm-pool-max-refill-rate=-1", "must be a number from 0 on"),
+        ("--sandbox-warm-pool-max-refill-rate=NaN", "must be a number from 0 on"),
+        ("--sandbox-warm-pool-readiness-grace-period=0", "must be greater than 0"),
+        ("--kube-api-burst=0", "`--kube-api-burst` must be greater than 0"),
+    ] {
+        let output = controller(&["--kubeconfig=/nonexistent", argument]);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{argument}: {said}");
+        assert!(said.contains(said_about_it), "{argument}: {said}");
+    }
+    for argument in
+        ["--no-such-flag", "--leader-elect=maybe", "--claim-deadline=5", "--metrics-bind-address=x"]
+    {
+        let output = controller(&[argument]);
+        // As Go's flag package ends.
+        assert_eq!(output.status.code(), Some(2), "{argument}: {}", said(&output));
+    }
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let output = controller(&[
+        "--kubeconfig=/nonexistent",
+        "--health-probe-bind-address",
+        &address,
+        "--metrics-bind-address=0",
+    ]);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(&format!("error: serve health probes on `{address}`: Address already in use")),
+        "{said}"
+    );
+    assert!(said.contains("hint: "), "{said}");
+}
+
+#[test]
+fn the_version_needs_no_cluster() {
+    let output = controller(&["-version"]);
+    assert!(output.status.success());
+    assert!(String::from_utf8(output.stdout).unwrap().starts_with("warren "));
+}
