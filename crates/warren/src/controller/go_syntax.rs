@@ -43,6 +43,9 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     if text == "0" {
         return Ok(Duration::ZERO);
     }
+    if text.is_empty() {
+        return Err("it is empty".to_owned());
+    }
     let duration: GoDuration = text.parse().map_err(|error| format!("{error}"))?;
     match duration.is_negative() {
         true => Err("it must not be negative".to_owned()),
