@@ -1,0 +1,10 @@
+//! What a new controller gets wrong first, on a real control plane with simulated nodes.
+
+use std::process::ExitCode;
+
+use warren_e2e::controllers::harness::Home;
+use warren_e2e::controllers::{rows, runner};
+
+fn main() -> ExitCode {
+    runner::run(rows::scenarios(), async || Ok(Some(Home::cluster().await?)))
+}
