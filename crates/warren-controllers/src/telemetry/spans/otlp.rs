@@ -322,3 +322,6 @@ impl AsyncWrite for Stream {
         Pin::new(&mut self.0).poll_shutdown(context)
     }
 }
+
+#[cfg(test)]
+mod tests;
