@@ -326,6 +326,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_failure_is_tried_again_in_time_for_what_else_is_due() {
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
+        queue.add(key("a"));
+        let mut waits = Vec::new();
+        for _ in 0..5 {
+            let start = Instant::now();
+            let next = queue.next().await;
+            waits.push(start.elapsed().as_millis());
+            queue.end(&next, Outcome::RetryWithin(Duration::from_millis(12)));
+        }
+        assert_eq!(waits, [0, 5, 10, 12, 12]);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn of_several_delays_the_earliest_counts() {
         let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
         queue.add_after(key("a"), Duration::from_secs(5));

@@ -17,9 +17,14 @@ pub fn is_secure_default(template: &SandboxTemplateSpec) -> bool {
 
 /// Fills in a pod spec that was copied from the template.
 pub fn apply(template: &SandboxTemplateSpec, spec: &mut PodSpec) {
+    fill_in(spec, is_secure_default(template));
+}
+
+/// Fills in a pod spec whose network is left to the controller, or is not.
+pub(crate) fn fill_in(spec: &mut PodSpec, is_secure_default: bool) {
     spec.automount_service_account_token.get_or_insert(false);
     let no_dns_policy = spec.dns_policy.as_deref().is_none_or(str::is_empty);
-    if is_secure_default(template) && no_dns_policy {
+    if is_secure_default && no_dns_policy {
         spec.dns_policy = Some("None".to_owned());
         spec.dns_config = Some(PodDNSConfig {
             nameservers: Some(NAMESERVERS.map(str::to_owned).to_vec()),

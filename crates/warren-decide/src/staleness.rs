@@ -38,16 +38,21 @@ impl Hashes {
 pub struct Yardstick<'a> {
     template: &'a SandboxTemplate,
     hashes: Hashes,
-    spec: PodSpec,
+    /// The pod with and without what is filled in where the template has no network rules. An edit of those rules is no
+    /// reason to replace a member, so either will do.
+    specs: [PodSpec; 2],
 }
 
 impl<'a> Yardstick<'a> {
     /// The yardstick of a template.
     #[must_use]
     pub fn new(template: &'a SandboxTemplate) -> Self {
-        let mut spec = template.spec.blueprint.pod_template.spec.clone();
-        secure_defaults::apply(&template.spec, &mut spec);
-        Self { template, hashes: Hashes::of(template), spec }
+        let specs = [true, false].map(|is_secure_default| {
+            let mut spec = template.spec.blueprint.pod_template.spec.clone();
+            secure_defaults::fill_in(&mut spec, is_secure_default);
+            spec
+        });
+        Self { template, hashes: Hashes::of(template), specs }
     }
 
     /// The template's hashes.
@@ -77,7 +82,7 @@ impl<'a> Yardstick<'a> {
 
     fn matches(&self, blueprint: &SandboxBlueprint) -> bool {
         let wanted = &self.template.spec.blueprint;
-        blueprint.pod_template.spec == self.spec
+        self.specs.contains(&blueprint.pod_template.spec)
             && blueprint.service == wanted.service
             && blueprint.volume_claim_templates.len() == wanted.volume_claim_templates.len()
             && blueprint.volume_claim_templates.iter().zip(&wanted.volume_claim_templates).all(same_volume)
@@ -137,6 +142,11 @@ mod tests {
         ));
         // The blueprint is the same, although secure DNS would no longer be derived.
         assert!(!stale(json!({"volumeClaimTemplates": volumes, "networkPolicy": {"egress": []}})));
+        // Nor together with an edit that changes the hash.
+        assert!(!stale(
+            json!({"volumeClaimTemplates": volumes, "networkPolicy": {"egress": []}, "podTemplate": {
+            "metadata": {"labels": {"new": "1"}}, "spec": {"containers": [{"name": "main", "image": "a"}]}}})
+        ));
         assert!(stale(json!({"volumeClaimTemplates": [volume("b", json!({})), volume("a", json!({}))]})));
         assert!(stale(json!({"volumeClaimTemplates": [volume("a", json!({}))]})));
         assert!(stale(json!({"volumeClaimTemplates": volumes, "service": true})));

@@ -154,6 +154,8 @@ fn conclude(
     updated: Option<usize>,
     now: Timestamp,
 ) -> Judgement {
+    // As in every condition, times have seconds.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let is_known = |stored: &Verdict| stored.template == template && stored.reason == reason.as_str();
     let verdict = match stored.clone().filter(is_known) {
         Some(stored) => stored,
