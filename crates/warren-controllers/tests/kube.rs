@@ -5,15 +5,20 @@
 mod scenarios;
 mod support;
 
+use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Patch, PatchParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, Config, ResourceExt};
+use serde_json::json;
 use tokio::sync::Mutex;
+use warren_api::Sandbox;
+use warren_controllers::Controllers;
 use warren_testkit::kube::ControlPlane;
 
+use scenarios::bad_input;
 use support::{DEADLINE, Place};
 
 /// Controllers look at all namespaces, so a shared control plane has room for one scenario at a time.
@@ -35,12 +40,45 @@ async fn place() -> Place {
         tokio::time::timeout(DEADLINE, established).await.unwrap().unwrap();
     }
     Place::new(
-        move |writes| {
-            ClientBuilder::try_from(config.clone()).unwrap().with_layer(&support::recording(writes)).build()
+        move |calls| {
+            ClientBuilder::try_from(config.clone()).unwrap().with_layer(&support::recording(calls)).build()
         },
         alone,
     )
     .await
 }
 
-scenarios::tests!(place);
+scenarios::tests! { place:
+    a_warm_claim_takes_a_waiting_sandbox_in_three_writes
+    a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends
+    lasting_errors_are_retried_later_and_later_and_said_once
+    metrics_have_the_names_of_agent_sandbox_and_count_what_happened
+    spans_of_passes_are_children_of_the_context_that_a_claim_carries
+    who_stands_by_watches_and_works_as_soon_as_the_leader_leaves
+}
+
+/// Only a real server denies by quota.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denial_by_quota_is_retried_later_and_later() {
+    let place = place().await;
+    let quota: ResourceQuota =
+        serde_json::from_value(json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}))
+            .unwrap();
+    place.api::<ResourceQuota>().create(&PostParams::default(), &quota).await.unwrap();
+    place
+        .wait::<ResourceQuota>("none", "counted", |quota: Option<&ResourceQuota>| {
+            quota.and_then(|quota| quota.status.as_ref()?.used.clone()).is_some()
+        })
+        .await;
+    let (client, calls) = place.watched_client();
+    let controllers = Controllers::start(client, scenarios::extensions());
+    place.create::<Sandbox>(scenarios::sandbox("one", json!({}))).await;
+    let told =
+        place.wait::<Sandbox>("one", "told", support::is_ready("False/ReconcilerError")).await.unwrap();
+    let message = support::condition(&told, "Ready").unwrap()["message"].clone();
+    assert!(message.as_str().unwrap().contains("exceeded quota: none"), "{message}");
+    let denied = |call: &support::Call| call.verb == "POST" && call.path.ends_with("/pods");
+    let tries = bad_input::tried(&calls, "the denied pod", denied).await;
+    bad_input::assert_backs_off("the denied pod", &tries);
+    controllers.shutdown().await;
+}

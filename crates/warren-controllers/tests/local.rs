@@ -16,17 +16,31 @@ use support::Place;
 async fn place() -> Place {
     let crds =
         warren_api::crds().iter().map(|definition| serde_json::to_value(definition).unwrap()).collect();
-    let config =
-        Config { storage: Storage::Memory, crds, nodes: Arc::new(NoNodes), now: jiff::Timestamp::now };
+    let config = Config {
+        storage: Storage::Memory,
+        crds,
+        nodes: Arc::new(NoNodes),
+        accounts: None,
+        now: jiff::Timestamp::now,
+        limits: Default::default(),
+        audit: None,
+    };
     let server = ApiServer::open(config).await.unwrap();
     Place::new(
-        move |writes| {
+        move |calls| {
             let service = server.as_user(Identity::admin());
-            Client::new(ServiceBuilder::new().layer(support::recording(writes)).service(service), "default")
+            Client::new(ServiceBuilder::new().layer(support::recording(calls)).service(service), "default")
         },
         (),
     )
     .await
 }
 
-scenarios::tests!(place);
+scenarios::tests! { place:
+    a_warm_claim_takes_a_waiting_sandbox_in_three_writes
+    a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends
+    lasting_errors_are_retried_later_and_later_and_said_once
+    metrics_have_the_names_of_agent_sandbox_and_count_what_happened
+    spans_of_passes_are_children_of_the_context_that_a_claim_carries
+    who_stands_by_watches_and_works_as_soon_as_the_leader_leaves
+}

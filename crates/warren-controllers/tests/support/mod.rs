@@ -1,11 +1,11 @@
-//! What the tests of the controllers stand on: a client of a real control plane with our definitions in it, a namespace
-//! for each test, and a kubelet that only pretends.
+//! What the tests of the controllers stand on: clients of a server with our definitions in it that write down every
+//! call, a namespace for each test, and nodes that only pretend.
 
-pub mod kubelet;
+pub mod collector;
 
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Namespace;
@@ -16,44 +16,64 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use warren_testkit::nodes::SimulatedNodes;
 
 /// Nothing here takes this long unless it will never come.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The writes that went through a client, as `VERB path`.
-pub type Writes = Arc<Mutex<Vec<String>>>;
+/// A call that went through a client.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub at: Instant,
+    pub verb: String,
+    pub path: String,
+}
+
+/// The calls that went through a client, but for lists and watches.
+pub type Calls = Arc<Mutex<Vec<Call>>>;
 
 /// A namespace of a server that the scenario has to itself, as controllers look at all namespaces.
 pub struct Place {
     pub client: Client,
     pub namespace: String,
-    connect: Box<dyn Fn(Writes) -> Client + Send + Sync>,
+    connect: Box<dyn Fn(Calls) -> Client + Send + Sync>,
     _alone: Box<dyn std::any::Any + Send>,
 }
 
-/// Writes down every write that passes.
+/// Writes down every call that passes, but for lists and watches.
 pub fn recording(
-    writes: Writes,
+    calls: Calls,
 ) -> tower::util::MapRequestLayer<impl Fn(http::Request<Body>) -> http::Request<Body> + Clone> {
     tower::util::MapRequestLayer::new(move |request: http::Request<Body>| {
-        if request.method() != http::Method::GET {
-            writes.lock().unwrap().push(format!("{} {}", request.method(), request.uri().path()));
+        let of_many =
+            request.uri().query().is_some_and(|query| query.contains("watch=") || query.contains("limit="));
+        if request.method() != http::Method::GET || !of_many {
+            calls.lock().unwrap().push(Call {
+                at: Instant::now(),
+                verb: request.method().to_string(),
+                path: request.uri().path().to_owned(),
+            });
         }
         request
     })
 }
 
+/// Nodes for the place.
+pub async fn nodes(place: &Place) -> SimulatedNodes {
+    SimulatedNodes::builder(place.client.clone()).start().await.unwrap()
+}
+
 impl Place {
     /// A new namespace of the server that `connect` gives clients of. `alone` is held for as long as the place is.
     pub async fn new(
-        connect: impl Fn(Writes) -> Client + Send + Sync + 'static,
+        connect: impl Fn(Calls) -> Client + Send + Sync + 'static,
         alone: impl std::any::Any + Send,
     ) -> Self {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
             .try_init();
-        let client = connect(Writes::default());
+        let client = connect(Calls::default());
         let namespace: Namespace =
             serde_json::from_value(json!({"metadata": {"generateName": "test-"}})).unwrap();
         let namespace = Api::all(client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
@@ -61,10 +81,10 @@ impl Place {
         Self { client, namespace, connect: Box::new(connect), _alone: Box::new(alone) }
     }
 
-    /// A client of its own that writes down every write.
-    pub fn watched_client(&self) -> (Client, Writes) {
-        let writes = Writes::default();
-        ((self.connect)(writes.clone()), writes)
+    /// A client of its own that writes down every call.
+    pub fn watched_client(&self) -> (Client, Calls) {
+        let calls = Calls::default();
+        ((self.connect)(calls.clone()), calls)
     }
 
     /// A template, and a pool of that many.
@@ -171,6 +191,7 @@ pub fn condition<K: serde::Serialize>(object: &K, type_: &str) -> Option<Value> 
 }
 
 /// The condition that an object's `Ready` is this `status/reason`.
-pub fn is_ready<K: serde::Serialize>(wanted: &'static str) -> impl Condition<K> {
+pub fn is_ready<K: serde::Serialize>(wanted: impl Into<String>) -> impl Condition<K> {
+    let wanted = wanted.into();
     move |object: Option<&K>| object.is_some_and(|object| ready(object) == wanted)
 }
