@@ -21,13 +21,14 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, ResourceExt};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::json;
 use tempfile::TempDir;
 use warren_testkit::kube::ControlPlane;
 use warren_testkit::nodes::SimulatedNodes;
 
-use super::place::Place;
+use super::place::{Place, answer};
 use super::suite::process::ControllerProcess;
 use crate::local_home::LocalHome;
 
@@ -126,7 +127,8 @@ impl Home {
         let prefix: String = scenario.replace('_', "-").chars().take(40).collect();
         let namespace: Namespace =
             serde_json::from_value(json!({"metadata": {"generateName": format!("{prefix}-")}}))?;
-        let namespace = Api::all(self.client()).create(&PostParams::default(), &namespace).await?.name_any();
+        let (namespaces, parameters) = (Api::all(self.client()), PostParams::default());
+        let namespace = answer(|| namespaces.create(&parameters, &namespace)).await?.name_any();
         if self.kind() == HomeKind::Cluster {
             // Without it no pod may be made.
             let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), &namespace);
@@ -142,11 +144,15 @@ impl Home {
     pub async fn restart_controllers(&self) -> Result<()> {
         match &self.kind {
             Kind::Local { home, daemon } => {
-                let killed = *hold(daemon);
-                let pid = i32::try_from(killed).ok().and_then(Pid::from_raw).context("the daemon's id")?;
-                kill_process(pid, Signal::KILL)?;
-                // `up` waits for the dead daemon's lock, and for the API to answer.
-                *hold(daemon) = tokio::task::block_in_place(|| home.up());
+                let killed = i32::try_from(*hold(daemon)).ok().and_then(Pid::from_raw);
+                let killed = pidfd_open(killed.context("the daemon's id")?, PidfdFlags::empty())?;
+                let next = tokio::task::block_in_place(|| {
+                    pidfd_send_signal(&killed, Signal::KILL)?;
+                    // One that is still dying would be taken for one that runs.
+                    poll(&mut [PollFd::new(&killed, PollFlags::IN)], None)?;
+                    anyhow::Ok(home.up())
+                });
+                *hold(daemon) = next?;
             }
             Kind::Cluster { controllers, .. } => {
                 let count = hold(controllers).len();

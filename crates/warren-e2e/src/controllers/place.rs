@@ -282,11 +282,16 @@ impl Place {
         Ok(())
     }
 
-    /// Waits until a pool has that many members, all ready.
+    /// Waits until a pool has that many members, all ready, and says so: its status alone may be of a moment ago.
     pub async fn wait_full(&self, name: &str, count: i32) -> Result<SandboxWarmPool> {
-        self.wait_for(name, "full", |pool: &SandboxWarmPool| {
+        self.eventually(&format!("{count} ready members of {name}"), async || {
+            let members = self.members(name).await?;
+            let up = members.iter().filter(|member| ready(*member).starts_with("True")).count();
+            let pool: SandboxWarmPool = self.get(name).await?;
             let status = pool.status.clone().unwrap_or_default();
-            (status.replicas, status.ready_replicas) == (count, count)
+            let all =
+                [i32::try_from(members.len())?, i32::try_from(up)?, status.replicas, status.ready_replicas];
+            Ok((all == [count; 4]).then_some(pool))
         })
         .await
     }

@@ -172,10 +172,22 @@ fn fits(pod: &Pod, machine: &Node) -> bool {
         let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
         requests
             .and_then(|requests| requests.get("cpu"))
-            .and_then(|cpu| cpu.0.parse::<u64>().ok())
-            .is_some_and(|cpu| cpu > super::machines::CPUS)
+            .is_some_and(|cpu| processors(&cpu.0) > super::machines::CPUS)
     });
     !closed && labelled && !too_large
+}
+
+/// A number of processors; servers write large ones with a suffix. What is not a number asks for none.
+fn processors(quantity: &str) -> u64 {
+    let digits = quantity.trim_end_matches(|letter: char| !letter.is_ascii_digit());
+    let factor = match &quantity[digits.len()..] {
+        "k" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "" => 1,
+        _ => 0,
+    };
+    digits.parse::<u64>().unwrap_or(0).saturating_mul(factor)
 }
 
 #[cfg(test)]
@@ -231,6 +243,12 @@ mod tests {
         assert_eq!(next_of(json!({"spec": {"nodeName": "elsewhere"}}), false), None);
         let ours = json!({"spec": {"schedulerName": SCHEDULER}});
         assert_eq!(next_of(ours, true), Some(Action::Bind("b".to_owned())));
+    }
+
+    #[test]
+    fn processors_are_counted_as_servers_write_them() {
+        let counted = ["", "x", "500m", "2", "1k", "1M"].map(processors);
+        assert_eq!(counted, [0, 0, 0, 2, 1_000, 1_000_000]);
     }
 
     #[test]

@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::jiff::SignedDuration;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_testkit::nodes::{FATE, Fate};
 
 use super::life::HOLD;
+use crate::controllers::history::Entry;
 use crate::controllers::place::{Place, ready};
 use crate::controllers::suite::process::ControllerProcess;
 use crate::controllers::workload::{pool, simulated, template, volume, with};
@@ -42,30 +42,37 @@ async fn recreating(place: &Place, name: &str, replicas: i32, spec: Value) -> Re
 
 pub(super) async fn row_25_only_what_makes_another_pod_rolls_a_pool(place: Place) -> Result<()> {
     let spec = json!({"podTemplate": simulated(Fate::Ready), "volumeClaimTemplates": [volume("data")]});
-    recreating(&place, "pool", 2, spec.clone()).await?;
+    recreating(&place, "pool", 2, spec).await?;
     let first = place.members("pool").await?;
     let history = place.record::<Sandbox>().await?;
-    let edits = [
+    for edit in [
         json!({"podTemplate": {"metadata": {"labels": {"x": "y"}, "annotations": {"x": "y"}}}}),
         json!({"volumeClaimTemplates": [with(volume("data"), json!({"metadata": {"labels": {"x": "y"}}}))]}),
-        json!({"networkPolicy": {"egress": [{}]}}),
-    ];
-    for edit in edits {
+    ] {
+        // The pool says which state of the template it has judged.
+        let judged = |pool: &SandboxWarmPool| pool.annotations().get(annotations::PROGRESSING).cloned();
+        let before = judged(&place.get("pool").await?);
         place.patch::<SandboxTemplate>("pool", json!({"spec": edit})).await?;
+        place.wait_for("pool", "judged anew", |pool: &SandboxWarmPool| judged(pool) != before).await?;
     }
-    // The last of them has been seen when the policy follows it, and the pool hears of templates no later.
+    // Only the policy: it would change what a new member's pod asks its names of, and still is no reason.
+    recreating(&place, "policy", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    let guarded = place.members("policy").await?;
+    place.patch::<SandboxTemplate>("policy", json!({"spec": {"networkPolicy": {"egress": [{}]}}})).await?;
     place
-        .wait_for("pool-network-policy", "opened", |policy: &NetworkPolicy| {
+        .wait_for("policy-network-policy", "opened", |policy: &NetworkPolicy| {
             let egress = policy.spec.as_ref().and_then(|spec| spec.egress.clone()).unwrap_or_default();
             egress.first().is_some_and(|rule| rule.to.is_none())
         })
         .await?;
-    assert_eq!(names(&place.members("pool").await?), names(&first));
-    assert!(history.so_far().iter().all(|entry| entry.object.metadata.deletion_timestamp.is_none()));
 
     // The same pod under another template's name does.
     let same: SandboxTemplate = place.get("pool").await?;
     place.create::<SandboxTemplate>(template("renamed", serde_json::to_value(&same.spec)?)).await?;
+    let deleted =
+        |entry: &Entry<Sandbox>| entry.deleted || entry.object.metadata.deletion_timestamp.is_some();
+    assert!(!history.so_far().iter().any(deleted));
+    assert_eq!(names(&place.members("pool").await?), names(&first));
     place
         .patch::<SandboxWarmPool>("pool", json!({"spec": {"sandboxTemplateRef": {"name": "renamed"}}}))
         .await?;
@@ -80,6 +87,7 @@ pub(super) async fn row_25_only_what_makes_another_pod_rolls_a_pool(place: Place
         .await?;
     place.wait_full("pool", 2).await?;
     assert!(names(&place.members("pool").await?).is_disjoint(&names(&first)));
+    assert_eq!(names(&place.members("policy").await?), names(&guarded));
     Ok(())
 }
 
@@ -139,6 +147,8 @@ pub(super) async fn row_25_without_recreate_stale_members_are_handed_out(place: 
 pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedulable_ones_held(
     place: Place,
 ) -> Result<()> {
+    // The pod of a sandbox, by its template: a change on the pod itself would be put right.
+    let becomes = |fate: &str| json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: fate}}}}});
     // A controller with a short grace beside the others, which have a long one and see nothing to do.
     let grace = "--sandbox-warm-pool-readiness-grace-period=2s";
     let _impatient = ControllerProcess::start(place.home(), &["--leader-elect=false", grace])?;
@@ -148,7 +158,7 @@ pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedu
     let born = old.metadata.creation_timestamp.clone().context("a time of creation")?.0;
     place.second_after(&(born + SignedDuration::from_secs(3)).to_string()).await?;
     // Past its grace since long: not given another.
-    place.patch::<Pod>(&old.name_any(), json!({"metadata": {"annotations": {FATE: "not-ready"}}})).await?;
+    place.patch::<Sandbox>(&old.name_any(), becomes("not-ready")).await?;
     place
         .eventually("a replacement", async || {
             let members = place.members("flips").await?;
@@ -168,7 +178,7 @@ pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedu
     assert_eq!(held.len(), 1);
     assert_eq!(ready(&held[0]), "False/DependenciesNotReady");
     // Room is found.
-    place.patch::<Pod>(&held[0].name_any(), json!({"metadata": {"annotations": {FATE: "ready"}}})).await?;
+    place.patch::<Sandbox>(&held[0].name_any(), becomes("ready")).await?;
     place.wait_full("held", 1).await?;
     let relief = place.wait_event("held", "WarmPoolProgressing").await?;
     assert_eq!(relief.type_.as_deref(), Some("Normal"));
