@@ -10,6 +10,7 @@ use serde_json::Value;
 mod compile;
 mod defaults;
 mod prune;
+mod reads;
 mod rules;
 mod validate;
 

@@ -99,14 +99,12 @@ impl<'a> Tracker<'a> {
     ) -> Result<Vec<Entry>, String> {
         let mut differences = Differences { tracker: self, old, new, known: Vec::new() };
         let version = self.target.version();
-        let Some(difference) = differences.at(&version.api_version)? else { return Ok(owners) };
-        if difference.is_empty() {
+        if differences.at(&version.api_version)?.is_none_or(Difference::is_empty) {
             return Ok(owners);
         }
-        let mut changed = difference.added.clone();
-        changed.unite(&difference.modified);
-        changed.subtract(never_owned());
         differences.take_from(&mut owners)?;
+        let mut changed = differences.into_changes(&version.api_version);
+        changed.subtract(never_owned());
         if !changed.is_empty() {
             let entry = self.entry(Operation::Update, manager, changed);
             match owners.iter_mut().find(|owner| owner.is_same_manager(&entry)) {
@@ -178,6 +176,15 @@ impl Differences<'_> {
             }
         };
         Ok(Some(&self.known[index].1))
+    }
+
+    /// What the new object says that the old one did not, in a version that has been compared.
+    fn into_changes(self, api_version: &str) -> Fields {
+        let compared = self.known.into_iter().find(|(version, _)| **version == *api_version);
+        let Difference { added: mut changed, modified, .. } =
+            compared.map(|(_, difference)| difference).unwrap_or_default();
+        changed.unite(&modified);
+        changed
     }
 
     /// Takes what changed from those who owned it. Managers of a version that is no longer served own nothing.

@@ -7,12 +7,16 @@ use std::cell::RefCell;
 use kube_cel::{CompiledSchema, ErrorKind, Validator, compile_schema};
 use serde_json::{Map, Value};
 
+use super::reads::{Reads, looks_back};
 use super::validate::map_key;
 use super::{ListShape, Schema, SchemaError, join};
 use crate::status::{FieldError, Problem};
 
 pub(crate) struct Rules {
     compiled: CompiledSchema,
+    reads: Reads,
+    /// Whether every rule compares with what was there before, so that a new value has nothing to be judged by.
+    judges_changes_alone: bool,
     field_paths: Vec<(Box<str>, Box<str>)>,
 }
 
@@ -55,13 +59,22 @@ impl Rules {
                 Some((rule.get("rule")?.as_str()?.into(), rule.get("fieldPath")?.as_str()?.into()))
             })
             .collect();
-        Ok(Some(Rules { compiled, field_paths }))
+        let expressions = rules.iter().flat_map(|rule| [&rule["rule"], &rule["messageExpression"]]);
+        let reads = Reads::of(expressions.filter_map(Value::as_str));
+        let judges_changes_alone = rules.iter().all(|rule| {
+            rule["rule"].as_str().is_some_and(looks_back) && rule["optionalOldSelf"] != Value::Bool(true)
+        });
+        Ok(Some(Rules { compiled, reads, judges_changes_alone, field_paths }))
     }
 
     fn check(&self, value: &Value, old: Option<&Value>, path: &str, errors: &mut Vec<FieldError>) {
+        if old.is_none() && self.judges_changes_alone {
+            return;
+        }
         let failures = VALIDATOR.with_borrow_mut(|validator| {
             let validator = validator.get_or_insert_with(Validator::new);
-            match validator.validate_compiled(&self.compiled, value, old) {
+            let (read, read_before) = (self.reads.narrow(value), old.map(|old| self.reads.narrow(old)));
+            match validator.validate_compiled(&self.compiled, &read, read_before.as_deref()) {
                 Ok(()) => Vec::new(),
                 Err(failures) => failures.into_vec(),
             }
