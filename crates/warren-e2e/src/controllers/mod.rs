@@ -7,6 +7,7 @@
 
 pub mod harness;
 pub mod history;
+mod killer;
 pub mod place;
 pub mod rows;
 pub mod runner;
