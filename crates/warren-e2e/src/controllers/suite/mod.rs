@@ -1,7 +1,7 @@
 //! The end-to-end suite of the controllers: what a user of sandboxes, templates, pools and claims sees, in both homes.
 //!
 //! Every scenario is run twice: in peace, several at a time, and once more while the controllers are killed and started
-//! again every now and then, which must make no difference to what is seen in the end. After that come those that want
+//! again every now and then (at least once during each), which must make no difference to what is seen in the end. After that come those that want
 //! the home for themselves: controllers that fight each other, and their election. Start reading at [`scenarios`].
 
 pub mod claims;
@@ -23,7 +23,10 @@ use crate::scenarios;
 /// All of them. What only holds in peace (no request of a controller that died is still under way) is not disturbed.
 pub fn scenarios() -> Vec<Scenario> {
     let mut all = both_ways();
-    all.extend(scenarios![pools::a_pool_is_never_larger_than_asked_for]);
+    all.extend(scenarios![
+        pools::a_pool_is_never_larger_than_asked_for,
+        pools::a_rolling_pool_stays_as_large_as_it_must,
+    ]);
     all.extend(both_ways().into_iter().map(Scenario::disturbed));
     all.extend(scenarios![; alone:
         contest::three_controllers_that_fight_give_everything_once,
@@ -68,6 +71,7 @@ fn both_ways() -> Vec<Scenario> {
         pools::a_pool_is_scaled_up_and_down,
         pools::a_changed_template_reaches_a_pool_as_members_leave_it,
         pools::a_changed_template_recreates_a_pool,
+        pools::a_changed_template_rolls_a_pool_a_few_at_a_time,
         pools::a_change_of_labels_rolls_nothing,
         pools::only_the_pool_of_a_changed_template_rolls,
         pools::a_pool_waits_for_its_template,

@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use warren_api::{NameHash, Sandbox, SandboxTemplate, SandboxWarmPool, annotations, labels};
 
 use super::objects::{controller, with_variable};
-use crate::controllers::history::Entry;
-use crate::controllers::place::Place;
+use crate::controllers::history::{Entry, History};
+use crate::controllers::place::{Place, ready};
 use crate::controllers::workload;
 
 async fn names(place: &Place, pool: &str) -> Result<BTreeSet<String>> {
@@ -44,6 +44,18 @@ async fn all_of(place: &Place, pool: &str, count: usize, wanted: &str) -> Result
         .await
 }
 
+/// Waits until a pool has so many members and each of them is ready. The pool's own status may lag behind a claim.
+async fn filled(place: &Place, pool: &str, count: usize) -> Result<Vec<Sandbox>> {
+    place
+        .eventually(&format!("{count} ready members"), async || {
+            let members = place.members(pool).await?;
+            let done = members.len() == count
+                && members.iter().all(|member| ready(member) == "True/DependenciesReady");
+            Ok(done.then_some(members))
+        })
+        .await
+}
+
 /// Up, down, to nothing and up again; the same by the scale subresource, as an autoscaler does it.
 pub async fn a_pool_is_scaled_up_and_down(place: Place) -> Result<()> {
     place.pool("pool", 2, json!({})).await?;
@@ -69,14 +81,14 @@ pub async fn a_pool_is_scaled_up_and_down(place: Place) -> Result<()> {
         .await?;
 
     let patch = json!({"spec": {"replicas": 2}});
+    let pools = place.api::<SandboxWarmPool>();
     place
         .eventually("scaled by the subresource", async || {
-            let pools = place.api::<SandboxWarmPool>();
             Ok(pools.patch_scale("pool", &PatchParams::default(), &Patch::Merge(&patch)).await.ok())
         })
         .await?;
     place.wait_full("pool", 2).await?;
-    let scale = place.api::<SandboxWarmPool>().get_scale("pool").await?;
+    let scale = place.eventually("its scale", async || Ok(pools.get_scale("pool").await.ok())).await?;
     assert_eq!(scale.status.map(|status| status.replicas), Some(2));
 
     // The pool gone, its members go.
@@ -140,9 +152,7 @@ pub async fn a_changed_template_reaches_a_pool_as_members_leave_it(place: Place)
         place.claim(&claim, pool, json!({})).await?;
         let taken = place.wait_claimed(&claim).await?;
         assert!(old.contains(&taken.name_any()), "an old one is as good as a new one");
-        place.wait_full(pool, 2).await?;
-        let versions: BTreeSet<(String, bool)> = place
-            .members(pool)
+        let versions: BTreeSet<(String, bool)> = filled(&place, pool, 2)
             .await?
             .iter()
             .map(|member| (version(member), old.contains(&member.name_any())))
@@ -166,10 +176,65 @@ pub async fn a_changed_template_recreates_a_pool(place: Place) -> Result<()> {
     change(&place, "pool", "2").await?;
     let new = all_of(&place, "pool", 3, "2").await?;
     assert!(old.is_disjoint(&new));
-    place.wait_full("pool", 3).await?;
+    filled(&place, "pool", 3).await?;
     place.claim("c", "pool", json!({})).await?;
     let taken = place.wait_claimed("c").await?;
     assert_eq!((version(&taken).as_str(), taken.labels()[labels::LAUNCH_TYPE].as_str()), ("2", "warm"));
+    Ok(())
+}
+
+/// A pool of four that is rolled with one missing at a time, and the record of it.
+async fn roll(place: &Place) -> Result<History<Sandbox>> {
+    place.create::<SandboxTemplate>(workload::template("pool", json!({}))).await?;
+    let how =
+        json!({annotations::UPDATE_STRATEGY: annotations::ROLLING_UPDATE, annotations::MAX_UNAVAILABLE: "1"});
+    let pool = workload::with(workload::pool("pool", "pool", 4), json!({"metadata": {"annotations": how}}));
+    place.create::<SandboxWarmPool>(pool).await?;
+    let old: BTreeSet<String> = filled(place, "pool", 4).await?.iter().map(|one| one.name_any()).collect();
+    let history = place.record::<Sandbox>().await?;
+    change(place, "pool", "2").await?;
+    assert!(all_of(place, "pool", 4, "2").await?.is_disjoint(&old));
+    filled(place, "pool", 4).await?;
+    place
+        .wait_for("pool", "told to be complete", |pool: &SandboxWarmPool| {
+            let verdict = pool.annotations().get(annotations::PROGRESSING);
+            verdict.and_then(|text| serde_json::from_str::<Value>(text).ok()).is_some_and(|verdict| {
+                (&verdict["status"], &verdict["reason"]) == (&json!("True"), &json!("Complete"))
+            })
+        })
+        .await?;
+    Ok(history)
+}
+
+/// `RollingUpdate`, which is ours: in the end every member is new, and the pool says that it is done.
+pub async fn a_changed_template_rolls_a_pool_a_few_at_a_time(place: Place) -> Result<()> {
+    roll(&place).await?;
+    place.claim("c", "pool", json!({})).await?;
+    let taken = place.wait_claimed("c").await?;
+    assert_eq!((version(&taken).as_str(), taken.labels()[labels::LAUNCH_TYPE].as_str()), ("2", "warm"));
+    Ok(())
+}
+
+/// Never are more members missing than the rolling update may leave missing, told by the whole history.
+pub async fn a_rolling_pool_stays_as_large_as_it_must(place: Place) -> Result<()> {
+    let history = roll(&place).await?.so_far();
+    let (mut usable, mut fewest) = (BTreeSet::new(), usize::MAX);
+    for (place, entry) in history.iter().enumerate() {
+        let member = &entry.object;
+        let counts = !entry.deleted
+            && member.metadata.deletion_timestamp.is_none()
+            && ready(member) == "True/DependenciesReady";
+        if counts {
+            usable.insert(member.uid());
+        } else {
+            usable.remove(&member.uid());
+        }
+        // The first four are what there was in the beginning.
+        if place >= 3 {
+            fewest = fewest.min(usable.len());
+        }
+    }
+    assert_eq!(fewest, 3, "of four, one at a time");
     Ok(())
 }
 
@@ -237,11 +302,10 @@ pub async fn a_pool_waits_for_its_template(place: Place) -> Result<()> {
     place.create::<SandboxTemplate>(workload::template("blueprint", json!({}))).await?;
     place.wait_full("pool", 2).await?;
     place.wait_claimed("c").await?;
-    place.delete::<SandboxClaim>("c").await?;
+    filled(&place, "pool", 2).await?;
     // Templates come and go; what is there stays.
     place.delete::<SandboxTemplate>("blueprint").await?;
     place.wait_gone::<SandboxTemplate>("blueprint").await?;
-    let members: Value = json!(place.members("pool").await?.len());
-    assert_eq!(members, json!(2));
-    Ok(())
+    assert_eq!(filled(&place, "pool", 2).await?.len(), 2);
+    place.wait_claimed("c").await.map(drop)
 }

@@ -172,12 +172,11 @@ pub async fn a_foreign_pod_is_not_deleted_by_a_suspension(place: Place) -> Resul
     assert_eq!((left.uid(), controller(&left)), (foreign.uid(), String::new()));
     assert!(left.metadata.deletion_timestamp.is_none());
 
-    // Once it is out of the way, the sandbox is suspended like any other.
+    // Once it is out of the way, the sandbox runs like any other.
     place.delete::<Pod>("taken").await?;
-    place
-        .wait_for("taken", "suspended", |sandbox: &Sandbox| {
-            state(sandbox, "Suspended") == "True/PodTerminated"
-        })
-        .await?;
+    place.wait_gone::<Pod>("taken").await?;
+    place.patch::<Sandbox>("taken", suspended(false)).await?;
+    place.wait_ready::<Sandbox>("taken", "True/DependenciesReady").await?;
+    assert!(controller(&place.get::<Pod>("taken").await?).contains(" Sandbox taken "));
     Ok(())
 }
