@@ -84,7 +84,7 @@ const TABLE: &[Row] = &[
         &[],
     ),
     Row { name: "warren-testkit", uses: Uses::Anything, never: &[] },
-    Row { name: "warren-sim", uses: Uses::Anything, never: &[] },
+    row("warren-sim", &["warren-api", "warren-controllers", "warren-decide"], &[DATABASE]),
     Row { name: "warren-e2e", uses: Uses::Anything, never: &[] },
     Row { name: "warren-bench", uses: Uses::Anything, never: &[] },
     row("xtask", &["warren-api", "warren-testkit"], &[]),

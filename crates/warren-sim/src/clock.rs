@@ -1,8 +1,8 @@
 //! Time that only moves when the simulation says so. Every process has a wall clock that may be wrong and be set right
-//! in one step; waiting is measured by the common clock, which never jumps, as `Instant` never does.
+//! in one step; waiting is measured by the common clock, which never jumps.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -12,28 +12,58 @@ const START: i64 = 1_800_000_000_000;
 
 /// The common clock; clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Rc<Cell<i64>>);
+pub struct Clock(Arc<AtomicI64>);
 
 impl Clock {
     /// Milliseconds since the start.
     #[must_use]
     pub fn elapsed(&self) -> i64 {
-        self.0.get()
+        self.0.load(Ordering::Relaxed)
     }
 
     /// Lets time pass until a moment, given in milliseconds since the start. It never goes back.
     pub fn advance_to(&self, elapsed: i64) {
-        self.0.set(self.0.get().max(elapsed));
+        self.0.fetch_max(elapsed, Ordering::Relaxed);
     }
 
     /// The time of day, on a wall clock that is wrong by so many milliseconds.
     #[must_use]
     pub fn now(&self, skew: i64) -> Timestamp {
-        Timestamp::from_millisecond(START + self.0.get() + skew).unwrap_or(Timestamp::MAX)
+        Timestamp::from_millisecond(START + self.elapsed() + skew).unwrap_or(Timestamp::MAX)
     }
 }
 
-/// A duration in whole milliseconds, rounded up, so that nothing wakes too early.
+/// The clocks of one process.
+#[derive(Debug, Default)]
+pub struct ProcessClock {
+    common: Clock,
+    skew: AtomicI64,
+}
+
+impl ProcessClock {
+    /// A wall clock that is right, for now.
+    #[must_use]
+    pub fn new(common: Clock) -> Self {
+        Self { common, skew: AtomicI64::new(0) }
+    }
+
+    /// Sets the wall clock, to be wrong by so many milliseconds.
+    pub fn set(&self, skew: i64) {
+        self.skew.store(skew, Ordering::Relaxed);
+    }
+}
+
+impl warren_controllers::clock::Clock for ProcessClock {
+    fn now(&self) -> Timestamp {
+        self.common.now(self.skew.load(Ordering::Relaxed))
+    }
+
+    fn uptime(&self) -> Duration {
+        Duration::from_millis(self.common.elapsed().unsigned_abs())
+    }
+}
+
+/// A moment of the common clock in whole milliseconds, rounded up, so that nothing wakes too early.
 #[must_use]
 pub fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)

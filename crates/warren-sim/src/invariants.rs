@@ -2,8 +2,8 @@
 //!
 //! - A sandbox serves at most one claim, ever. A claim has at most one sandbox at a time.
 //! - A claim's committed assignment is never swapped for another, nor dropped while the claim has that sandbox.
-//! - A claimed sandbox is deleted only because its claim is gone, going or expired, or because its own time is over; a claim
-//!   only because it expired; a pod only because its sandbox is going, was suspended or has expired.
+//! - A claimed sandbox is deleted only because its claim is gone, going, expired or has missed its deadline (at that moment, or
+//!   when the process that deletes it last made sure), or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, was suspended or has expired.
 //! - A sandbox has at most one pod that is not on its way out.
 //! - A ready sandbox that a claim takes names its pod; a Ready claim names a sandbox that is or was its own.
 //! - A process never makes a member of a pool when those that it has seen or made itself, and that are alive (running or on
@@ -20,13 +20,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use warren_api::conditions::{self, ConditionType};
+use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
 use warren_api::{Sandbox, SandboxClaim, annotations};
 use warren_decide::ownership;
 use warren_decide::step::Kind;
 
-use crate::object::{Any, Typed};
+use crate::object::{Any, Judged, Typed};
 use crate::server::{Caller, Commit, Server};
 use crate::wire::Intent;
 
@@ -41,6 +41,8 @@ pub struct Ledger {
     untold: BTreeSet<String>,
     /// Sandboxes that were asked to be suspended at some time, or had expired.
     stopped: BTreeSet<String>,
+    /// What each process was told when it last made sure of a claim: whether that was over.
+    made_sure: BTreeMap<(Caller, String), bool>,
     /// How far a process's clock may be ahead of ours.
     clock_tolerance: Duration,
 }
@@ -50,6 +52,13 @@ impl Ledger {
     #[must_use]
     pub fn new(clock_tolerance: Duration) -> Self {
         Self { clock_tolerance, ..Self::default() }
+    }
+
+    /// Takes note that a process has made sure of a claim, by a guarded write.
+    pub fn make_sure(&mut self, by: Caller, claim: &SandboxClaim, now: Timestamp) {
+        let latest = now.checked_add(self.clock_tolerance).unwrap_or(now);
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        self.made_sure.insert((by, uid), is_over(claim, latest));
     }
 
     /// Judges one write.
@@ -80,7 +89,7 @@ impl Ledger {
         if let Some(before) = sandbox(&commit.before)
             && is_taken_away(commit)
         {
-            judge_sandbox_deletion(server, before, commit.by, latest)?;
+            self.judge_sandbox_deletion(server, before, commit.by, latest)?;
         }
         let Some(after) = sandbox(&commit.after) else { return Ok(()) };
         let (name, uid) = (after.metadata.name.as_deref().unwrap_or_default(), uid(&commit.after));
@@ -218,37 +227,40 @@ impl Ledger {
         }
         Ok(())
     }
-}
 
-fn judge_sandbox_deletion(
-    server: &Server,
-    sandbox: &Sandbox,
-    by: Caller,
-    latest: Timestamp,
-) -> Result<(), String> {
-    let name = sandbox.metadata.name.as_deref().unwrap_or_default();
-    let Caller::Process(_) = by else { return Ok(()) };
-    if is_sandbox_expired(sandbox, latest) && sandbox.spec.shutdown_policy == ShutdownPolicy::Delete {
-        return Ok(());
-    }
-    let Some(owner) = ownership::controller(&sandbox.metadata) else {
-        let labelled = ownership::label(&sandbox.metadata, warren_api::labels::WARM_POOL_SANDBOX).is_some();
-        return if labelled {
-            Ok(())
-        } else {
-            Err(format!("{by} deleted sandbox {name}, which is the user's"))
+    fn judge_sandbox_deletion(
+        &self,
+        server: &Server,
+        sandbox: &Sandbox,
+        by: Caller,
+        latest: Timestamp,
+    ) -> Result<(), String> {
+        let name = sandbox.metadata.name.as_deref().unwrap_or_default();
+        let Caller::Process(_) = by else { return Ok(()) };
+        if is_sandbox_expired(sandbox, latest) && sandbox.spec.shutdown_policy == ShutdownPolicy::Delete {
+            return Ok(());
+        }
+        let Some(owner) = ownership::controller(&sandbox.metadata) else {
+            let labelled =
+                ownership::label(&sandbox.metadata, warren_api::labels::WARM_POOL_SANDBOX).is_some();
+            return if labelled {
+                Ok(())
+            } else {
+                Err(format!("{by} deleted sandbox {name}, which is the user's"))
+            };
         };
-    };
-    if !ownership::is_claimed(&sandbox.metadata) {
-        return Ok(());
-    }
-    let claim = server.get(Kind::SandboxClaim, &owner.name).filter(|claim| claim.uid() == owner.uid);
-    let justified = claim
-        .and_then(SandboxClaim::of)
-        .is_none_or(|claim| claim.metadata.deletion_timestamp.is_some() || is_claim_expired(claim, latest));
-    match justified {
-        true => Ok(()),
-        false => Err(format!("{by} deleted sandbox {name}, which claim {} has", owner.name)),
+        if !ownership::is_claimed(&sandbox.metadata) {
+            return Ok(());
+        }
+        let claim = server.get(Kind::SandboxClaim, &owner.name).filter(|claim| claim.uid() == owner.uid);
+        let justified = claim
+            .and_then(SandboxClaim::of)
+            .is_none_or(|claim| claim.metadata.deletion_timestamp.is_some() || is_over(claim, latest))
+            || self.made_sure.get(&(by, owner.uid.clone())) == Some(&true);
+        match justified {
+            true => Ok(()),
+            false => Err(format!("{by} deleted sandbox {name}, which claim {} has", owner.name)),
+        }
     }
 }
 
@@ -262,6 +274,22 @@ fn is_taken_away(commit: &Commit) -> bool {
 #[must_use]
 pub fn is_sandbox_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
     sandbox.spec.shutdown_time.as_ref().is_some_and(|Time(time)| now >= *time)
+}
+
+/// Whether a claim has come to its end: its time is over, or it has missed its deadline and says so.
+fn is_over(claim: &SandboxClaim, now: Timestamp) -> bool {
+    is_claim_expired(claim, now) || has_missed_deadline(claim)
+}
+
+/// Whether a claim says that it has missed its deadline.
+#[must_use]
+pub fn has_missed_deadline(claim: &SandboxClaim) -> bool {
+    let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let says = |type_, reason: Reason| {
+        conditions::find(conditions, type_).is_some_and(|condition| condition.reason == reason.as_str())
+    };
+    says(ConditionType::Ready, Reason::ClaimExpired)
+        && says(ConditionType::Finished, Reason::DeadlineExceeded)
 }
 
 /// Whether a claim's time is over.

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use clap::Parser;
-use warren_sim::mirror::Mutant;
-use warren_sim::simulation::{Options, Violation, run};
+use warren_sim::simulation::{Mutant, Options, Violation, run};
 
 /// The events that a failing seed is printed with, unless `--trace` asks for all of them.
 const LAST_EVENTS: usize = 40;

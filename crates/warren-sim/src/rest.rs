@@ -1,22 +1,27 @@
 //! What must hold when everybody has left the system alone for long enough: every claim is Ready or says truly why not, pools
 //! are full, sandboxes are what they were asked to be, and nothing is left of what is gone.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use warren_api::conditions::{self, ConditionType, Reason};
-use warren_api::pool::UpdateStrategyType;
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
-use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
+use warren_api::{
+    NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, go_duration, labels,
+};
+use warren_controllers::Config;
 use warren_decide::ownership;
+use warren_decide::pool::Strategy;
 use warren_decide::staleness::Yardstick;
 use warren_decide::step::Kind;
 
-use crate::invariants::{is_claim_expired, is_sandbox_expired};
-use crate::object::{Any, KINDS, Typed};
+use crate::invariants::{has_missed_deadline, is_claim_expired, is_sandbox_expired};
+use crate::object::{Any, Judged, KINDS, Typed};
 use crate::server::Server;
 
 /// Judges the state at rest.
-pub fn check(server: &Server, now: Timestamp) -> Result<(), String> {
+pub fn check(server: &Server, config: &Config, now: Timestamp) -> Result<(), String> {
     for kind in KINDS {
         for object in server.all(kind) {
             let name = object.name();
@@ -30,8 +35,8 @@ pub fn check(server: &Server, now: Timestamp) -> Result<(), String> {
         }
     }
     each(server, |sandbox: &Sandbox| check_sandbox(server, sandbox, now))?;
-    each(server, |claim: &SandboxClaim| check_claim(server, claim, now))?;
-    each(server, |pool: &SandboxWarmPool| check_pool(server, pool))
+    each(server, |claim: &SandboxClaim| check_claim(server, claim, config.claim_deadline, now))?;
+    each(server, |pool: &SandboxWarmPool| check_pool(server, pool, config))
 }
 
 fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(), String> {
@@ -90,7 +95,12 @@ fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(
     Ok(())
 }
 
-fn check_claim(server: &Server, claim: &SandboxClaim, now: Timestamp) -> Result<(), String> {
+fn check_claim(
+    server: &Server,
+    claim: &SandboxClaim,
+    deadline: Option<Duration>,
+    now: Timestamp,
+) -> Result<(), String> {
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
@@ -108,6 +118,27 @@ fn check_claim(server: &Server, claim: &SandboxClaim, now: Timestamp) -> Result<
             true => Ok(()),
             false => wrong("although it has expired, or has left its sandbox behind"),
         };
+    }
+    let deadline = match ownership::annotation(&claim.metadata, annotations::DEADLINE).map(go_duration::parse)
+    {
+        Some(Ok(Duration::ZERO)) => None,
+        Some(Ok(own)) => Some(own),
+        Some(Err(_)) | None => deadline,
+    };
+    if has_missed_deadline(claim) {
+        return match deadline.is_some() && mine.is_empty() {
+            true => Ok(()),
+            false => wrong("without a deadline, or has left its sandbox behind"),
+        };
+    }
+    let is_served = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
+    let has_ended = |any: &&Any| conditions::is_true(any.conditions(), ConditionType::Finished);
+    if deadline.is_some()
+        && ready.status != "True"
+        && !mine.iter().any(has_ended)
+        && !(is_served && !mine.is_empty())
+    {
+        return wrong("long after its deadline");
     }
     let shown = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
     if let Some(sandbox) = mine.first() {
@@ -147,10 +178,10 @@ fn check_claim(server: &Server, claim: &SandboxClaim, now: Timestamp) -> Result<
     if true_reason { Ok(()) } else { wrong("has no sandbox, and that is not why") }
 }
 
-fn check_pool(server: &Server, pool: &SandboxWarmPool) -> Result<(), String> {
+fn check_pool(server: &Server, pool: &SandboxWarmPool, config: &Config) -> Result<(), String> {
     let name = pool.metadata.name.as_deref().unwrap_or_default();
     let uid = pool.metadata.uid.as_deref().unwrap_or_default();
-    let desired = usize::try_from(pool.spec.replicas).unwrap_or_default();
+    let desired = wanted_members(pool, config);
     let members: Vec<&Any> =
         server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(uid)).collect();
     let template =
@@ -170,9 +201,9 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool) -> Result<(), String> {
     }
     if let Some(template) = template {
         let yardstick = Yardstick::new(template);
-        let recreate = pool.spec.update_strategy_type() == UpdateStrategyType::Recreate;
+        let replaced = Strategy::of(pool) != Strategy::OnReplenish;
         let stale = |any: &&&Any| Sandbox::of(any).is_some_and(|member| yardstick.is_stale(member));
-        if let Some(member) = members.iter().find(stale).filter(|_| recreate) {
+        if let Some(member) = members.iter().find(stale).filter(|_| replaced) {
             return Err(format!("member {} of pool {name} is stale", member.name()));
         }
         let hash = NameHash::of(name).to_string();
@@ -185,6 +216,13 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// How many members a pool should have: what it asks for, within the cap that holds for all.
+#[must_use]
+pub fn wanted_members(pool: &SandboxWarmPool, config: &Config) -> usize {
+    let asked = usize::try_from(pool.spec.replicas).unwrap_or_default();
+    config.sandbox_warm_pool_max_size.map_or(asked, |cap| asked.min(cap))
 }
 
 fn each<K: Typed>(server: &Server, check: impl Fn(&K) -> Result<(), String>) -> Result<(), String> {

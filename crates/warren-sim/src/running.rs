@@ -1,18 +1,62 @@
 //! A controller process that runs: its passes, each waiting for an answer somewhere, and its watches, each at its own place
 //! in the server's log.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use warren_controllers::Config;
+use warren_controllers::cluster::News;
+use warren_controllers::engine::{Controller, Engine};
+use warren_controllers::object::{Any, KINDS};
+use warren_controllers::queue::{ObjectKey, Outcome};
+use warren_controllers::telemetry::Telemetry;
 use warren_decide::step::Kind;
 
-use crate::mirror::{Outcome, Process, QueueKind};
-use crate::object::{Any, KINDS, slot};
-use crate::server::Server;
+use crate::clock::{Clock, ProcessClock};
+use crate::object::slot;
+use crate::rest::wanted_members;
+use crate::server::{NAMESPACE, Server};
+use crate::simulation::Mutant;
+use crate::wire::{Intent, Link, Reply};
+
+/// A queue of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// Of a controller.
+    Of(Controller),
+    /// Of kinds of which something is in doubt.
+    Doubts,
+}
+
+impl Queue {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Of(Controller::Sandbox),
+        Self::Of(Controller::Claim),
+        Self::Of(Controller::Pool),
+        Self::Of(Controller::Template),
+        Self::Doubts,
+    ];
+}
+
+#[derive(Clone, Debug)]
+enum Key {
+    Object(Controller, ObjectKey),
+    Kind(Kind),
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Object(controller, key) => write!(formatter, "{controller:?} {}", key.name),
+            Key::Kind(kind) => write!(formatter, "doubts about {kind}"),
+        }
+    }
+}
 
 /// How far the watch of one kind is.
 #[derive(Debug)]
@@ -36,36 +80,59 @@ pub struct Stream {
 }
 
 struct Task {
-    queue: QueueKind,
-    key: String,
+    key: Key,
     future: Pin<Box<dyn Future<Output = Outcome>>>,
 }
 
-impl fmt::Debug for Task {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:?} {}", self.queue, self.key)
-    }
-}
-
 /// A process and everything it is in the middle of. Dropping it is a crash.
-#[derive(Debug)]
 pub struct Running {
-    /// The process.
-    pub process: Rc<Process>,
+    /// Its number; a restarted process has a new one.
+    pub number: usize,
+    /// The controllers themselves, as they are.
+    pub engine: Arc<Engine>,
+    /// Its clocks.
+    pub clock: Arc<ProcessClock>,
+    /// Its requests.
+    pub link: Arc<Link>,
     /// How likely its requests and answers are to move, compared with others.
     pub haste: u64,
     /// Its watches.
     pub streams: [Stream; KINDS.len()],
     tasks: BTreeMap<u64, Task>,
     last_task: u64,
+    /// The uid of every sandbox that it has ever seen, for the invariants.
+    ever_seen: Arc<BTreeSet<String>>,
+    config: Config,
+    mutant: Mutant,
 }
 
 impl Running {
-    /// A process that has just started.
+    /// A process that has just started and has seen nothing.
     #[must_use]
-    pub fn new(process: Rc<Process>, haste: u64, mut speed: impl FnMut() -> u64) -> Self {
+    pub fn new(
+        number: usize,
+        clock: Clock,
+        config: &Config,
+        mutant: Mutant,
+        haste: u64,
+        mut speed: impl FnMut() -> u64,
+    ) -> Self {
+        let (clock, link) = (Arc::new(ProcessClock::new(clock)), Arc::new(Link::new(mutant)));
+        let engine = Engine::new(link.clone(), clock.clone(), config, &Telemetry::default());
         let streams = KINDS.map(|_| Stream { progress: Progress::Broken, speed: speed(), stalled_until: 0 });
-        Self { process, haste, streams, tasks: BTreeMap::new(), last_task: 0 }
+        Self {
+            number,
+            engine,
+            clock,
+            link,
+            haste,
+            streams,
+            tasks: BTreeMap::new(),
+            last_task: 0,
+            ever_seen: Arc::default(),
+            config: config.clone(),
+            mutant,
+        }
     }
 
     /// Whether the watch of a kind has something to bring.
@@ -82,35 +149,43 @@ impl Running {
     /// Lets the watch of a kind bring the next thing.
     pub fn deliver(&mut self, kind: Kind, server: &Server) -> String {
         let stream = &mut self.streams[slot(kind)];
-        let mut brain = self.process.brain.borrow_mut();
-        let now = self.process.now();
-        match &mut stream.progress {
+        let (news, text) = match &mut stream.progress {
             Progress::Broken => {
                 let rest = server.all(kind).cloned().collect();
                 stream.progress = Progress::Listing { rest, then: server.log_length(kind) };
-                brain.begin_list(kind);
-                "list begins".to_owned()
+                (News::ListBegins(kind), "list begins".to_owned())
             }
             Progress::Listing { rest, then } => match rest.pop_front() {
                 Some(object) => {
                     let text = format!("list: {} at {}", object.name(), object.version());
-                    brain.list(object, now);
-                    text
+                    (News::Listed(object), text)
                 }
                 None => {
                     stream.progress = Progress::Following(*then);
-                    brain.end_list(kind, now);
-                    "list ends".to_owned()
+                    (News::ListEnds(kind), "list ends".to_owned())
                 }
             },
             Progress::Following(next) => {
                 let Some(change) = server.log(kind, *next).first() else { return "nothing".to_owned() };
                 *next += 1;
-                brain.observe(change, now);
-                let end = if change.gone { ", gone" } else { "" };
-                format!("watch: {} at {}{end}", change.object.name(), change.object.version())
+                let (object, version) = (change.object.clone(), change.object.version());
+                match change.gone {
+                    true => {
+                        let text = format!("watch: {} at {version}, gone", object.name());
+                        (News::Gone(object), text)
+                    }
+                    false => {
+                        let text = format!("watch: {} at {version}", object.name());
+                        (News::Changed(object), text)
+                    }
+                }
             }
+        };
+        if let News::Listed(object) | News::Changed(object) | News::Gone(object) = &news {
+            self.see(&object.clone());
         }
+        self.engine.cluster().observe(self.mistaken(news));
+        text
     }
 
     /// The watch of a kind breaks off; what it has not brought yet is only seen in the next list.
@@ -118,26 +193,114 @@ impl Running {
         self.streams[slot(kind)].progress = Progress::Broken;
     }
 
+    /// Whether a pass can begin over a key of a queue.
+    #[must_use]
+    pub fn has_work(&self, queue: Queue, workers: usize) -> bool {
+        let queues = self.engine.queues();
+        match queue {
+            // A pool is worked on by one worker, as the real controller does by default.
+            Queue::Of(Controller::Pool) => queues.pools.has_work(1),
+            Queue::Of(controller) => queues.of(controller).has_work(workers),
+            Queue::Doubts => queues.doubts.has_work(1),
+        }
+    }
+
+    /// When the next key is due that does not wait yet.
+    #[must_use]
+    pub fn next_due(&self) -> Option<std::time::Duration> {
+        let queues = self.engine.queues();
+        let of_controllers =
+            Controller::ALL.iter().filter_map(|controller| queues.of(*controller).next_due());
+        of_controllers.chain(queues.doubts.next_due()).min()
+    }
+
     /// Begins a pass over the next key of a queue.
-    pub fn begin(&mut self, queue: QueueKind) -> Option<String> {
-        let key = self.process.brain.borrow_mut().queues.of(queue).begin()?;
+    pub fn begin(&mut self, queue: Queue) -> Option<String> {
+        let engine = self.engine.clone();
         self.last_task += 1;
-        let future = Box::pin(self.process.clone().reconcile(queue, key.clone()));
-        self.tasks.insert(self.last_task, Task { queue, key: key.clone(), future });
+        let (key, future): (Key, Pin<Box<dyn Future<Output = Outcome>>>) = match queue {
+            Queue::Of(controller) => {
+                let key = engine.queues().of(controller).begin()?;
+                if controller == Controller::Pool {
+                    self.intend(&key);
+                }
+                let object = key.clone();
+                let future = async move { engine.reconcile(controller, object).await };
+                (Key::Object(controller, key), Box::pin(future))
+            }
+            Queue::Doubts => {
+                let kind = engine.queues().doubts.begin()?;
+                (Key::Kind(kind), Box::pin(async move { engine.confirm(kind).await }))
+            }
+        };
+        let text = key.to_string();
+        self.tasks.insert(self.last_task, Task { key, future });
         let end = self.resume(self.last_task);
-        Some(format!("{queue:?} {key}{}", end.unwrap_or_default()))
+        Some(format!("{text}{}", end.unwrap_or_default()))
     }
 
     /// Lets a pass go on until its next wait. Gives how it ended, if it did.
     pub fn resume(&mut self, id: u64) -> Option<String> {
         let task = self.tasks.get_mut(&id)?;
-        self.process.wire.borrow_mut().task = id;
+        self.link.wire().task = id;
         let Poll::Ready(outcome) = task.future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
             return None;
         };
         let task = self.tasks.remove(&id)?;
-        let now = self.process.clock.elapsed();
-        self.process.brain.borrow_mut().queues.of(task.queue).end(&task.key, outcome, now);
+        self.link.wire().intents.remove(&id);
+        match &task.key {
+            Key::Object(controller, key) => self.engine.queues().of(*controller).end(key, outcome),
+            Key::Kind(kind) => self.engine.queues().doubts.end(kind, outcome),
+        }
         Some(format!(" → {outcome:?}"))
     }
+
+    /// An answer reaches the process, and the pass that waits for it goes on.
+    pub fn return_answer(&mut self, id: u64) -> Option<String> {
+        let (task, reply) = self.link.wire().return_answer(id)?;
+        match &reply {
+            Reply::One(Ok(Some(object))) => self.see(object),
+            Reply::Many(Ok(objects)) => objects.iter().for_each(|object| self.see(object)),
+            Reply::One(_) | Reply::Many(Err(_)) => {}
+        }
+        self.resume(task)
+    }
+
+    /// Takes note of a sandbox that the process has seen.
+    fn see(&mut self, object: &Any) {
+        if object.kind() == Kind::Sandbox && !self.ever_seen.contains(object.uid()) {
+            Arc::make_mut(&mut self.ever_seen).insert(object.uid().to_owned());
+        }
+    }
+
+    /// What the process knows when it decides about a pool, which is at the very beginning of a pass.
+    fn intend(&mut self, key: &ObjectKey) {
+        let pool = self.engine.cluster().pool(key);
+        let intent = Intent {
+            target: pool.map(|pool| wanted_members(&pool, &self.config)).unwrap_or_default(),
+            known: self.ever_seen.clone(),
+            is_untold: false,
+        };
+        self.link.wire().intents.insert(self.last_task, intent);
+    }
+
+    /// The mistake of [`Mutant::TerminatingNotCounted`]: members on their way out are not seen.
+    fn mistaken(&self, news: News) -> News {
+        match news {
+            News::Changed(object) | News::Listed(object)
+                if self.mutant == Mutant::TerminatingNotCounted
+                    && object.kind() == Kind::Sandbox
+                    && object.is_deleting() =>
+            {
+                News::Gone(object)
+            }
+            news => news,
+        }
+    }
+}
+
+/// The key of an object of the one namespace.
+#[must_use]
+pub fn key(name: &str) -> ObjectKey {
+    ObjectKey { namespace: NAMESPACE.to_owned(), name: name.to_owned() }
 }

@@ -9,6 +9,8 @@ use std::fmt;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
+use warren_controllers::server::{Answer, Refusal};
+use warren_decide::ownership;
 use warren_decide::step::{FailureKind, Kind, Propagation};
 
 use crate::object::{Any, KINDS, slot};
@@ -43,24 +45,6 @@ impl fmt::Display for Caller {
         }
     }
 }
-
-/// Why the server did not do what was asked, or why nobody knows whether it did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// As far as decisions care.
-    pub kind: FailureKind,
-    /// The text for a condition.
-    pub text: String,
-}
-
-impl Refusal {
-    fn new(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
-    }
-}
-
-/// The server's answer: the object as it is now, or nothing when it is gone.
-pub type Answer = Result<Option<Any>, Refusal>;
 
 /// Which part of an object a patch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +128,11 @@ impl Server {
         self.objects[slot(kind)].values().map(|record| &record.object)
     }
 
+    /// Every object of a kind that carries a label with this value.
+    pub fn labelled(&self, kind: Kind, label: &str, value: &str) -> impl Iterator<Item = &Any> {
+        self.all(kind).filter(move |object| ownership::label(object.meta(), label) == Some(value))
+    }
+
     /// Whether an object with this uid exists.
     #[must_use]
     pub fn exists(&self, uid: &str) -> bool {
@@ -163,10 +152,10 @@ impl Server {
         let name = match (&metadata["name"], &metadata["generateName"]) {
             (Value::String(name), _) => name.clone(),
             (_, Value::String(prefix)) => format!("{prefix}{:05x}", suffix & 0xf_ffff),
-            _ => return Err(Refusal::new(FailureKind::Refused, "name or generateName is required")),
+            _ => return Err(refusal(FailureKind::Refused, "name or generateName is required")),
         };
         if self.objects[slot(kind)].contains_key(&name) {
-            return Err(Refusal::new(FailureKind::AlreadyExists, format!("{kind} {name} already exists")));
+            return Err(refusal(FailureKind::AlreadyExists, format!("{kind} {name} already exists")));
         }
         self.last_uid += 1;
         let uid = format!("uid-{}", self.last_uid);
@@ -195,14 +184,14 @@ impl Server {
             && old["metadata"]["resourceVersion"] != version
         {
             let text = format!("{kind} {name}: the object has been modified");
-            return Err(Refusal::new(FailureKind::Conflict, text));
+            return Err(refusal(FailureKind::Conflict, text));
         }
         if part == Part::All
             && let Some(uid) = body["metadata"]["uid"].as_str()
             && old["metadata"]["uid"] != uid
         {
             let text = format!("{kind} {name} is invalid: metadata.uid: field is immutable");
-            return Err(Refusal::new(FailureKind::Refused, text));
+            return Err(refusal(FailureKind::Refused, text));
         }
         let mut new = old.clone();
         match part {
@@ -255,7 +244,7 @@ impl Server {
             || preconditions.resource_version.is_some_and(|version| metadata["resourceVersion"] != version)
         {
             let text = format!("{kind} {name}: a precondition of the deletion does not hold");
-            return Err(Refusal::new(FailureKind::Conflict, text));
+            return Err(refusal(FailureKind::Conflict, text));
         }
         let mut new = record.value.clone();
         if propagation == Propagation::Foreground && !finalizers(&new).any(|held| held == FOREGROUND) {
@@ -309,7 +298,7 @@ impl Server {
         let object = match Any::parse(kind, &value) {
             Ok(object) => object,
             Err(error) => {
-                return Err(Refusal::new(FailureKind::Refused, format!("{kind} {name} is invalid: {error}")));
+                return Err(refusal(FailureKind::Refused, format!("{kind} {name} is invalid: {error}")));
             }
         };
         let record = Record { value, object: object.clone() };
@@ -351,8 +340,12 @@ fn finalizers(value: &Value) -> impl Iterator<Item = &str> {
     value["metadata"]["finalizers"].as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
+fn refusal(kind: FailureKind, text: impl Into<String>) -> Refusal {
+    Refusal { kind, text: text.into() }
+}
+
 fn not_found(kind: Kind, name: &str) -> Refusal {
-    Refusal::new(FailureKind::NotFound, format!("{kind} {name} not found"))
+    refusal(FailureKind::NotFound, format!("{kind} {name} not found"))
 }
 
 /// Kubernetes keeps whole seconds.

@@ -4,22 +4,24 @@
 mod faults;
 
 use std::collections::VecDeque;
-use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use warren_controllers::Config;
+use warren_controllers::engine::Controller;
+use warren_controllers::server::{Answer, Refusal};
 use warren_decide::step::{Action, FailureKind, Kind};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, milliseconds};
 use crate::invariants::Ledger;
-use crate::mirror::{Mutant, Process, QueueKind, Settings};
 use crate::nodes::{Nodes, Temper};
-use crate::object::{KINDS, slot, to_value};
+use crate::object::{Any, KINDS, slot, to_value};
 use crate::random::Random;
 use crate::rest;
-use crate::running::Running;
-use crate::server::{Answer, Caller, Chore, Part, Preconditions, Refusal, Server};
+use crate::running::{Queue, Running};
+use crate::server::{Caller, Chore, Part, Preconditions, Server};
 use crate::user::User;
-use crate::wire::{Request, Sent};
+use crate::wire::{Reply, Request, Sent};
 
 use faults::{Fault, Faults};
 
@@ -50,6 +52,18 @@ pub struct Violation {
     pub trace: VecDeque<String>,
 }
 
+/// A deliberate mistake, to show that the simulation would notice it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mutant {
+    /// No mistake.
+    #[default]
+    None,
+    /// The writes by which a claim takes a sandbox go without their resourceVersion.
+    NoAssignmentGuard,
+    /// A pool does not see members that are on their way out.
+    TerminatingNotCounted,
+}
+
 /// How to run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
@@ -63,7 +77,7 @@ pub struct Options {
 #[derive(Clone, Debug)]
 enum Move {
     Deliver(usize, Kind),
-    Begin(usize, QueueKind),
+    Begin(usize, Queue),
     Arrive(usize, u64),
     Return(usize, u64),
     Stray(usize),
@@ -84,7 +98,8 @@ struct Simulation {
     running: Vec<Running>,
     /// Requests whose sender no longer waits for them; they may still arrive.
     strays: Vec<(usize, Sent)>,
-    settings: Rc<Settings>,
+    config: Config,
+    mutant: Mutant,
     workers: usize,
     processes: usize,
     acts_left: u64,
@@ -110,16 +125,22 @@ impl Simulation {
         let mut some = |rate: u64| if random.chance(400) { random.within(1..rate) } else { 0 };
         let temper = Temper { no_room: some(200), slow: some(150), ends: some(200), flaps: some(300) };
         let faults = Faults::new(&mut some);
-        let mut settings = Settings { mutant: options.mutant, ..Settings::default() };
-        settings.claim.disable_observability_annotations = random.chance(300);
+        let mut config = Config { extensions: true, ..Config::default() };
+        config.disable_claim_observability_annotations = random.chance(300);
         if random.chance(200) {
-            settings.pool.replenish_delay = Duration::from_secs(random.within(1..20));
+            config.sandbox_warm_pool_replenish_delay = Duration::from_secs(random.within(1..20));
         }
         if random.chance(200) {
-            settings.pool.max_refill_rate = random.within(1..10) as f64 / 2.0;
+            config.sandbox_warm_pool_max_refill_rate = random.within(1..10) as f64 / 2.0;
+        }
+        if random.chance(300) {
+            config.claim_deadline = Some(Duration::from_secs(random.within(5..300)));
         }
         if random.chance(200) {
-            settings.pool.max_batch_size = 1;
+            config.sandbox_warm_pool_max_size = Some(usize::try_from(random.within(1..6)).unwrap_or(1));
+        }
+        if random.chance(200) {
+            config.sandbox_warm_pool_max_batch_size = 1;
         }
         Self {
             clock: Clock::default(),
@@ -129,7 +150,8 @@ impl Simulation {
             faults,
             running: Vec::new(),
             strays: Vec::new(),
-            settings: Rc::new(settings),
+            config,
+            mutant: options.mutant,
             workers: usize::try_from(random.within(1..4)).unwrap_or(1),
             processes: 0,
             acts_left: random.within(4..50),
@@ -154,7 +176,7 @@ impl Simulation {
         }
         self.calm_down()?;
         self.settle()?;
-        rest::check(&self.server, self.clock.now(0))?;
+        rest::check(&self.server, &self.config, self.clock.now(0))?;
         self.check_silence()
     }
 
@@ -162,7 +184,7 @@ impl Simulation {
     /// reaches the sandboxes of claims when something else wakes the claims, and no sooner, by design.
     fn check_silence(&mut self) -> Result<(), String> {
         self.look_at_everything()?;
-        rest::check(&self.server, self.clock.now(0))?;
+        rest::check(&self.server, &self.config, self.clock.now(0))?;
         let before = self.writes();
         self.look_at_everything()?;
         match self.writes() == before {
@@ -173,21 +195,21 @@ impl Simulation {
 
     /// Objects stored and events recorded.
     fn writes(&self) -> u64 {
-        let notes: u64 = self.running.iter().map(|running| running.process.brain.borrow().notes).sum();
+        let notes: u64 = self.running.iter().map(|running| running.link.notes.load(Ordering::Relaxed)).sum();
         self.server.commits + notes
     }
 
     fn look_at_everything(&mut self) -> Result<(), String> {
         self.say(|_| "everything is looked at once more".to_owned());
         for running in &self.running {
-            let queues = &mut running.process.brain.borrow_mut().queues;
-            for (kind, queue) in [
-                (Kind::Sandbox, QueueKind::Sandboxes),
-                (Kind::SandboxClaim, QueueKind::Claims),
-                (Kind::SandboxWarmPool, QueueKind::Pools),
-                (Kind::SandboxTemplate, QueueKind::Templates),
+            let queues = running.engine.queues();
+            for (kind, controller) in [
+                (Kind::Sandbox, Controller::Sandbox),
+                (Kind::SandboxClaim, Controller::Claim),
+                (Kind::SandboxWarmPool, Controller::Pool),
+                (Kind::SandboxTemplate, Controller::Template),
             ] {
-                self.server.all(kind).for_each(|object| queues.of(queue).add(object.name()));
+                self.server.all(kind).for_each(|object| queues.of(controller).add(object.key()));
             }
         }
         self.settle()
@@ -226,7 +248,7 @@ impl Simulation {
             self.start_process();
         }
         for running in &mut self.running {
-            running.process.skew.set(0);
+            running.clock.set(0);
             running.streams.iter_mut().for_each(|stream| stream.stalled_until = 0);
         }
         self.judge(None)
@@ -242,19 +264,16 @@ impl Simulation {
         match moves[index].0.clone() {
             Move::Deliver(index, kind) => {
                 let text = self.running[index].deliver(kind, &self.server);
-                self.say(|it| format!("process {}: {kind} {text}", it.running[index].process.number));
+                self.say(|it| format!("process {}: {kind} {text}", it.running[index].number));
             }
             Move::Begin(index, queue) => {
                 let text = self.running[index].begin(queue).unwrap_or_default();
-                self.say(|it| format!("process {}: pass over {text}", it.running[index].process.number));
+                self.say(|it| format!("process {}: pass over {text}", it.running[index].number));
             }
             Move::Arrive(index, id) => return self.arrive(index, id),
             Move::Return(index, id) => {
-                let task = self.running[index].process.wire.borrow_mut().return_answer(id);
-                let end = task.and_then(|task| self.running[index].resume(task)).unwrap_or_default();
-                self.say(|it| {
-                    format!("process {}: answer {id} returns{end}", it.running[index].process.number)
-                });
+                let end = self.running[index].return_answer(id).unwrap_or_default();
+                self.say(|it| format!("process {}: answer {id} returns{end}", it.running[index].number));
             }
             Move::Stray(index) => return self.arrive_late(index),
             Move::Collect(chore) => {
@@ -298,17 +317,13 @@ impl Simulation {
                 }
             }
             let haste = if self.storm { running.haste } else { 100 };
-            let wire = running.process.wire.borrow();
+            let wire = running.link.wire();
             moves.extend(wire.sent().map(|id| (Move::Arrive(index, id), haste)));
             moves.extend(wire.answered().map(|id| (Move::Return(index, id), haste)));
-            let mut brain = running.process.brain.borrow_mut();
-            if brain.is_listed() {
-                for queue in QueueKind::ALL {
-                    let workers = if queue == QueueKind::Pools { 1 } else { self.workers };
-                    if brain.queues.of(queue).can_begin(workers) {
-                        moves.push((Move::Begin(index, queue), 80));
-                    }
-                }
+            drop(wire);
+            if running.engine.cluster().is_listed() {
+                let ready = Queue::ALL.into_iter().filter(|queue| running.has_work(*queue, self.workers));
+                moves.extend(ready.map(|queue| (Move::Begin(index, queue), 80)));
             }
         }
         moves.extend((0..self.strays.len()).map(|index| (Move::Stray(index), 20)));
@@ -328,19 +343,23 @@ impl Simulation {
 
     /// A request reaches the server, or is lost on the way, or its answer is.
     fn arrive(&mut self, index: usize, id: u64) -> Result<(), String> {
-        let process = self.running[index].process.clone();
-        let Some(mut sent) = process.wire.borrow().request(id).cloned() else { return Ok(()) };
-        let lost = |text: &str| Err(Refusal { kind: FailureKind::Unknown, text: text.to_owned() });
+        let (number, link) = (self.running[index].number, self.running[index].link.clone());
+        let Some(mut sent) = link.wire().request(id).cloned() else { return Ok(()) };
+        let is_list = matches!(sent.request, Request::List(..));
+        let refused = |refusal| match is_list {
+            true => Reply::Many(Err(refusal)),
+            false => Reply::One(Err(refusal)),
+        };
+        let lost = |text: &str| refused(Refusal { kind: FailureKind::Unknown, text: text.to_owned() });
         let fate =
             if self.storm { self.faults.of_request(&sent, &mut self.random) } else { faults::Fate::Fine };
-        let number = process.number;
         if let Some(intent) = &mut sent.intent {
             let others = self.processes > 1 || self.faults.sets_clocks();
             intent.is_untold = others && !matches!(fate, faults::Fate::Fine);
         }
         let answer = match fate {
             faults::Fate::Fine => self.execute(number, &sent),
-            faults::Fate::Refused(refusal) => Err(refusal),
+            faults::Fate::Refused(refusal) => refused(refusal),
             faults::Fate::RequestLost => lost("connection reset"),
             faults::Fate::AnswerLost => {
                 let _ = self.execute(number, &sent);
@@ -352,7 +371,7 @@ impl Simulation {
             }
         };
         self.say(|_| format!("process {number}: {id} {} → {}", describe(&sent.request), outcome(&answer)));
-        process.wire.borrow_mut().answer(id, answer);
+        link.wire().answer(id, answer);
         self.judge(sent.intent.as_ref())
     }
 
@@ -369,9 +388,19 @@ impl Simulation {
     }
 
     /// The server's side of a request.
-    fn execute(&mut self, number: usize, sent: &Sent) -> Answer {
+    fn execute(&mut self, number: usize, sent: &Sent) -> Reply {
+        if let Request::List(kind, label, value) = &sent.request {
+            return Reply::Many(Ok(self.server.labelled(*kind, label, value).cloned().collect()));
+        }
+        Reply::One(self.execute_one(number, sent))
+    }
+
+    fn execute_one(&mut self, number: usize, sent: &Sent) -> Answer {
         let (by, now) = (Caller::Process(number), self.clock.now(0));
         match &sent.request {
+            Request::List(kind, label, value) => {
+                Ok(self.server.labelled(*kind, label, value).next().cloned())
+            }
             Request::Read(kind, name) => Ok(self.server.get(*kind, name).cloned()),
             Request::Act(Action::Create(object)) => {
                 let value = to_value(object)
@@ -379,7 +408,13 @@ impl Simulation {
                 self.server.create(by, object.kind(), value, self.random.number(), now)
             }
             Request::Act(Action::Merge { kind, name, body }) => {
-                self.server.merge(by, *kind, name, body, Part::All)
+                let answer = self.server.merge(by, *kind, name, body, Part::All);
+                if let (Ok(Some(Any::SandboxClaim(claim))), true) =
+                    (&answer, body["metadata"]["resourceVersion"].is_string())
+                {
+                    self.ledger.make_sure(by, claim, now);
+                }
+                answer
             }
             Request::Act(Action::MergeStatus { kind, name, body }) => {
                 self.server.merge(by, *kind, name, body, Part::Status)
@@ -402,11 +437,10 @@ impl Simulation {
 
     fn start_process(&mut self) {
         self.processes += 1;
-        let settings = self.settings.clone();
-        let process = Rc::new(Process::new(self.processes, self.clock.clone(), 0, settings));
         let haste = self.random.pick(&[10, 40, 120]).unwrap_or(120);
         let random = &mut self.random;
-        let running = Running::new(process, haste, || match random.below(4) {
+        let (clock, config, mutant) = (self.clock.clone(), &self.config, self.mutant);
+        let running = Running::new(self.processes, clock, config, mutant, haste, || match random.below(4) {
             0 => 1,
             1 => 4,
             _ => 20,
@@ -415,19 +449,12 @@ impl Simulation {
     }
 
     fn next_due(&self) -> Option<i64> {
-        let queues = self.running.iter().flat_map(|running| {
-            let queues = &mut running.process.brain.borrow_mut().queues;
-            QueueKind::ALL.map(|queue| queues.of(queue).next_due())
-        });
-        queues.flatten().chain(self.nodes.next_due()).min()
+        let queues = self.running.iter().filter_map(Running::next_due).map(milliseconds);
+        queues.chain(self.nodes.next_due()).min()
     }
 
     fn pass_time_until(&mut self, time: i64) {
         self.clock.advance_to(time);
-        for running in &self.running {
-            let queues = &mut running.process.brain.borrow_mut().queues;
-            QueueKind::ALL.iter().for_each(|queue| queues.of(*queue).release(self.clock.elapsed()));
-        }
         self.say(|_| "time passes".to_owned());
     }
 
@@ -448,13 +475,19 @@ fn describe(request: &Request) -> String {
     match request {
         Request::Act(action) => action.to_string(),
         Request::Read(kind, name) => format!("read {kind} {name}"),
+        Request::List(kind, label, value) => format!("list {kind} {label}={value}"),
     }
 }
 
-fn outcome(answer: &Answer) -> String {
-    match answer {
-        Ok(Some(object)) => format!("{} {} at {}", object.name(), object.uid(), object.version()),
-        Ok(None) => "gone".to_owned(),
-        Err(refusal) => format!("{:?}: {}", refusal.kind, refusal.text),
+fn outcome(reply: &Reply) -> String {
+    match reply {
+        Reply::One(Ok(Some(object))) => {
+            format!("{} {} at {}", object.name(), object.uid(), object.version())
+        }
+        Reply::One(Ok(None)) => "gone".to_owned(),
+        Reply::Many(Ok(objects)) => format!("{} objects", objects.len()),
+        Reply::One(Err(refusal)) | Reply::Many(Err(refusal)) => {
+            format!("{:?}: {}", refusal.kind, refusal.text)
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations};
 use warren_decide::ownership;
 use warren_decide::step::{Kind, Propagation};
 
@@ -146,7 +146,12 @@ impl User<'_> {
                 if self.random.chance(700) { "sandbox.users.io/team" } else { "forbidden.example/team" };
             spec["additionalPodMetadata"] = json!({"labels": {key: "a"}});
         }
-        self.create::<SandboxClaim>(name, spec)
+        let deadline = self.pick(&["20s", "3m", "0s", "soon"])?;
+        let annotations = match self.random.chance(100) {
+            true => json!({annotations::DEADLINE: deadline}),
+            false => json!({}),
+        };
+        self.create_annotated::<SandboxClaim>(name, annotations, spec)
     }
 
     fn edit_claim(&mut self) -> Option<String> {
@@ -189,7 +194,11 @@ impl User<'_> {
         let spec = json!({
             "replicas": replicas, "sandboxTemplateRef": {"name": template}, "updateStrategy": {"type": strategy},
         });
-        self.create::<SandboxWarmPool>(name, spec)
+        let annotations = match self.random.chance(250) {
+            true => json!({annotations::UPDATE_STRATEGY: "RollingUpdate"}),
+            false => json!({}),
+        };
+        self.create_annotated::<SandboxWarmPool>(name, annotations, spec)
     }
 
     fn edit_pool(&mut self) -> Option<String> {
@@ -292,13 +301,18 @@ impl User<'_> {
         Some(format!("{kind} {name} {propagation:?}"))
     }
 
-    fn create<K>(&mut self, name: &str, spec: Value) -> Option<String>
+    fn create<K: Typed>(&mut self, name: &str, spec: Value) -> Option<String> {
+        self.create_annotated::<K>(name, json!({}), spec)
+    }
+
+    fn create_annotated<K>(&mut self, name: &str, annotations: Value, spec: Value) -> Option<String>
     where
-        K: Typed + serde::Serialize + serde::de::DeserializeOwned + kube::Resource<DynamicType = ()>,
+        K: Typed,
     {
         // Through the typed object and back, so that defaults are filled in as a server would.
         let value = json!({
-            "apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": {"name": name}, "spec": spec,
+            "apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": {"name": name, "annotations": annotations},
+            "spec": spec,
         });
         let object: K = serde_json::from_value(value).ok()?;
         let value = serde_json::to_value(object).ok()?;

@@ -1,16 +1,22 @@
 //! The way between a process and the server. A request that is sent waits here until the simulation lets it arrive, and
 //! its answer waits until the simulation lets it return; in between anything may happen, also that one of them is lost.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::Pin;
-use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use k8s_openapi::api::events::v1::Event;
+use serde_json::Value;
+use warren_controllers::object::Any;
+use warren_controllers::server::{Answer, Refusal, Server};
 use warren_decide::step::{Action, Kind};
 
-use crate::server::Answer;
+use crate::simulation::Mutant;
 
 /// What a process asks the server.
 #[derive(Clone, Debug)]
@@ -19,6 +25,17 @@ pub enum Request {
     Act(Action),
     /// Read an object past every cache.
     Read(Kind, String),
+    /// List objects with a label past every cache.
+    List(Kind, &'static str, String),
+}
+
+/// What the server answers.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    /// About one object.
+    One(Answer),
+    /// About all that were asked for.
+    Many(Result<Vec<Any>, Refusal>),
 }
 
 /// What a process knew when it decided to make a member of a pool. The invariants hold the creation against it.
@@ -27,7 +44,7 @@ pub struct Intent {
     /// The size that the pool was seen to ask for.
     pub target: usize,
     /// The uids of every sandbox that the process has ever seen.
-    pub known: Rc<BTreeSet<String>>,
+    pub known: Arc<BTreeSet<String>>,
     /// Whether the answer never reaches the process, in a run with several processes or with clocks that are set.
     pub is_untold: bool,
 }
@@ -44,8 +61,8 @@ pub struct Sent {
 #[derive(Debug)]
 enum State {
     Sent(Sent),
-    Answered(Answer),
-    Returned(Answer),
+    Answered(Reply),
+    Returned(Reply),
 }
 
 #[derive(Debug)]
@@ -61,6 +78,8 @@ pub struct Wire {
     last: u64,
     /// The task that runs, so that its answers find it.
     pub task: u64,
+    /// What each task that makes members of a pool had in mind when it began.
+    pub intents: BTreeMap<u64, Intent>,
 }
 
 impl Wire {
@@ -95,22 +114,22 @@ impl Wire {
     }
 
     /// The server has answered.
-    pub fn answer(&mut self, id: u64, answer: Answer) {
+    pub fn answer(&mut self, id: u64, answer: Reply) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.state = State::Answered(answer);
         }
     }
 
-    /// The answer reaches the process. Gives the task that waits for it.
-    pub fn return_answer(&mut self, id: u64) -> Option<u64> {
+    /// The answer reaches the process. Gives the task that waits for it, and the answer.
+    pub fn return_answer(&mut self, id: u64) -> Option<(u64, Reply)> {
         let exchange = self.exchanges.get_mut(&id)?;
-        if let State::Answered(answer) = &exchange.state {
-            exchange.state = State::Returned(answer.clone());
-        }
-        Some(exchange.task)
+        let State::Answered(answer) = &exchange.state else { return None };
+        let answer = answer.clone();
+        exchange.state = State::Returned(answer.clone());
+        Some((exchange.task, answer))
     }
 
-    fn take(&mut self, id: u64) -> Option<Answer> {
+    fn take(&mut self, id: u64) -> Option<Reply> {
         let exchange = self.exchanges.remove(&id)?;
         match exchange.state {
             State::Returned(answer) => Some(answer),
@@ -122,27 +141,115 @@ impl Wire {
     }
 }
 
-/// Waits for an answer.
-pub struct Call<'a> {
-    wire: &'a RefCell<Wire>,
-    id: u64,
+/// The server as a process sees it: at the other end of a wire.
+#[derive(Debug, Default)]
+pub struct Link {
+    wire: Mutex<Wire>,
+    mutant: Mutant,
+    /// How many events were recorded: each is a write too.
+    pub notes: AtomicU64,
 }
 
-impl<'a> Call<'a> {
-    /// Sends a request; the call waits for its answer.
-    pub fn send(wire: &'a RefCell<Wire>, request: Request, intent: Option<Intent>) -> Self {
-        let id = wire.borrow_mut().send(Sent { request, intent });
-        Self { wire, id }
+impl Link {
+    /// A wire with nothing on it. The mistake, if there is one, is made on the way.
+    #[must_use]
+    pub fn new(mutant: Mutant) -> Self {
+        Self { mutant, ..Self::default() }
+    }
+
+    /// What is on the wire.
+    pub fn wire(&self) -> MutexGuard<'_, Wire> {
+        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self, request: Request) -> Call<'_> {
+        let mut wire = self.wire();
+        let intent = wire.intents.get(&wire.task).filter(|_| is_creation(&request)).cloned();
+        let id = wire.send(Sent { request, intent });
+        Call { link: self, id }
     }
 }
 
-impl Future for Call<'_> {
-    type Output = Answer;
+impl Server for Link {
+    fn write<'a>(&'a self, _: &'a str, _: &'static str, action: &'a Action) -> BoxFuture<'a, Answer> {
+        let mut action = action.clone();
+        if self.mutant == Mutant::NoAssignmentGuard {
+            drop_guard(&mut action);
+        }
+        async move {
+            let answer = self.call(Request::Act(action)).await.one()?;
+            // The mistake of [`Mutant::TerminatingNotCounted`]: what is on its way out is not seen.
+            let is_seen = |object: &Any| {
+                self.mutant != Mutant::TerminatingNotCounted
+                    || object.kind() != Kind::Sandbox
+                    || !object.is_deleting()
+            };
+            Ok(answer.filter(is_seen))
+        }
+        .boxed()
+    }
 
-    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Answer> {
-        match self.wire.borrow_mut().take(self.id) {
+    fn read<'a>(&'a self, _: &'a str, kind: Kind, name: &'a str) -> BoxFuture<'a, Answer> {
+        async move { self.call(Request::Read(kind, name.to_owned())).await.one() }.boxed()
+    }
+
+    fn list<'a>(
+        &'a self,
+        _: &'a str,
+        kind: Kind,
+        label: &'static str,
+        value: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<Any>, Refusal>> {
+        async move { self.call(Request::List(kind, label, value.to_owned())).await.many() }.boxed()
+    }
+
+    fn record(&self, _: Event) {
+        self.notes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Reply {
+    fn one(self) -> Answer {
+        match self {
+            Reply::One(answer) => answer,
+            Reply::Many(answer) => answer.map(|objects| objects.into_iter().next()),
+        }
+    }
+
+    fn many(self) -> Result<Vec<Any>, Refusal> {
+        match self {
+            Reply::One(answer) => answer.map(|object| object.into_iter().collect()),
+            Reply::Many(answer) => answer,
+        }
+    }
+}
+
+/// Waits for an answer.
+struct Call<'a> {
+    link: &'a Link,
+    id: u64,
+}
+
+impl Future for Call<'_> {
+    type Output = Reply;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Reply> {
+        match self.link.wire().take(self.id) {
             Some(answer) => Poll::Ready(answer),
             None => Poll::Pending,
         }
+    }
+}
+
+fn is_creation(request: &Request) -> bool {
+    matches!(request, Request::Act(Action::Create(_)))
+}
+
+/// The mistake of [`Mutant::NoAssignmentGuard`].
+fn drop_guard(action: &mut Action) {
+    if let Action::Merge { kind: Kind::SandboxClaim | Kind::Sandbox, body, .. } = action
+        && let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut)
+    {
+        metadata.remove("resourceVersion");
     }
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use warren_controllers::server::Refusal;
 use warren_decide::step::{Action, FailureKind};
 
 use super::Simulation;
 use crate::object::KINDS;
 use crate::random::Random;
-use crate::server::Refusal;
 use crate::wire::{Request, Sent};
 
 /// The furthest that a wall clock is wrong, in milliseconds.
@@ -113,7 +113,7 @@ impl Faults {
         if random.chance(self.refusals) {
             return match &sent.request {
                 Request::Act(action) => Fate::Refused(refusal(action, random)),
-                Request::Read(..) => Fate::RequestLost,
+                Request::Read(..) | Request::List(..) => Fate::RequestLost,
             };
         }
         if random.chance(self.losses) {
@@ -122,7 +122,7 @@ impl Faults {
         if random.chance(self.late) {
             return match &sent.request {
                 Request::Act(_) => Fate::Late,
-                Request::Read(..) => Fate::RequestLost,
+                Request::Read(..) | Request::List(..) => Fate::RequestLost,
             };
         }
         Fate::Fine
@@ -161,8 +161,8 @@ impl Simulation {
             }
             Fault::Crash => {
                 let running = self.running.remove(index);
-                let number = running.process.number;
-                let wire = running.process.wire.borrow();
+                let number = running.number;
+                let wire = running.link.wire();
                 let sent = wire.sent().filter_map(|id| wire.request(id).cloned());
                 self.strays.extend(sent.map(|sent| (number, sent)));
                 format!("process {number} dies")
@@ -175,7 +175,7 @@ impl Simulation {
             }
             Fault::Stall | Fault::BreakOff | Fault::SetClock => {
                 let Some(running) = self.running.get_mut(index) else { return };
-                let number = running.process.number;
+                let number = running.number;
                 match fault {
                     Fault::Stall => {
                         let length = i64::try_from(self.random.within(50..400_000)).unwrap_or_default();
@@ -189,7 +189,7 @@ impl Simulation {
                     _ => {
                         let span = MOST_SKEW.unsigned_abs();
                         let skew = i64::try_from(self.random.below(2 * span)).unwrap_or_default() - MOST_SKEW;
-                        running.process.skew.set(skew);
+                        running.clock.set(skew);
                         format!("process {number}: wall clock is wrong by {skew} ms")
                     }
                 }
