@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         storage,
         crds: Vec::new(),
         nodes: Arc::new(NoNodes),
-accounts: None,
+        accounts: None,
         now: jiff::Timestamp::now,
         limits: Default::default(),
         audit: None,

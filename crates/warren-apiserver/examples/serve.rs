@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         storage: Storage::File(directory.join("store.db")),
         crds,
         nodes: Arc::new(NoNodes),
-accounts: None,
+        accounts: None,
         now: jiff::Timestamp::now,
         limits: Default::default(),
         audit: None,

@@ -23,11 +23,11 @@ pub(crate) use aggregation::keep_aggregated;
 pub(crate) use attributes::Attributes;
 pub(crate) use bootstrap::first_objects;
 pub(crate) use escalation::check_escalation;
-pub(crate) use impersonation::impersonate;
+pub(crate) use impersonation::{impersonate, is_asked_for as is_impersonation};
 pub(crate) use policy::{Decision, Policy};
 pub(crate) use rule::Rule;
-pub use tokens::{Accounts, SigningKey, SigningKeyError};
 pub(crate) use tokens::{AUDIENCE, BoundObject, Claims, REFUSED, account_groups, account_user};
+pub use tokens::{Accounts, SigningKey, SigningKeyError};
 
 /// The group of roles and bindings, which is part of the names of their resources.
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";

@@ -4,13 +4,14 @@ use serde_json::{Map, Value};
 
 use crate::call::{Call, FieldValidation};
 use crate::definition::{SchemaSource, Target};
+use crate::json_body::Tree;
 use crate::metadata::{self, metadata_mut};
 use crate::protobuf;
 use crate::schema::{
-    apply_defaults, canonical_quantities, check_rules, check_types, drop_empty_maps, drop_nulls,
+    Undecodable, apply_defaults, canonical_quantities, check_rules, check_types, drop_empty_maps, drop_nulls,
     drop_unwanted_nulls, prune, validate,
 };
-use crate::status::{ApiError, FieldError, Problem};
+use crate::status::{ApiError, FieldError, Problem, Subject};
 
 /// An object as decoded, with the warnings to send along.
 pub(crate) struct Decoded {
@@ -20,6 +21,11 @@ pub(crate) struct Decoded {
 
 /// Reads a body as JSON, YAML or Kubernetes' protobuf; `message` is the type that it should be.
 pub(crate) fn parse(content_type: &str, body: &[u8], message: &str) -> Result<Value, ApiError> {
+    parse_tree(content_type, body, message).map(|tree| tree.value)
+}
+
+/// Like [`parse`], with the fields that were there twice.
+fn parse_tree(content_type: &str, body: &[u8], message: &str) -> Result<Tree, ApiError> {
     let kind = message.rsplit('.').next().unwrap_or(message);
     let unrecognized = |cause: String| {
         ApiError::bad_request(format!(
@@ -29,7 +35,7 @@ pub(crate) fn parse(content_type: &str, body: &[u8], message: &str) -> Result<Va
     };
     let unreadable =
         |why: String| unrecognized(format!("couldn't get version/kind; json parse error: {why}"));
-    let value: Value = match content_type {
+    let tree: Tree = match content_type {
         "application/json" | "" | "*/*" => {
             serde_json::from_slice(body).map_err(|error| unreadable(crate::go_json::message(body, &error)))?
         }
@@ -39,7 +45,7 @@ pub(crate) fn parse(content_type: &str, body: &[u8], message: &str) -> Result<Va
                 .map_err(|error| ApiError::bad_request(format!("error converting YAML to JSON: {error}")))?
         }
         "application/vnd.kubernetes.protobuf" if message.contains('.') => {
-            protobuf::decode(message, body).map_err(|error| unrecognized(error.to_string()))?
+            protobuf::decode(message, body).map_err(|error| unrecognized(error.to_string()))?.into()
         }
         _ if message.contains('.') => {
             let accepted = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
@@ -47,9 +53,9 @@ pub(crate) fn parse(content_type: &str, body: &[u8], message: &str) -> Result<Va
         }
         _ => return Err(ApiError::unsupported_media_type("application/json, application/yaml")),
     };
-    match value {
-        Value::Object(_) => Ok(value),
-        Value::Null => Ok(Value::Object(Map::new())),
+    match tree.value {
+        Value::Object(_) => Ok(tree),
+        Value::Null => Ok(Value::Object(Map::new()).into()),
         other => Err(unreadable(format!(
             "json: cannot unmarshal {} into Go value of type struct {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}",
             crate::schema::type_name(&other)
@@ -72,17 +78,45 @@ fn summary(body: &[u8]) -> String {
 }
 
 /// The body of a request that creates or replaces an object of the kind in the path.
-pub(crate) fn parse_object(call: &Call<'_>, body: &[u8]) -> Result<Value, ApiError> {
+pub(crate) fn parse_object(call: &Call<'_>, body: &[u8]) -> Result<Tree, ApiError> {
     let message: &str = match call.target.version().schema.source {
         SchemaSource::Builtin(message) => message,
         // Custom resources have no protobuf form.
         SchemaSource::Custom { .. } => &call.target.definition.kind,
     };
-    parse(call.content_type(), body, message)
+    let tree = parse_tree(call.content_type(), body, message)?;
+    check_named(call, &tree.value, body)?;
+    Ok(tree)
+}
+
+/// A body that does not say what it is, or says what cannot be, is not looked at any further.
+fn check_named(call: &Call<'_>, object: &Value, body: &[u8]) -> Result<(), ApiError> {
+    let definition = &call.target.definition;
+    let unrecognized = |cause: String| {
+        ApiError::bad_request(format!(
+            "the object provided is unrecognized (must be of type {}): {cause} ({})",
+            definition.kind,
+            summary(body)
+        ))
+    };
+    let text = |field: &str| object[field].as_str().unwrap_or_default();
+    if text("apiVersion").matches('/').count() > 1 {
+        return Err(unrecognized(format!("unexpected GroupVersion string: {}", text("apiVersion"))));
+    }
+    if definition.custom {
+        for (field, shown) in [("kind", "Kind"), ("apiVersion", "apiVersion")] {
+            if text(field).is_empty() {
+                let body = String::from_utf8_lossy(body);
+                return Err(unrecognized(format!("Object '{shown}' is missing in '{body}'")));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks that an object is of the kind and version that the path says, and drops what its schema does not know.
-pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiError> {
+pub(crate) fn decode(call: &Call<'_>, tree: Tree) -> Result<Decoded, ApiError> {
+    let Tree { value: mut object, duplicates } = tree;
     crate::limits::check_depth(&object)?;
     let target = &call.target;
     check_kind(target, &mut object)?;
@@ -91,19 +125,25 @@ pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiE
     if definition.custom {
         let metadata = object.get_mut("metadata");
         if let Some(metadata) = metadata {
-            drop_nulls(metadata);
+            drop_nulls(metadata, Some(crate::kinds::metadata_schema()));
             drop_empty_maps(metadata, crate::kinds::metadata_schema());
         }
     } else {
-        drop_nulls(&mut object);
+        drop_nulls(&mut object, Some(schema));
         drop_empty_maps(&mut object, schema);
-        if let Some((path, actual)) = check_types(&object, schema, "") {
-            let (field, type_) = match target.version().schema.source {
-                SchemaSource::Builtin(name) => crate::kinds::describe(name, &path),
-                SchemaSource::Custom { .. } => (path, String::new()),
+        if let Some(undecodable) = check_types(&object, schema, "") {
+            let why = match (undecodable, &target.version().schema.source) {
+                (Undecodable::Time(why), _) => why,
+                (Undecodable::Type { path, actual }, SchemaSource::Builtin(name)) => {
+                    let (field, type_) = crate::kinds::describe(name, &path);
+                    format!("json: cannot unmarshal {actual} into Go struct field {field} of type {type_}")
+                }
+                (Undecodable::Type { path, actual }, SchemaSource::Custom { .. }) => {
+                    format!("json: cannot unmarshal {actual} into {path}")
+                }
             };
             return Err(ApiError::bad_request(format!(
-                "{kind} in version {version:?} cannot be handled as a {kind}: json: cannot unmarshal {actual} into Go struct field {field} of type {type_}",
+                "{kind} in version {version:?} cannot be handled as a {kind}: {why}",
                 kind = definition.kind,
                 version = target.version().name,
             )));
@@ -138,13 +178,15 @@ pub(crate) fn decode(call: &Call<'_>, mut object: Value) -> Result<Decoded, ApiE
     if definition.custom {
         unknown.sort();
     }
+    let twice = duplicates.iter().map(|path| format!("duplicate field {path:?}"));
+    let warnings: Vec<String> =
+        twice.chain(unknown.iter().map(|path| format!("unknown field {path:?}"))).collect();
     let warnings = match call.field_validation()? {
-        _ if unknown.is_empty() => Vec::new(),
+        _ if warnings.is_empty() => Vec::new(),
         FieldValidation::Ignore => Vec::new(),
-        FieldValidation::Warn => unknown.iter().map(|path| format!("unknown field {path:?}")).collect(),
+        FieldValidation::Warn => warnings,
         FieldValidation::Strict => {
-            let list =
-                unknown.iter().map(|path| format!("unknown field {path:?}")).collect::<Vec<_>>().join(", ");
+            let list = warnings.join(", ");
             return Err(ApiError::bad_request(format!(
                 "{kind} in version {version:?} cannot be handled as a {kind}: strict decoding error: {list}",
                 kind = definition.kind,
@@ -174,15 +216,13 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
     };
     for (field, wanted) in [("apiVersion", api_version), ("kind", kind)] {
         match object.get(field).and_then(Value::as_str).unwrap_or_default() {
-            "" if target.definition.custom && field == "kind" => {
-                let shown = Value::Object(object.clone()).to_string();
-                return Err(ApiError::bad_request(format!("Object 'Kind' is missing in '{shown}'")));
-            }
             // A typed path says it already.
             "" if !target.definition.custom => {
                 object.insert(field.to_owned(), wanted.into());
             }
             actual if actual == wanted => {}
+            // Another kind is a mistake in the object's contents there, found with all others.
+            _ if field == "kind" && target.definition.custom => {}
             actual if field == "kind" => {
                 return Err(ApiError::bad_request(format!(
                     "{actual} in version {:?} cannot be handled as a {kind}: converting ({version}.{actual}) to ({group}.{kind}): unknown conversion",
@@ -198,9 +238,8 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
                 )));
             }
             actual if !target.definition.custom => {
-                return Err(ApiError::bad_request(format!(
-                    "{kind} in version {actual:?} cannot be handled as a {kind}: no kind {kind:?} is registered for version {actual:?} in scheme \"pkg/runtime/scheme.go:111\""
-                )));
+                let sent = object.get("kind").and_then(Value::as_str).filter(|sent| !sent.is_empty());
+                return Err(unregistered(target, actual, sent.unwrap_or(kind)));
             }
             actual => {
                 return Err(ApiError::bad_request(format!(
@@ -224,17 +263,45 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// What is wrong with an object of another group or version.
+fn unregistered(target: &Target, api_version: &str, sent: &str) -> ApiError {
+    let kind = &target.definition.kind;
+    let version = api_version.rsplit('/').next().unwrap_or_default();
+    let why = match crate::kinds::is_registered(api_version, sent) {
+        true => {
+            let group = target.definition.group.split('.').next().filter(|group| !group.is_empty());
+            let group = group.unwrap_or("core");
+            format!("converting ({version}.{sent}) to ({group}.{kind}): unknown conversion")
+        }
+        false => format!(
+            "no kind {sent:?} is registered for version {api_version:?} in scheme \"pkg/runtime/scheme.go:111\""
+        ),
+    };
+    ApiError::bad_request(format!("{sent} in version {version:?} cannot be handled as a {kind}: {why}"))
+}
+
 /// Fills in defaults: the schema's for custom resources, the kind's own for built-in ones.
 pub(crate) fn default(target: &Target, object: &mut Value) -> Result<(), ApiError> {
-    if target.definition.custom {
+    if target.definition.custom && object["kind"] == *target.definition.kind {
         apply_defaults(object, target.schema()?);
     }
     (target.definition.behaviour.default)(object);
     Ok(())
 }
 
+/// Fills in what the version that is stored has defaults for, whatever version was asked for. Nobody owns these.
+pub(crate) fn default_as_stored(target: &Target, object: &mut Value) -> Result<(), ApiError> {
+    let stored = target.definition.versions.iter().find(|version| version.storage);
+    match stored.filter(|stored| target.definition.custom && stored.name != target.version().name) {
+        Some(stored) => apply_defaults(object, stored.schema.get()?),
+        None => {}
+    }
+    Ok(())
+}
+
 /// Everything that can be wrong with an object, given what it was before.
-pub(crate) fn check(target: &Target, object: &Value, old: Option<&Value>) -> Result<(), ApiError> {
+pub(crate) fn check(call: &Call<'_>, object: &Value, old: Option<&Value>) -> Result<(), ApiError> {
+    let target = &call.target;
     crate::limits::check_depth(object)?;
     let definition = &target.definition;
     let mut errors = Vec::new();
@@ -248,7 +315,7 @@ pub(crate) fn check(target: &Target, object: &Value, old: Option<&Value>) -> Res
         }
     }
     if definition.custom {
-        check_custom(target, object, old, &mut errors)?;
+        check_custom(call, object, old, &mut errors)?;
     }
     (definition.behaviour.validate)(object, &mut errors);
     if let Some(old) = old {
@@ -256,18 +323,44 @@ pub(crate) fn check(target: &Target, object: &Value, old: Option<&Value>) -> Res
     }
     match errors.is_empty() {
         true => Ok(()),
-        false => Err(ApiError::invalid(definition.kind_subject(metadata::text(object, "name")), errors)),
+        false => {
+            // A custom resource of another kind is spoken of by its own name.
+            let kind = object["kind"].as_str().unwrap_or(&definition.kind);
+            // What is stored as another kind is checked as that, which is a core kind.
+            let group = if target.version().conversion.is_some() { "" } else { &*definition.group };
+            let subject = Subject { group, kind, name: metadata::text(object, "name") };
+            Err(ApiError::invalid(subject, errors))
+        }
     }
 }
 
 fn check_custom(
-    target: &Target,
+    call: &Call<'_>,
     object: &Value,
     old: Option<&Value>,
     errors: &mut Vec<FieldError>,
 ) -> Result<(), ApiError> {
+    let target = &call.target;
     let schema = target.schema()?;
-    validate(object, schema, "", errors);
+    let kind = object["kind"].as_str().unwrap_or_default();
+    if kind != &*target.definition.kind {
+        let detail = format!("must be {}", target.definition.kind);
+        errors.push(FieldError::invalid("kind", kind, detail));
+    }
+    match (call.subresource, schema.properties.get("status")) {
+        // The real server looks at a status on its own, and names its fields from there.
+        (Some("status"), Some(below)) if object.get("status").is_some() => {
+            let first = errors.len();
+            validate(&object["status"], below, "", errors);
+            for error in errors.iter_mut().skip(first).filter(|error| error.field != "<nil>") {
+                error.field = match error.field.as_str() {
+                    "" => "status".to_owned(),
+                    field => format!("status.{field}"),
+                };
+            }
+        }
+        _ => validate(object, schema, "", errors),
+    }
     if let Some(scale) = &target.version().scale {
         for path in [&scale.spec_replicas, &scale.status_replicas] {
             check_replicas(object, &path.fields().unwrap_or_default(), errors);
@@ -319,9 +412,12 @@ fn check_replicas(object: &Value, path: &[&str], errors: &mut Vec<FieldError>) {
             return;
         }
     }
-    if let Some(negative) = at.as_i64().filter(|replicas| *replicas < 0) {
-        errors.push(FieldError::invalid(shown, negative, "should be a non-negative integer"));
-    }
+    let detail = match at.as_i64() {
+        Some(..0) => "should be a non-negative integer",
+        Some(2_147_483_648..) => "should be less than or equal to 2147483647",
+        _ => return,
+    };
+    errors.push(FieldError::invalid(shown, at.clone(), detail));
 }
 
 /// What the real server's decoder makes of a value.
@@ -341,7 +437,7 @@ fn go_type(value: &Value) -> &'static str {
 pub(crate) fn fill_new_metadata(call: &Call<'_>, object: &mut Value) {
     let behaviour = call.target.definition.behaviour;
     let metadata = metadata_mut(object);
-    for unset in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+    for unset in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds"] {
         metadata.shift_remove(unset);
     }
     metadata.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
@@ -371,6 +467,13 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
                 }
             }
         }
+        Some(subresource @ ("ephemeralcontainers" | "resize")) => {
+            let sent = std::mem::replace(new, old.clone());
+            match subresource {
+                "resize" => take_over_resources(&sent, new),
+                _ => new["spec"]["ephemeralContainers"] = sent["spec"]["ephemeralContainers"].clone(),
+            }
+        }
         _ if version.status => set_or_remove(new, "status", old.get("status").cloned()),
         _ => {}
     }
@@ -391,6 +494,20 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
             Some(value) => metadata.insert(field.to_owned(), value.clone()),
             None => metadata.shift_remove(field),
         };
+    }
+}
+
+/// Of a pod, only what its containers may use.
+fn take_over_resources(sent: &Value, pod: &mut Value) {
+    for list in ["containers", "initContainers"] {
+        let containers = pod["spec"].get_mut(list).and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten() {
+            let wanted = sent["spec"][list].as_array().into_iter().flatten();
+            let wanted = wanted.into_iter().find(|wanted| wanted["name"] == container["name"]);
+            if let Some(resources) = wanted.and_then(|wanted| wanted.get("resources")) {
+                container["resources"] = resources.clone();
+            }
+        }
     }
 }
 

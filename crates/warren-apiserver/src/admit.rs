@@ -1,8 +1,8 @@
 //! Admission: what a new object takes over from others, and whether those are there. Does for pods what the real server's
-//! plugins for service accounts, priorities and runtime classes do, except that no token volume is added: nodes here
-//! have no projected volumes yet.
+//! plugins for service accounts, priorities and runtime classes do. The volume with the account's token is added only where
+//! the server is told to: it needs nodes with projected volumes.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use warren_store::Key;
 
 use crate::call::Call;
@@ -53,8 +53,61 @@ fn admit_service_account(server: &Inner, call: &Call<'_>, pod: &mut Value) -> Re
         ));
     }
     pod["spec"]["serviceAccountName"] = account.as_str().into();
-    pod["spec"]["serviceAccount"] = account.into();
+    pod["spec"]["serviceAccount"] = account.as_str().into();
+    let key = Key::new("serviceaccounts", namespace, account);
+    let account = server.store.newest(&key).map(|account| account.value()).unwrap_or_default();
+    let secrets = account["imagePullSecrets"].as_array().filter(|secrets| !secrets.is_empty());
+    if let Some(secrets) = secrets
+        && pod["spec"]["imagePullSecrets"].as_array().is_none_or(Vec::is_empty)
+    {
+        pod["spec"]["imagePullSecrets"] = secrets.clone().into();
+    }
+    let wanted = pod["spec"]["automountServiceAccountToken"]
+        .as_bool()
+        .or_else(|| account["automountServiceAccountToken"].as_bool());
+    if server.accounts.token_volumes && wanted != Some(false) {
+        mount_token(pod);
+    }
     Ok(())
+}
+
+/// Gives every container that has nothing there the token of the pod's account, the certificate of the server and the name
+/// of the namespace, where client libraries look for them.
+fn mount_token(pod: &mut Value) {
+    const PLACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+    let name = metadata::generate_name("kube-api-access-");
+    let mut mounted = false;
+    for list in ["initContainers", "containers"] {
+        let containers = pod["spec"].get_mut(list).and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
+            let mounts = container.entry("volumeMounts").or_insert_with(|| json!([]));
+            let Some(mounts) = mounts.as_array_mut() else { continue };
+            if mounts.iter().all(|mount| mount["mountPath"] != PLACE) {
+                mounts.push(json!({"name": name, "readOnly": true, "mountPath": PLACE}));
+                mounted = true;
+            }
+        }
+    }
+    if !mounted {
+        return;
+    }
+    let volume = json!({
+        "name": name,
+        "projected": {
+            "sources": [
+                {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+                {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+                {"downwardAPI": {"items": [{
+                    "path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"},
+                }]}},
+            ],
+            "defaultMode": 420,
+        },
+    });
+    let volumes = pod["spec"].as_object_mut().map(|spec| spec.entry("volumes").or_insert_with(|| json!([])));
+    if let Some(volumes) = volumes.and_then(Value::as_array_mut) {
+        volumes.push(volume);
+    }
 }
 
 fn admit_runtime_class(server: &Inner, pod: &mut Value) -> Result<(), String> {

@@ -3,15 +3,21 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::{Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
+use warren_store::Object;
 
+use crate::call::Call;
 use crate::definition::{Columns, CustomColumn, Definition, LazySchema, Scale, SchemaSource, Version};
 use crate::json_path::JsonPath;
 use crate::kinds::{self, set_default};
+use crate::respond::{self, ResponseBody};
 use crate::schema::{Compiler, Schema, Type};
 use crate::status::FieldError;
+
+mod structural;
 
 /// The resource under which definitions are stored.
 pub(crate) const RESOURCE: &str = "customresourcedefinitions.apiextensions.k8s.io";
@@ -61,6 +67,8 @@ struct HeadVersion {
     name: Box<str>,
     #[serde(default)]
     served: bool,
+    #[serde(default)]
+    storage: bool,
     #[serde(default)]
     deprecated: bool,
     #[serde(default)]
@@ -147,6 +155,7 @@ impl HeadVersion {
             self.selectable_fields.iter().map(|field| field.json_path.trim_start_matches('.').into());
         Version {
             api_version: format!("{group}/{}", self.name).into(),
+            storage: self.storage,
             status: subresource("status").is_some(),
             scale,
             subresources: &[],
@@ -270,30 +279,75 @@ pub(crate) fn validate_definition(definition: &Value, errors: &mut Vec<FieldErro
     let versions = spec["versions"].as_array().map(Vec::as_slice).unwrap_or_default();
     if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
         let detail = "must have exactly one version marked as storage version";
-        errors.push(FieldError::invalid("spec.versions", spec["versions"].clone(), detail));
+        let shown: Vec<Value> = versions.iter().map(internal_version).collect();
+        errors.push(FieldError::invalid("spec.versions", shown, detail));
+        if definition["status"]["storedVersions"].as_array().is_none_or(Vec::is_empty) {
+            let detail = "must have at least one stored version";
+            errors.push(FieldError::invalid("status.storedVersions", Value::Null, detail));
+        }
     }
+    let shared = versions.iter().all(|version| version["schema"] == versions[0]["schema"]);
     for (index, version) in versions.iter().enumerate() {
         let path = format!("spec.versions[{index}]");
-        validate_version(version, &path, errors);
+        validate_version(version, &path, shared, errors);
+        if shared && index == 0 {
+            validate_schema(&version["schema"]["openAPIV3Schema"], "spec.validation.openAPIV3Schema", errors);
+        }
     }
 }
 
-fn validate_version(version: &Value, path: &str, errors: &mut Vec<FieldError>) {
+/// A version as the real server has it in memory, which is how its errors show it. What all versions share is kept
+/// elsewhere there.
+fn internal_version(version: &Value) -> Value {
+    json!({
+        "Name": version["name"],
+        "Served": version["served"],
+        "Storage": version["storage"],
+        "Deprecated": version["deprecated"].as_bool().unwrap_or(false),
+        "DeprecationWarning": version["deprecationWarning"],
+        "Schema": null,
+        "Subresources": null,
+        "AdditionalPrinterColumns": null,
+        "SelectableFields": null,
+    })
+}
+
+fn validate_schema(schema: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    if !schema.is_object() {
+        return;
+    }
+    let found = errors.len();
+    structural::validate(schema, path, errors);
+    if errors.len() == found
+        && let Err(error) = compile_root(schema)
+    {
+        errors.push(FieldError::invalid(path, "object", error.to_string()));
+    }
+}
+
+/// The answer to whoever created a definition. What holds it until its objects are gone is put there a moment later on the
+/// real server, and not shown yet.
+pub(crate) fn created(call: &Call<'_>, stored: &Object) -> Response<ResponseBody> {
+    let mut value = stored.value();
+    let metadata = crate::metadata::metadata_mut(&mut value);
+    if let Some(finalizers) = metadata.get_mut("finalizers").and_then(Value::as_array_mut) {
+        finalizers.retain(|name| name != CLEANUP_FINALIZER);
+        if finalizers.is_empty() {
+            metadata.shift_remove("finalizers");
+        }
+    }
+    respond::value(StatusCode::CREATED, &call.target, &value, call.representation, call.now)
+}
+
+fn validate_version(version: &Value, path: &str, shared: bool, errors: &mut Vec<FieldError>) {
     let schema = &version["schema"]["openAPIV3Schema"];
     let schema_path = format!("{path}.schema.openAPIV3Schema");
     if !schema.is_object() {
         errors.push(FieldError::required(schema_path, ""));
         return;
     }
-    if schema["type"] != "object" {
-        errors.push(FieldError::invalid(
-            format!("{schema_path}.type"),
-            schema["type"].clone(),
-            "must be object at the root",
-        ));
-    }
-    if let Err(error) = compile_root(schema) {
-        errors.push(FieldError::invalid(schema_path, "object", error.to_string()));
+    if !shared {
+        validate_schema(schema, &schema_path, errors);
     }
     let columns = version["additionalPrinterColumns"].as_array().map(Vec::as_slice).unwrap_or_default();
     for (index, column) in columns.iter().enumerate() {

@@ -37,6 +37,8 @@ pub(crate) struct Version {
     pub name: Box<str>,
     /// `v1`, `agents.x-k8s.io/v1beta1`.
     pub api_version: Box<str>,
+    /// Whether objects are stored in this version.
+    pub storage: bool,
     pub status: bool,
     pub scale: Option<Scale>,
     /// Further subresources, for discovery: name, kind, verbs.

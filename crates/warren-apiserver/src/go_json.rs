@@ -16,6 +16,27 @@ pub(crate) fn message(bytes: &[u8], error: &serde_json::Error) -> String {
     }
 }
 
+/// A value as Go prints it, which is how some errors of the real server show theirs.
+pub(crate) fn printed(value: &serde_json::Value) -> String {
+    use serde_json::Value;
+    match value {
+        Value::Null => "<nil>".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(printed).collect();
+            format!("[{}]", items.join(" "))
+        }
+        Value::Object(object) => {
+            let mut entries: Vec<_> = object.iter().collect();
+            entries.sort_by_key(|(name, _)| *name);
+            let entries: Vec<String> =
+                entries.into_iter().map(|(name, value)| format!("{name}:{}", printed(value))).collect();
+            format!("map[{}]", entries.join(" "))
+        }
+        other => other.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::Value;

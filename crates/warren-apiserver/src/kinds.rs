@@ -68,6 +68,8 @@ pub(crate) struct Behaviour {
     pub prepare_create: fn(&mut Value),
     /// Readies a changed object.
     pub prepare_update: fn(&mut Value, &Value),
+    /// Readies an object whose status was changed.
+    pub prepare_status: fn(&mut Value, &Value),
     /// Checks an object.
     pub validate: fn(&Value, &mut Vec<FieldError>),
     /// Checks a change.
@@ -109,6 +111,7 @@ pub(crate) const PLAIN: Behaviour = Behaviour {
     default: |_| {},
     prepare_create: |_| {},
     prepare_update: |_, _| {},
+    prepare_status: |_, _| {},
     validate: |_, _| {},
     validate_update: |_, _, _| {},
     grace_period: |_, _| 0,
@@ -336,7 +339,7 @@ static TABLE: &[Row] = &[
         // The stored form is what selectors look at, so these are the core names here as well.
         fields: EVENT_FIELDS,
         columns: columns::EVENT,
-        behaviour: &events::BEHAVIOUR,
+        behaviour: &events::NEW_BEHAVIOUR,
         stored_as: Some(("events", &events::CONVERSION)),
         ..ROW
     },
@@ -545,6 +548,7 @@ impl Row {
                 selectable_fields: boxed(self.fields),
                 schema: LazySchema::new(SchemaSource::Builtin(self.schema)),
                 conversion: self.stored_as.map(|(_, conversion)| conversion),
+                storage: true,
                 deprecated: false,
                 deprecation_warning: None,
             }],
@@ -552,6 +556,24 @@ impl Row {
             custom: false,
         }
     }
+}
+
+/// Kinds that the real server has and this one does not, by version, for the one error that tells them from nonsense.
+const ELSEWHERE: &[(&str, &[&str])] = &[
+    ("v1", &["Endpoints", "LimitRange", "PodTemplate", "ReplicationController", "ResourceQuota"]),
+    ("apps/v1", &["ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"]),
+    ("autoscaling/v1", &["HorizontalPodAutoscaler", "Scale"]),
+    ("autoscaling/v2", &["HorizontalPodAutoscaler"]),
+    ("batch/v1", &["CronJob", "Job"]),
+    ("networking.k8s.io/v1", &["Ingress", "IngressClass"]),
+    ("policy/v1", &["Eviction", "PodDisruptionBudget"]),
+];
+
+/// Whether a kind is one of Kubernetes' own.
+pub(crate) fn is_registered(api_version: &str, kind: &str) -> bool {
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let served = TABLE.iter().any(|row| row.group == group && row.version == version && row.kind == kind);
+    served || ELSEWHERE.iter().any(|(known, kinds)| *known == api_version && kinds.contains(&kind))
 }
 
 /// Sets a field of an object if it is absent.

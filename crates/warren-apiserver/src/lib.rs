@@ -13,6 +13,7 @@
 mod access;
 mod admission;
 mod admit;
+mod allocation;
 mod audit;
 mod call;
 mod collect;
@@ -21,6 +22,7 @@ mod definition;
 mod discovery;
 mod go_json;
 mod identity;
+mod json_body;
 mod json_path;
 mod kinds;
 mod limits;

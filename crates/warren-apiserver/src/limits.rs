@@ -154,21 +154,23 @@ where
         false => tokio::spawn(answer).await.ok(),
     };
     // Whoever panicked has said so in the log. One bad request is no reason to drop the connection of a good one.
-    let response = response.unwrap_or_else(|| respond::error(&ApiError::internal("the request failed unexpectedly")));
+    let response =
+        response.unwrap_or_else(|| respond::error(&ApiError::internal("the request failed unexpectedly")));
     response.map(|body| ResponseBody::new(HeldBody { body, _permit: permit }))
 }
 
 fn class<B>(request: &Request<B>) -> Class {
-    let query = || Query::parse(request.uri().query().unwrap_or_default());
     let streams = ["/exec", "/attach", "/portforward"];
-    if streams.iter().any(|end| request.uri().path().ends_with(end))
-        || (request.method() == Method::GET
-            && request.uri().query().is_some()
-            && (query().is_on("watch") || query().is_on("follow")))
-    {
+    if streams.iter().any(|end| request.uri().path().ends_with(end)) {
         return Class::Watch;
     }
-    Class::Request
+    match request.uri().query() {
+        Some(query) if request.method() == Method::GET => {
+            let query = Query::parse(query);
+            if query.is_on("watch") || query.is_on("follow") { Class::Watch } else { Class::Request }
+        }
+        _ => Class::Request,
+    }
 }
 
 /// What keeps the permit of a request that is upgraded: whoever holds it is still under way.
@@ -194,6 +196,44 @@ pub(crate) fn too_deep() -> ApiError {
     ApiError::bad_request(format!(
         "the object is nested too deeply: at most {DEEPEST_OBJECT} levels of objects and lists are allowed"
     ))
+}
+
+/// Levels of an expression in a definition. Parsers of expressions call themselves for each level, several functions deep.
+const DEEPEST_EXPRESSION: usize = 40;
+/// Signs between terms, each of which is a level of the parsed tree: `a.b.c`, `1 + 1 + 1`. The rules of well-known definitions
+/// have some dozens.
+const MOST_SIGNS: usize = 300;
+
+/// Whether an expression is flat enough to be parsed on an ordinary stack: brackets within brackets, operators before
+/// operators, conditions behind conditions. Brackets in string literals count as well; no rule has so many of them.
+pub(crate) fn expression_is_flat(text: &str) -> bool {
+    let (mut brackets, mut operators, mut conditions, mut signs) = (0_usize, 0_usize, 0_usize, 0_usize);
+    text.bytes().all(|byte| {
+        match byte {
+            b'(' | b'[' | b'{' => brackets += 1,
+            b')' | b']' | b'}' => brackets = brackets.saturating_sub(1),
+            b'?' => conditions += 1,
+            b'.' | b'+' | b'*' | b'/' | b'%' | b'<' | b'>' | b'=' | b'&' | b'|' => signs += 1,
+            _ => {}
+        }
+        match byte {
+            b'!' | b'-' => operators += 1,
+            byte if byte.is_ascii_whitespace() => {}
+            _ => operators = 0,
+        }
+        brackets + operators + conditions <= DEEPEST_EXPRESSION && signs <= MOST_SIGNS
+    })
+}
+
+/// Runs what calls itself for each level of an expression, on a stack that is large enough for as many as are allowed.
+pub(crate) fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
+    // Mapped, not used: it costs what is touched of it.
+    const STACK: usize = 64 << 20;
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("deep".to_owned()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, work)?;
+        thread.join().map_err(|_| std::io::Error::other("it ended in a panic"))
+    })
 }
 
 /// Why a body was not read to its end.

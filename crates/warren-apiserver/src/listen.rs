@@ -204,7 +204,7 @@ fn bearer(
         return Ok(Some(Arc::new(Identity::admin())));
     }
     let account = server.accounts.authenticate(sent, &[AUDIENCE], &server.store, server.now());
-    account.map(Some).ok_or_else(ApiError::unauthorized)
+    account.map(|(identity, _)| Some(identity)).ok_or_else(ApiError::unauthorized)
 }
 
 /// Compares without telling, by the time it takes, how much was right.

@@ -10,8 +10,14 @@ use crate::{crd, kinds};
 
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// `/openapi/v2`: an empty document. Clients that know version 3 take everything from there, and those that ask for
-/// protobuf here are told that there is none.
+/// An empty document of version 2 in protobuf: `swagger`, `info` with title and version, `paths`.
+const EMPTY_VERSION_2: &[u8] = b"\x0a\x032.0\x12\x15\x0a\x0aKubernetes\x12\x07v1.36.3\x42\x00";
+/// What clients ask for, and what it is called in the answer: the first is no media type by the letter of the standard.
+const ASKED_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
+const ANSWERED_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+
+/// `/openapi/v2`: an empty document. Clients that know version 3 take everything from there; kubectl looks here, for
+/// protobuf, when it meets a kind that nobody knows, and has to find out just that.
 pub(crate) fn version_2(headers: &HeaderMap) -> Response<ResponseBody> {
     let accept = headers.get(http::header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("*/*");
     let json_will_do = accept.split(',').any(|candidate| {
@@ -24,6 +30,9 @@ pub(crate) fn version_2(headers: &HeaderMap) -> Response<ResponseBody> {
                 StatusCode::OK,
                 &json!({"swagger": "2.0", "info": info, "paths": {}, "definitions": {}}),
             )
+        }
+        false if accept.contains(ASKED_PROTOBUF) || accept.contains(ANSWERED_PROTOBUF) => {
+            respond::bytes(StatusCode::OK, ANSWERED_PROTOBUF, bytes::Bytes::from_static(EMPTY_VERSION_2))
         }
         false => respond::bytes(StatusCode::NOT_ACCEPTABLE, "text/plain; charset=utf-8", bytes::Bytes::new()),
     }

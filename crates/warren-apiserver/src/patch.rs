@@ -37,7 +37,11 @@ impl Format {
 /// A patch that was read from a request body.
 #[derive(Debug)]
 pub(crate) enum Patch {
-    Json(json_patch::Patch),
+    Json {
+        patch: json_patch::Patch,
+        /// Members of operations that mean nothing.
+        unknown: Vec<String>,
+    },
     Merge(Value),
     Strategic(Value),
     /// What a manager wants to own. It is not a change to make to an object: `managed_fields` works out which one is.
@@ -60,7 +64,10 @@ impl Patch {
                         "error decoding patch: json: cannot unmarshal {found} into Go value of type []handlers.jsonPatchOp"
                     )));
                 }
-                Patch::Json(serde_json::from_value(operations).map_err(|_| ApiError::patch_does_not_apply())?)
+                let unknown = unknown_members(&operations);
+                let patch =
+                    serde_json::from_value(operations).map_err(|_| ApiError::patch_does_not_apply())?;
+                Patch::Json { patch, unknown }
             }
             Format::Merge => Patch::Merge(serde_json::from_slice(body).map_err(unreadable)?),
             Format::Strategic => Patch::Strategic(serde_json::from_slice(body).map_err(unreadable)?),
@@ -70,9 +77,7 @@ impl Patch {
 
     pub fn apply(&self, object: &mut Value, schema: &Schema) -> Result<(), ApiError> {
         match self {
-            Patch::Json(patch) => {
-                json::apply(object, &patch.0)
-            }
+            Patch::Json { patch, .. } => json::apply(object, &patch.0),
             Patch::Merge(patch) => {
                 json_patch::merge(object, patch);
                 Ok(())
@@ -86,6 +91,18 @@ impl Patch {
             )),
         }
     }
+}
+
+fn unknown_members(operations: &Value) -> Vec<String> {
+    let mut unknown = Vec::new();
+    for (index, operation) in operations.as_array().into_iter().flatten().enumerate() {
+        for name in operation.as_object().into_iter().flatten().map(|(name, _)| name) {
+            if !matches!(name.as_str(), "op" | "path" | "from" | "value") {
+                unknown.push(format!("json patch unknown field \"[{index}].{name}\""));
+            }
+        }
+    }
+    unknown
 }
 
 fn parse_configuration(body: &[u8]) -> Result<Value, ApiError> {

@@ -19,6 +19,8 @@ use rustls::server::WebPkiClientVerifier;
 use serde_json::json;
 use thiserror::Error;
 
+use crate::access::{Accounts, SigningKey, SigningKeyError};
+
 /// How long certificates are good for. Serving and admin certificates are made again after half of it.
 const YEARS: i32 = 10;
 
@@ -80,7 +82,9 @@ impl Pki {
         let hosts = hosts.join("\n");
         let same_hosts = pki.read("serving.hosts")?.is_some_and(|known| known == hosts);
         pki.certificate("serving", serving, &issuer, same_hosts, now)?;
-        pki.write("serving.hosts", hosts.as_bytes())?;
+        if !same_hosts {
+            pki.write("serving.hosts", hosts.as_bytes())?;
+        }
 
         let mut admin = CertificateParams::default();
         admin.distinguished_name =
@@ -99,6 +103,16 @@ impl Pki {
     /// The bearer token of the administrator, for clients that cannot present a certificate.
     pub fn admin_token(&self) -> Result<String, PkiError> {
         self.required("admin.token")
+    }
+
+    /// What service accounts' tokens are signed with, and the authority that clients in pods trust.
+    pub fn accounts(&self) -> Result<Accounts, PkiError> {
+        let unusable = |source: SigningKeyError| PkiError::Unusable {
+            directory: self.directory.clone(),
+            source: source.into(),
+        };
+        let key = SigningKey::from_pkcs8(&self.key("accounts.key")?.serialize_der()).map_err(unusable)?;
+        Ok(Accounts::new(key, self.required("ca.crt")?))
     }
 
     /// The TLS side of a listener: presents the serving certificate and accepts client certificates of the

@@ -40,11 +40,7 @@ pub(crate) enum RowObject {
 
 impl Representation {
     /// Reads the `Accept` header: the first form that is offered here.
-    pub fn negotiate(
-        headers: &HeaderMap,
-        query: &Query,
-        is_list: bool,
-    ) -> Result<Representation, ApiError> {
+    pub fn negotiate(headers: &HeaderMap, query: &Query, is_list: bool) -> Result<Representation, ApiError> {
         let accept = accepted(headers);
         let media_type = |candidate: &str| candidate.split(';').next().unwrap_or_default().trim().to_owned();
         let offered = |candidate: &str| {
@@ -62,8 +58,8 @@ impl Representation {
                 let mut parts = candidate.split(';').map(str::trim);
                 parts.find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
             };
-            let is_meta = parameter("g") == Some("meta.k8s.io")
-                && matches!(parameter("v"), Some("v1" | "v1beta1"));
+            let is_meta =
+                parameter("g") == Some("meta.k8s.io") && matches!(parameter("v"), Some("v1" | "v1beta1"));
             return Ok(match parameter("as") {
                 None => Representation::Object,
                 Some(_) if !is_meta => continue,
@@ -98,14 +94,16 @@ fn accepted(headers: &HeaderMap) -> &str {
 
 /// Whether a client prefers YAML to what everybody else takes.
 pub(crate) fn wants_yaml(headers: &HeaderMap) -> bool {
-    let types = accepted(headers).split(',').map(|candidate| candidate.split(';').next().unwrap_or_default().trim());
+    let types =
+        accepted(headers).split(',').map(|candidate| candidate.split(';').next().unwrap_or_default().trim());
     types.filter(|known| matches!(*known, "application/json" | "*/*" | "application/yaml")).next()
         == Some("application/yaml")
 }
 
 /// The same answer as YAML. Streams stay as they are.
 pub(crate) async fn into_yaml(response: Response<ResponseBody>) -> Response<ResponseBody> {
-    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|known| known == "application/json");
+    let is_json =
+        response.headers().get(header::CONTENT_TYPE).is_some_and(|known| known == "application/json");
     if !is_json || http_body::Body::size_hint(response.body()).exact().is_none() {
         return response;
     }

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 mod compile;
 mod defaults;
+mod format;
 mod prune;
 mod reads;
 mod rules;
@@ -16,9 +17,10 @@ mod validate;
 
 pub(crate) use compile::{Compiler, SchemaError};
 pub(crate) use defaults::apply_defaults;
+pub(crate) use format::Format;
 pub(crate) use prune::{drop_empty_maps, drop_nulls, drop_unwanted_nulls, prune};
-pub(crate) use rules::check_rules;
-pub(crate) use validate::{canonical_quantities, check_types, validate};
+pub(crate) use rules::{check_rules, rule_error};
+pub(crate) use validate::{Undecodable, canonical_quantities, check_types, validate};
 
 /// One node of a schema.
 #[derive(Debug, Default)]
@@ -30,6 +32,7 @@ pub(crate) struct Schema {
     pub required: Box<[Box<str>]>,
     pub nullable: bool,
     pub int_or_string: bool,
+    pub format: Format,
     /// A resource quantity, which is text with rules of its own.
     pub quantity: bool,
     pub embedded_resource: bool,

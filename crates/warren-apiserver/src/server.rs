@@ -1,5 +1,3 @@
-use std::collections::HashSet;
-use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use jiff::Timestamp;
@@ -9,15 +7,15 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use warren_store::{Action, Expect, Filter, Key, ListRequest, Object, Storage, Store, Write, WriteError};
 
-use crate::audit::{AuditConfig, AuditError, AuditLog};
 use crate::access::{self, Access, Accounts, SigningKeyError};
+use crate::allocation::Allocation;
+use crate::audit::{AuditConfig, AuditError, AuditLog};
 use crate::definition::Definition;
 use crate::identity::Identity;
 use crate::limits::{Gate, Limits};
 use crate::node::NodeDialer;
 use crate::registry::Registry;
 use crate::service::InProcess;
-use crate::status::ApiError;
 use crate::{admit, collect, crd, metadata};
 
 /// The namespaces that exist from the start.
@@ -28,8 +26,6 @@ const EMBEDDED_HASH: &str = "apiserver.warren.dev/definition-hash";
 /// The config map that every namespace has, and what it says about itself.
 const ROOT_CERTIFICATE: &str = "kube-root-ca.crt";
 const ROOT_CERTIFICATE_NOTE: &str = "Contains a CA bundle that can be used to verify the kube-apiserver when using internal endpoints such as the internal service IP or kubernetes.default.svc. No other usage is guaranteed across distributions of Kubernetes clusters.";
-/// Cluster addresses: Kubernetes' usual service range.
-const SERVICE_RANGE: (Ipv4Addr, u32) = (Ipv4Addr::new(10, 96, 0, 0), 12);
 
 /// What an API server needs to start.
 pub struct Config {
@@ -89,7 +85,7 @@ pub(crate) struct Inner {
     pub shutdown: CancellationToken,
     pub accounts: Accounts,
     pub access: Access,
-    cluster_ips: Mutex<HashSet<Ipv4Addr>>,
+    pub allocation: Allocation,
     pub gate: Arc<Gate>,
     pub audit: Option<AuditLog>,
     pub metrics: OnceLock<MetricsPage>,
@@ -117,7 +113,7 @@ impl ApiServer {
             nodes: config.nodes,
             clock: config.now,
             shutdown: CancellationToken::new(),
-            cluster_ips: Mutex::new(used_cluster_ips(&store)),
+            allocation: Allocation::of(&store),
             gate: Gate::new(config.limits),
             audit: config.audit.as_ref().map(AuditLog::open).transpose()?,
             metrics: OnceLock::new(),
@@ -136,11 +132,7 @@ impl ApiServer {
 
     /// Serves a page of metrics at `/metrics`, from whoever counts in this process; the first one to come stays. Without
     /// one there is no such page.
-    pub fn serve_metrics(
-        &self,
-        media_type: &'static str,
-        text: impl Fn() -> String + Send + Sync + 'static,
-    ) {
+    pub fn serve_metrics(&self, media_type: &'static str, text: impl Fn() -> String + Send + Sync + 'static) {
         let _ = self.inner.metrics.set(MetricsPage { media_type, text: Box::new(text) });
     }
 
@@ -186,9 +178,11 @@ impl Inner {
                 None => self.change_registry(|registry| registry.remove(&object.key.name)),
                 Some(newest) => self.register(&newest),
             },
-            "services" if previous.is_some() && self.store.newest(&object.key).is_none() => {
-                let address = object.value()["spec"]["clusterIP"].as_str().and_then(|text| text.parse().ok());
-                self.release_cluster_ip(address);
+            "services" => {
+                if let Some(previous) = previous {
+                    let current = self.store.newest(&object.key).map(|current| current.value());
+                    self.allocation.written(&previous.value(), current.as_ref());
+                }
             }
             resource if resource.ends_with(access::GROUP) => self.access.changed(),
             _ => {}
@@ -352,65 +346,6 @@ impl Inner {
         crd::prepare_definition(&mut definition);
         Ok(Some(Write { key, expect, action: Action::Put(definition) }))
     }
-
-    /// Gives a service its address, where it needs one. Returns what was taken, to be released if the write fails.
-    pub fn allocate_cluster_ip(
-        &self,
-        resource: &str,
-        object: &mut Value,
-    ) -> Result<Option<Ipv4Addr>, ApiError> {
-        let spec = &object["spec"];
-        if resource != "services" || spec["type"] == "ExternalName" || spec["clusterIP"] == "None" {
-            if resource == "services" && spec["clusterIP"] == "None" {
-                object["spec"]["clusterIPs"] = json!(["None"]);
-            }
-            return Ok(None);
-        }
-        let mut used = self.cluster_ips.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = spec["clusterIP"].as_str().filter(|text| !text.is_empty());
-        let address = match wanted {
-            Some(text) => text.parse().ok().filter(|address| !used.contains(address)).ok_or_else(|| {
-                let detail = format!("failed to allocate IP {text}: provided IP is already allocated");
-                let value = json!([text]);
-                let error = crate::status::FieldError::invalid("spec.clusterIPs", value, detail);
-                let name = metadata::text(object, "name");
-                ApiError::invalid(crate::status::Subject { group: "", kind: "Service", name }, vec![error])
-            })?,
-            None => free_cluster_ip(&used).ok_or_else(|| ApiError::internal("no service address is left"))?,
-        };
-        used.insert(address);
-        object["spec"]["clusterIP"] = address.to_string().into();
-        object["spec"]["clusterIPs"] = json!([address.to_string()]);
-        Ok(Some(address))
-    }
-
-    pub fn release_cluster_ip(&self, address: Option<Ipv4Addr>) {
-        if let Some(address) = address {
-            self.cluster_ips.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
-        }
-    }
-}
-
-fn used_cluster_ips(store: &Store) -> HashSet<Ipv4Addr> {
-    let resource = "services".into();
-    let filter = Filter::default();
-    let request = ListRequest { resource: &resource, filter: &filter, limit: None, after: None, at: None };
-    let services = store.list(&request).map(|list| list.items).unwrap_or_default();
-    services
-        .iter()
-        .filter_map(|service| service.value()["spec"]["clusterIP"].as_str()?.parse().ok())
-        .collect()
-}
-
-/// A free address, searched from a random place so that a freed one is not reused at once.
-fn free_cluster_ip(used: &HashSet<Ipv4Addr>) -> Option<Ipv4Addr> {
-    let (base, prefix) = SERVICE_RANGE;
-    let size = 1u32 << (32 - prefix);
-    let start = fastrand::u32(1..size - 1);
-    // The first and last address of the range are never handed out.
-    (0..size - 2)
-        .map(|offset| Ipv4Addr::from(u32::from(base) + 1 + (start + offset) % (size - 2)))
-        .find(|address| !used.contains(address))
 }
 
 /// FNV-1a: stable between builds, and only ever compared with itself.

@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
 use tower::BoxError;
 
+use crate::access::{self, Attributes};
 use crate::call::Call;
 use crate::identity::Identity;
 use crate::limits::BodyRefused;
@@ -20,7 +21,6 @@ use crate::respond::{self, Representation, ResponseBody};
 use crate::route::{self, ResourcePath, Route};
 use crate::server::{ApiServer, Inner};
 use crate::status::ApiError;
-use crate::access::{self, Attributes};
 use crate::{audit, discovery, node, openapi, verbs};
 
 /// The largest body that is read, as on the real server.
@@ -199,12 +199,17 @@ fn permit(
     route: &Route<'_>,
     sender: Arc<Identity>,
 ) -> Result<Arc<Identity>, ApiError> {
-    let identity = access::impersonate(server, sender, &parts.headers)?;
-    if !identity.is_all_powerful() {
-        let query = Query::parse(parts.uri.query().unwrap_or_default());
-        let attributes = Attributes::of(&parts.method, path, route, &query);
-        server.access.authorize(&server.store, &identity, &attributes)?;
+    let impersonates = access::is_impersonation(&parts.headers);
+    if !impersonates && sender.is_all_powerful() {
+        return Ok(sender);
     }
+    let query = Query::parse(parts.uri.query().unwrap_or_default());
+    let attributes = Attributes::of(&parts.method, path, route, &query);
+    let identity = match impersonates {
+        true => access::impersonate(server, &sender, &parts.headers, &attributes)?,
+        false => sender,
+    };
+    server.access.authorize(&server.store, &identity, &attributes)?;
     Ok(identity)
 }
 

@@ -38,7 +38,9 @@ pub(crate) async fn dispatch(
         (&Method::GET, _, _) if is_watch(call) => watch::watch(server, call),
         (&Method::GET, None, None) => read::list(server, call),
         (&Method::GET, Some(_), Some("scale")) => scale::get(server, call),
-        (&Method::GET, Some(_), None | Some("status" | "ephemeralcontainers" | "resize")) => read::get(server, call),
+        (&Method::GET, Some(_), None | Some("status" | "ephemeralcontainers" | "resize")) => {
+            read::get(server, call)
+        }
         (&Method::POST, None, None) => create::create(server, call, body).await,
         (&Method::POST, Some(_), Some("eviction")) => delete::evict(server, call, body).await,
         (&Method::POST, Some(_), Some("token")) => token::create(server, call, body),
@@ -90,7 +92,11 @@ fn check_subresource(call: &Call<'_>) -> Result<(), ApiError> {
         Some("scale") => version.scale.is_some(),
         Some(other) => version.subresources.iter().any(|(name, ..)| *name == other),
     };
-    if known { Ok(()) } else { Err(ApiError::no_such_resource()) }
+    match known {
+        true => Ok(()),
+        false if call.target.definition.custom => Err(call.not_found()),
+        false => Err(ApiError::no_such_resource()),
+    }
 }
 
 /// Records who owns what after a write that is not an apply. `sent` is what the client sent as `managedFields`; both

@@ -85,8 +85,9 @@ fn text(string: &str) -> String {
     let plain_start = |c: char| c.is_ascii_alphabetic() || matches!(c, '/' | '_' | '.' | '(' | '<');
     let plain = |c: char| !c.is_control() && c != '\u{feff}';
     let word = string.to_ascii_lowercase();
-    let reserved = matches!(word.as_str(), "true" | "false" | "null" | "yes" | "no" | "on" | "off" | "y" | "n" | "~")
-        || matches!(word.as_str(), ".nan" | ".inf" | "<<");
+    let reserved =
+        matches!(word.as_str(), "true" | "false" | "null" | "yes" | "no" | "on" | "off" | "y" | "n" | "~")
+            || matches!(word.as_str(), ".nan" | ".inf" | "<<");
     let is_plain = string.starts_with(plain_start)
         && string.chars().all(plain)
         && !reserved
@@ -111,7 +112,8 @@ mod tests {
         let text = super::write(&value);
         let read: Value = serde_saphyr::from_str(&text).unwrap();
         assert_eq!(read, value, "{text}");
-        let status = json!({"message": "configmaps \"absent\" not found", "details": {"name": "a"}, "metadata": {}});
+        let status =
+            json!({"message": "configmaps \"absent\" not found", "details": {"name": "a"}, "metadata": {}});
         let expected = "details:\n  name: a\nmessage: configmaps \"absent\" not found\nmetadata: {}\n";
         assert_eq!(super::write(&status), expected);
     }

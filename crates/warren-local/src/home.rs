@@ -39,7 +39,8 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     let zygote = Arc::new(zygote);
     let zygote_ended = watch_zygote(Arc::clone(&zygote)).map_err(StartError::Runtime)?;
     let dialer = LocalDialer::default();
-    let server = open_server(&config, dialer.clone()).await?;
+    let pki = open_pki(&config)?;
+    let server = open_server(&config, &pki, dialer.clone()).await?;
     let transport = |name: &str| server.as_user(Identity::new(name, ["system:masters".to_owned()]));
     let telemetry = Telemetry::default();
     let measured = telemetry.client_layer("in-process", None).around(transport("warren-controllers"));
@@ -60,7 +61,7 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     let shutdown = CancellationToken::new();
     let tcp = listen_tcp(&config).await?;
     let address = tcp.local_addr().map_err(|source| failed("listen on", config.listen, source))?;
-    let tls = publish(&config, address)?;
+    let tls = publish(&config, &pki, address)?;
     let unix = listen_unix(&config)?;
     let listeners = [
         tokio::spawn(serve_tls(server.clone(), tcp, tls, shutdown.clone())),
@@ -126,7 +127,7 @@ fn controllers_config() -> warren_controllers::Config {
     }
 }
 
-async fn open_server(config: &Config, dialer: LocalDialer) -> Result<ApiServer, StartError> {
+async fn open_server(config: &Config, pki: &Pki, dialer: LocalDialer) -> Result<ApiServer, StartError> {
     let crds = warren_api::crds()
         .into_iter()
         .map(serde_json::to_value)
@@ -136,7 +137,7 @@ async fn open_server(config: &Config, dialer: LocalDialer) -> Result<ApiServer, 
         storage: Storage::File(config.directory.join("store.db")),
         crds,
         nodes: Arc::new(dialer),
-accounts: None,
+        accounts: Some(pki.accounts()?),
         now: Timestamp::now,
         limits: limits(),
         audit: Some(AuditConfig::new(config.directory.join("audit.log"))),
@@ -145,11 +146,11 @@ accounts: None,
     Ok(server)
 }
 
-/// A listener's connections may take a quarter of the descriptors; pods, the store and everything else need some as well.
+/// The connections of two listeners may take three quarters of the descriptors; pods and the store need some as well.
 fn limits() -> Limits {
     let descriptors = usize::try_from(descriptors::raise_limit()).unwrap_or(usize::MAX);
     let usual = Limits::default();
-    Limits { connections: usual.connections.min(descriptors / 4), ..usual }
+    Limits { connections: usual.connections.min(descriptors / 8 * 3), ..usual }
 }
 
 async fn listen_tcp(config: &Config) -> Result<TcpListener, StartError> {
@@ -162,14 +163,18 @@ async fn listen_tcp(config: &Config) -> Result<TcpListener, StartError> {
     TcpListener::bind(config.listen).await.map_err(|source| failed("listen on", config.listen, source))
 }
 
-/// Makes certificates for the address and writes the kubeconfig that goes with them.
-fn publish(config: &Config, address: SocketAddr) -> Result<TlsAccess, StartError> {
+/// The keys and certificates of the home, made at the first start.
+fn open_pki(config: &Config) -> Result<Pki, StartError> {
     let hosts =
         ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), config.listen.ip().to_string()];
     let mut hosts = hosts.to_vec();
     hosts.sort();
     hosts.dedup();
-    let pki = Pki::open(&config.directory.join("pki"), &hosts, Timestamp::now())?;
+    Ok(Pki::open(&config.directory.join("pki"), &hosts, Timestamp::now())?)
+}
+
+/// Writes the kubeconfig that goes with an address and the certificates.
+fn publish(config: &Config, pki: &Pki, address: SocketAddr) -> Result<TlsAccess, StartError> {
     let text = pki.kubeconfig(&format!("https://{}", reachable(address)))?;
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "the API listens beyond this machine");

@@ -62,7 +62,6 @@ pub fn delete(object: &Value, propagation: Propagation, grace: i64, now: Timesta
         let deadline = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
         metadata.insert("deletionTimestamp".to_owned(), timestamp(deadline).into());
         metadata.insert("deletionGracePeriodSeconds".to_owned(), grace.into());
-        bump_generation(metadata);
     }
     if marked == *object { Outcome::Unchanged } else { Outcome::Mark(marked) }
 }
@@ -78,7 +77,9 @@ pub fn last_state(object: &Value, now: Timestamp) -> Option<Value> {
     }
     metadata.insert("deletionTimestamp".to_owned(), timestamp(now).into());
     metadata.insert("deletionGracePeriodSeconds".to_owned(), 0.into());
-    bump_generation(metadata);
+    if !deleting {
+        bump_generation(metadata);
+    }
     Some(marked)
 }
 
@@ -156,7 +157,7 @@ mod tests {
         let last = last_state(&object, now()).unwrap();
         assert_eq!(last["metadata"]["deletionGracePeriodSeconds"], 0);
         assert_eq!(last["metadata"]["deletionTimestamp"], "2026-11-15T12:00:00Z");
-        assert_eq!(last["metadata"]["generation"], 2);
+        assert_eq!(last["metadata"]["generation"], 1);
         assert_eq!(last_state(&last, now()), None);
     }
 

@@ -263,8 +263,11 @@ impl Store {
         let mut remaining = 0;
         let mut take = |object: &Arc<Object>| {
             if items.len() < limit {
-                items.push(Arc::clone(object));
+                if request.filter.matches(object) {
+                    items.push(Arc::clone(object));
+                }
             } else {
+                // As on the real server there is more as soon as there is another object, selected or not.
                 more = true;
                 remaining += 1;
             }
@@ -272,7 +275,7 @@ impl Store {
             !more || request.filter.selects_all()
         };
         if rolled_back.is_empty() {
-            for object in scan.filter(|object| request.filter.matches(object)) {
+            for object in scan {
                 if !take(object) {
                     break;
                 }
@@ -285,7 +288,7 @@ impl Store {
                 after.is_none_or(|after| (&*object.key.namespace, &*object.key.name) > after)
             }));
             then.sort_by(|a, b| a.key.cmp(&b.key));
-            for object in then.into_iter().filter(|object| request.filter.matches(object)) {
+            for object in then {
                 if !take(object) {
                     break;
                 }

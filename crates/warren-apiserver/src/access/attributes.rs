@@ -63,13 +63,32 @@ impl<'a> Attributes<'a> {
         }
     }
 
+    pub fn verb(&self) -> &'a str {
+        match self {
+            Attributes::Resource { verb, .. } | Attributes::Path { verb, .. } => verb,
+        }
+    }
+
+    /// The same, with another verb.
+    pub fn with_verb<'b>(&self, verb: &'b str) -> Attributes<'b>
+    where
+        'a: 'b,
+    {
+        match *self {
+            Attributes::Resource { group, resource, subresource, namespace, name, .. } => {
+                Attributes::Resource { verb, group, resource, subresource, namespace, name }
+            }
+            Attributes::Path { path, .. } => Attributes::Path { verb, path },
+        }
+    }
+
     /// The answer to somebody who may not do this.
     pub fn forbidden(&self, user: &str, reason: &str) -> ApiError {
         let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
         match *self {
-            Attributes::Path { verb, path } => {
-                ApiError::forbidden_path(format!("forbidden: User {user:?} cannot {verb} path {path:?}{because}"))
-            }
+            Attributes::Path { verb, path } => ApiError::forbidden_path(format!(
+                "forbidden: User {user:?} cannot {verb} path {path:?}{because}"
+            )),
             Attributes::Resource { verb, group, resource, subresource, namespace, name } => {
                 let below = if subresource.is_empty() { String::new() } else { format!("/{subresource}") };
                 let scope = match namespace {

@@ -20,8 +20,13 @@ fn urls(urls: &[&str]) -> Value {
 
 fn view() -> Vec<Value> {
     let objects = [
-        "pods", "serviceaccounts", "services", "services/status", "persistentvolumeclaims",
-        "persistentvolumeclaims/status", "configmaps",
+        "pods",
+        "serviceaccounts",
+        "services",
+        "services/status",
+        "persistentvolumeclaims",
+        "persistentvolumeclaims/status",
+        "configmaps",
     ];
     vec![
         rule(READ, &[""], &objects),
@@ -43,7 +48,14 @@ fn edit() -> Vec<Value> {
         rule(
             WRITE,
             &[""],
-            &["serviceaccounts", "services", "services/proxy", "persistentvolumeclaims", "configmaps", "secrets"],
+            &[
+                "serviceaccounts",
+                "services",
+                "services/proxy",
+                "persistentvolumeclaims",
+                "configmaps",
+                "secrets",
+            ],
         ),
         rule(&["create"], &[""], &["serviceaccounts/token"]),
         rule(WRITE, &["", "events.k8s.io"], &["events"]),
@@ -60,7 +72,8 @@ fn admin() -> Vec<Value> {
 }
 
 fn discovery() -> Value {
-    let everything = ["/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi", "/openapi/*", "/readyz"];
+    let everything =
+        ["/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi", "/openapi/*", "/readyz"];
     urls(&[&everything[..], &["/version", "/version/"]].concat())
 }
 
@@ -95,8 +108,7 @@ const TO_VIEW: &str = "rbac.authorization.k8s.io/aggregate-to-view";
 
 fn roles() -> Vec<Value> {
     let none = json!({});
-    let everything =
-        vec![rule(&["*"], &["*"], &["*"]), json!({"verbs": ["*"], "nonResourceURLs": ["*"]})];
+    let everything = vec![rule(&["*"], &["*"], &["*"]), json!({"verbs": ["*"], "nonResourceURLs": ["*"]})];
     let reviews = ["selfsubjectaccessreviews", "selfsubjectrulesreviews"];
     let basic = vec![
         rule(&["create"], &["authorization.k8s.io"], &reviews),
@@ -106,7 +118,8 @@ fn roles() -> Vec<Value> {
         rule(&["create"], &["authentication.k8s.io"], &["tokenreviews"]),
         rule(&["create"], &["authorization.k8s.io"], &["subjectaccessreviews"]),
     ];
-    let monitoring = ["/metrics", "/metrics/slis", "/livez", "/readyz", "/healthz", "/livez/*", "/readyz/*", "/healthz/*"];
+    let monitoring =
+        ["/metrics", "/metrics/slis", "/livez", "/readyz", "/healthz", "/livez/*", "/readyz/*", "/healthz/*"];
     vec![
         role("cluster-admin", &none, everything, None),
         role("system:discovery", &none, vec![discovery()], None),
@@ -132,10 +145,8 @@ fn bindings() -> Vec<Value> {
     let authenticated = &["system:authenticated"][..];
     let everybody = &["system:authenticated", "system:unauthenticated"][..];
     let binding = |name: &str, groups: &[&str]| {
-        let subjects: Vec<Value> = groups
-            .iter()
-            .map(|group| json!({"kind": "Group", "apiGroup": GROUP, "name": group}))
-            .collect();
+        let subjects: Vec<Value> =
+            groups.iter().map(|group| json!({"kind": "Group", "apiGroup": GROUP, "name": group})).collect();
         json!({
             "kind": "ClusterRoleBinding",
             "apiVersion": "rbac.authorization.k8s.io/v1",

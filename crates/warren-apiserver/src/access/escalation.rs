@@ -27,7 +27,8 @@ pub(crate) fn check_escalation(
     match &*definition.plural {
         plural @ ("roles" | "clusterroles") => {
             let unchanged = |field: &str| old.is_some_and(|old| old.get(field) == new.get(field));
-            if (unchanged("rules") && unchanged("aggregationRule")) || may(server, call, "escalate", plural, name)
+            if (unchanged("rules") && unchanged("aggregationRule"))
+                || may(server, call, "escalate", plural, name)
             {
                 return Ok(());
             }
@@ -61,7 +62,9 @@ pub(crate) fn check_escalation(
             let namespace = if plural == "roles" { call.namespace.unwrap_or_default() } else { "" };
             let key = Key::new(format!("{plural}.{GROUP}"), namespace, role_name);
             let Some(role) = server.store.newest(&key) else {
-                return Err(ApiError::not_found(Subject { group: GROUP, kind: plural, name: role_name }));
+                // The real server names the binding's resource here.
+                let kind = &*definition.plural;
+                return Err(ApiError::not_found(Subject { group: GROUP, kind, name: role_name }));
             };
             check_covered(server, call, &Rule::list(&role.value()["rules"])).map_err(|why| forbidden(&why))
         }

@@ -1,4 +1,8 @@
 //! Acting as somebody else, with the headers that `kubectl --as` sends.
+//!
+//! There are two ways to be allowed to. Whoever may `impersonate` a user does everything as that user. Whoever may
+//! `impersonate:user-info` one does only what the verbs `impersonate-on:user-info:…` say; service accounts and nodes have
+//! words of their own in place of `user-info`.
 
 use std::sync::Arc;
 
@@ -14,65 +18,118 @@ const USER: &str = "impersonate-user";
 const GROUP: &str = "impersonate-group";
 const UID: &str = "impersonate-uid";
 const EXTRA: &str = "impersonate-extra-";
+/// The group of what belongs to users and has no resource of its own.
+const AUTHENTICATION: &str = "authentication.k8s.io";
 
-/// The user that the request is to be carried out as: another one if it says so, and its sender may.
-pub(crate) fn impersonate(
-    server: &Inner,
-    sender: Arc<Identity>,
-    headers: &HeaderMap,
-) -> Result<Arc<Identity>, ApiError> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let asks = headers.keys().any(|name| name.as_str().starts_with("impersonate-"));
-    if !asks {
-        return Ok(sender);
+/// Whether a request is to be carried out as somebody else.
+pub(crate) fn is_asked_for(headers: &HeaderMap) -> bool {
+    headers.keys().any(|name| name.as_str().starts_with("impersonate-"))
+}
+
+/// Whom the headers name.
+struct Wanted {
+    user: String,
+    groups: Vec<String>,
+    uid: Option<String>,
+    extra: Vec<(String, Vec<String>)>,
+}
+
+impl Wanted {
+    fn read(headers: &HeaderMap) -> Result<Wanted, ApiError> {
+        let texts = |name: &str| -> Vec<String> {
+            let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+            values.map(str::to_owned).collect()
+        };
+        let first = |name: &str| texts(name).into_iter().next().filter(|text| !text.is_empty());
+        let user = first(USER).ok_or_else(|| {
+            ApiError::bad_request("requested to impersonate without impersonating a user name")
+        })?;
+        let mut extra: Vec<(String, Vec<String>)> = Vec::new();
+        for name in headers.keys() {
+            if let Some(key) = name.as_str().strip_prefix(EXTRA) {
+                extra.push((query::decode(key, false), texts(name.as_str())));
+            }
+        }
+        Ok(Wanted { user, groups: texts(GROUP), uid: first(UID), extra })
     }
-    let user = text(USER);
-    if user.is_empty() {
-        return Err(ApiError::internal(
-            "requested other impersonation attributes without impersonating a user",
-        ));
+
+    /// Namespace and name, for a service account.
+    fn account(&self) -> Option<(&str, &str)> {
+        self.user.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
-    let ask = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| {
-        let verb = "impersonate";
-        let attributes = Attributes::Resource { verb, group, resource, subresource, namespace, name };
-        server.access.authorize(&server.store, &sender, &attributes)
-    };
-    let account = user.strip_prefix("system:serviceaccount:").and_then(|rest| rest.split_once(':'));
-    match account {
-        Some((namespace, name)) => ask("", "serviceaccounts", "", namespace, name)?,
-        None => ask("", "users", "", "", user)?,
+
+    fn node(&self) -> Option<&str> {
+        self.user.strip_prefix("system:node:")
     }
-    let mut groups = Vec::new();
-    for group in headers.get_all(GROUP).iter().filter_map(|value| value.to_str().ok()) {
-        ask("", "groups", "", "", group)?;
-        groups.push(group.to_owned());
-    }
-    let uid = text(UID);
-    if !uid.is_empty() {
-        ask("authentication.k8s.io", "uids", "", "", uid)?;
-    }
-    let mut extra: Vec<(String, Vec<String>)> = Vec::new();
-    for (name, value) in headers {
-        let Some(key) = name.as_str().strip_prefix(EXTRA) else { continue };
-        let (key, value) = (query::decode(key, false), value.to_str().unwrap_or_default());
-        ask("authentication.k8s.io", "userextras", key.as_str(), "", value)?;
-        match extra.iter_mut().find(|(known, _)| *known == key) {
-            Some((_, values)) => values.push(value.to_owned()),
-            None => extra.push((key, vec![value.to_owned()])),
+
+    /// What stands for `user-info` where only this may be done as somebody else; nothing for accounts and nodes of which
+    /// more than the name is wanted.
+    fn mode(&self) -> Option<&'static str> {
+        let only_user = self.groups.is_empty() && self.uid.is_none() && self.extra.is_empty();
+        match (self.node(), self.account()) {
+            (Some(_), _) => only_user.then_some("arbitrary-node"),
+            (_, Some(_)) => only_user.then_some("serviceaccount"),
+            (None, None) => Some("user-info"),
         }
     }
-    if let Some((namespace, _)) = account
-        && groups.is_empty()
-    {
-        groups = account_groups(namespace);
+
+    /// Asks for the right to each thing that is wanted.
+    fn check(
+        &self,
+        verb: &str,
+        users: &str,
+        ask: impl Fn(Attributes<'_>) -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        let ask = |group: &str, resource: &str, subresource: &str, namespace: &str, name: &str| {
+            ask(Attributes::Resource { verb, group, resource, subresource, namespace, name })
+        };
+        match (self.node().filter(|_| users == AUTHENTICATION), self.account()) {
+            (Some(node), _) => ask(users, "nodes", "", "", node)?,
+            (None, Some((namespace, name))) => ask(users, "serviceaccounts", "", namespace, name)?,
+            (None, None) => ask(users, "users", "", "", &self.user)?,
+        }
+        self.groups.iter().try_for_each(|group| ask(users, "groups", "", "", group))?;
+        self.uid.iter().try_for_each(|uid| ask(AUTHENTICATION, "uids", "", "", uid))?;
+        for (key, values) in &self.extra {
+            values.iter().try_for_each(|value| ask(AUTHENTICATION, "userextras", key, "", value))?;
+        }
+        Ok(())
     }
-    let anonymous = user == "system:anonymous";
-    if anonymous && !groups.iter().any(|group| group == "system:unauthenticated") {
-        groups.push("system:unauthenticated".to_owned());
+
+    fn into_identity(self) -> Identity {
+        const NOBODY: &str = "system:unauthenticated";
+        let account = self.account().map(|(namespace, _)| account_groups(namespace));
+        let mut groups = match account {
+            Some(of_namespace) if self.groups.is_empty() => of_namespace,
+            _ => self.groups,
+        };
+        let joins = if self.user == "system:anonymous" { NOBODY } else { EVERYONE };
+        if !groups.iter().any(|group| group == joins || group == NOBODY) {
+            groups.push(joins.to_owned());
+        }
+        Identity { user: self.user, groups, uid: self.uid, extra: self.extra }
     }
-    if !anonymous && !groups.iter().any(|group| group == EVERYONE || group == "system:unauthenticated") {
-        groups.push(EVERYONE.to_owned());
+}
+
+/// The user that a request is to be carried out as, if its sender may.
+pub(crate) fn impersonate(
+    server: &Inner,
+    sender: &Identity,
+    headers: &HeaderMap,
+    request: &Attributes<'_>,
+) -> Result<Arc<Identity>, ApiError> {
+    let wanted = Wanted::read(headers)?;
+    let ask = |attributes: Attributes<'_>| server.access.authorize(&server.store, sender, &attributes);
+    let within_bounds = wanted.mode().map(|mode| {
+        let on = format!("impersonate-on:{mode}:{}", request.verb());
+        ask(request.with_verb(&on))?;
+        wanted.check(&format!("impersonate:{mode}"), AUTHENTICATION, ask)
+    });
+    match within_bounds {
+        Some(Ok(())) => {}
+        // What is said is what was missing first.
+        Some(Err(first)) => wanted.check("impersonate", "", ask).map_err(|_| first)?,
+        None => wanted.check("impersonate", "", ask)?,
     }
-    let uid = Some(uid.to_owned()).filter(|uid| !uid.is_empty());
-    Ok(Arc::new(Identity { user: user.to_owned(), groups, uid, extra }))
+    Ok(Arc::new(wanted.into_identity()))
 }

@@ -75,9 +75,10 @@ impl Policy {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (role_kind, role_name) = (text(&role["kind"]), text(&role["name"]));
         let role_namespace = if role_kind == "Role" { namespace } else { "" };
-        let rules = roles.get(&(role_namespace.to_owned(), role_name.clone())).cloned().ok_or_else(|| {
-            format!("{}.{} {role_name:?} not found", role_kind.to_lowercase(), super::GROUP)
-        });
+        let rules = roles
+            .get(&(role_namespace.to_owned(), role_name.clone()))
+            .cloned()
+            .ok_or_else(|| format!("{}.{} {role_name:?} not found", role_kind.to_lowercase(), super::GROUP));
         let (kind, shown, holds_in) = match namespace {
             "" => ("ClusterRoleBinding", name.to_owned(), None),
             namespace => ("RoleBinding", format!("{name}/{namespace}"), Some(Arc::from(namespace))),

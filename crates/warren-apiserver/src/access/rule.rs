@@ -43,7 +43,8 @@ impl Rule {
                         || self.resource_names.iter().any(|known| known == name))
             }
             Attributes::Path { verb, path } => {
-                names(&self.verbs, verb) && self.non_resource_urls.iter().any(|known| url_matches(known, path))
+                names(&self.verbs, verb)
+                    && self.non_resource_urls.iter().any(|known| url_matches(known, path))
             }
         }
     }
@@ -187,7 +188,12 @@ mod tests {
         Rule::list(&rules)
     }
 
-    fn request<'a>(verb: &'static str, resource: &'a str, subresource: &'a str, name: &'a str) -> Attributes<'a> {
+    fn request<'a>(
+        verb: &'static str,
+        resource: &'a str,
+        subresource: &'a str,
+        name: &'a str,
+    ) -> Attributes<'a> {
         Attributes::Resource { verb, group: "", resource, subresource, namespace: "n", name }
     }
 

@@ -158,8 +158,10 @@ impl Claims {
 
     fn identity(&self) -> Identity {
         let bound = &self.kubernetes;
-        let mut extra =
-            vec![("authentication.kubernetes.io/credential-id".to_owned(), vec![format!("JTI={}", self.jti)])];
+        let mut extra = vec![(
+            "authentication.kubernetes.io/credential-id".to_owned(),
+            vec![format!("JTI={}", self.jti)],
+        )];
         for (kind, object) in [("node", &bound.node), ("pod", &bound.pod)] {
             if let Some(object) = object {
                 let prefix = format!("authentication.kubernetes.io/{kind}");
@@ -214,14 +216,14 @@ impl Accounts {
         self.key.sign(claims)
     }
 
-    /// Whose token this is, if it is good for one of these audiences.
+    /// Whose token this is, and for which of these audiences, if it is for any.
     pub(crate) fn authenticate(
         &self,
         token: &str,
         audiences: &[&str],
         store: &Store,
         now: jiff::Timestamp,
-    ) -> Option<Arc<Identity>> {
+    ) -> Option<(Arc<Identity>, Vec<String>)> {
         let remembered = || self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
         let known = remembered().get(token).cloned();
         let (claims, identity) = match known {
@@ -237,8 +239,9 @@ impl Accounts {
                 verified
             }
         };
-        let meant = claims.aud.iter().any(|audience| audiences.contains(&audience.as_str()));
-        (meant && claims.is_current(store, now)).then_some(identity)
+        let meant = claims.aud.iter().filter(|audience| audiences.contains(&audience.as_str()));
+        let meant: Vec<String> = meant.cloned().collect();
+        (!meant.is_empty() && claims.is_current(store, now)).then_some((identity, meant))
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) const ROLE: &[Column] = &[
 
 const ROLE_REFERENCE: Column = Column {
     name: "Role",
-    description: "roleRef can reference a Role in the current namespace or a ClusterRole in the global namespace. If the RoleRef cannot be resolved, the Authorizer must return an error.",
+    description: "RoleRef can reference a Role in the current namespace or a ClusterRole in the global namespace. If the RoleRef cannot be resolved, the Authorizer must return an error.",
     cell: |object, _| {
         let text = |field: &str| object["roleRef"][field].as_str().unwrap_or_default().to_owned();
         format!("{}/{}", text("kind"), text("name")).into()

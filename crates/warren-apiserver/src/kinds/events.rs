@@ -8,6 +8,10 @@ use crate::status::FieldError;
 
 pub(super) static BEHAVIOUR: Behaviour = Behaviour { create_on_update: true, default, validate, ..PLAIN };
 
+/// Through `events.k8s.io/v1` an event must be one of the new kind.
+pub(super) static NEW_BEHAVIOUR: Behaviour =
+    Behaviour { create_on_update: true, default, validate: validate_new, ..PLAIN };
+
 pub(super) static CONVERSION: Conversion = Conversion { from_stored, to_stored };
 
 /// These are always written out.
@@ -60,6 +64,44 @@ fn rename(
         let (from, to) = direction(pair);
         if let Some(value) = event.shift_remove(from) {
             event.insert(to.to_owned(), value);
+        }
+    }
+}
+
+fn validate_new(event: &Value, errors: &mut Vec<FieldError>) {
+    validate(event, errors);
+    // What exists is not held to this again.
+    if event["metadata"].get("resourceVersion").is_some() {
+        return;
+    }
+    let text = |field: &str| event[field].as_str().unwrap_or_default();
+    if text("eventTime").is_empty() {
+        errors.push(FieldError::required("eventTime", ""));
+    } else {
+        for (field, shown) in [
+            ("reportingComponent", "reportingController"),
+            ("reportingInstance", "reportingInstance"),
+            ("action", "action"),
+            ("reason", "reason"),
+        ] {
+            if text(field).is_empty() {
+                errors.push(FieldError::required(shown, ""));
+            }
+        }
+    }
+    let type_ = text("type");
+    if !matches!(type_, "Normal" | "Warning") {
+        errors.push(FieldError::invalid("type", "", format!("has invalid value: {type_}")));
+    }
+    let old_source = ["component", "host"].iter().any(|field| event["source"][field].is_string());
+    for (field, set) in [
+        ("firstTimestamp", event["firstTimestamp"].is_string()),
+        ("lastTimestamp", event["lastTimestamp"].is_string()),
+        ("count", event["count"].as_i64().unwrap_or(0) != 0),
+        ("source", old_source),
+    ] {
+        if set {
+            errors.push(FieldError::invalid(field, "", "needs to be unset"));
         }
     }
 }

@@ -10,6 +10,7 @@ pub(super) static BEHAVIOUR: Behaviour = Behaviour {
     default: pods_defaults::default,
     prepare_create,
     prepare_update,
+    prepare_status: keep_class,
     validate: pods_validation::validate,
     validate_update,
     grace_period,
@@ -38,7 +39,11 @@ fn prepare_create(pod: &mut Value) {
 
 fn prepare_update(new: &mut Value, old: &Value) {
     pods_defaults::admit(new);
-    // The class is decided once, at creation.
+    keep_class(new, old);
+}
+
+/// The class is decided once, at creation.
+fn keep_class(new: &mut Value, old: &Value) {
     if let Some(class) = old["status"].get("qosClass") {
         new["status"]["qosClass"] = class.clone();
     }

@@ -7,7 +7,8 @@ use crate::access::GROUP;
 use crate::status::FieldError;
 
 pub(super) static ROLE: Behaviour = Behaviour {
-    default: default_role,
+    prepare_create: write_rules,
+    prepare_update: |role, _| write_rules(role),
     validate: |role, errors| validate_rules(role, true, errors),
     create_on_update: true,
     name: NameRule::PathSegment,
@@ -15,7 +16,8 @@ pub(super) static ROLE: Behaviour = Behaviour {
 };
 
 pub(super) static CLUSTER_ROLE: Behaviour = Behaviour {
-    default: default_role,
+    prepare_create: write_rules,
+    prepare_update: |role, _| write_rules(role),
     validate: |role, errors| {
         validate_rules(role, false, errors);
         let selectors = role["aggregationRule"]["clusterRoleSelectors"].as_array();
@@ -48,7 +50,7 @@ pub(super) static CLUSTER_ROLE_BINDING: Behaviour = Behaviour {
 };
 
 /// A role without rules is written out as one.
-fn default_role(role: &mut Value) {
+fn write_rules(role: &mut Value) {
     if let Some(role) = role.as_object_mut() {
         set_default(role, "rules", Value::Null);
     }

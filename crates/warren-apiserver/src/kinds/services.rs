@@ -23,6 +23,12 @@ fn default(service: &mut Value) {
     if spec.get("type").is_some_and(|type_| type_ != "ExternalName") {
         set_default(spec, "internalTrafficPolicy", "Cluster");
     }
+    if spec.get("type").is_some_and(|type_| type_ == "NodePort" || type_ == "LoadBalancer") {
+        set_default(spec, "externalTrafficPolicy", "Cluster");
+    }
+    if spec.get("type").is_some_and(|type_| type_ == "LoadBalancer") {
+        set_default(spec, "allocateLoadBalancerNodePorts", true);
+    }
     let ports = spec.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
         set_default(port, "protocol", "TCP");

@@ -3,6 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{Behaviour, PLAIN, quantity, set_default};
+use crate::metadata::metadata_mut;
+use crate::protection::FINALIZER;
 use crate::status::FieldError;
 
 const MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
@@ -25,7 +27,15 @@ pub(super) static CLAIM: Behaviour = Behaviour {
             set_default(spec, "volumeMode", "Filesystem");
         }
     },
-    prepare_create: |claim| claim["status"] = json!({"phase": "Pending"}),
+    prepare_create: |claim| {
+        claim["status"] = json!({"phase": "Pending"});
+        let finalizers = metadata_mut(claim).entry("finalizers").or_insert_with(|| json!([]));
+        if let Some(finalizers) = finalizers.as_array_mut()
+            && !finalizers.iter().any(|known| known == FINALIZER)
+        {
+            finalizers.push(FINALIZER.into());
+        }
+    },
     validate: validate_claim,
     validate_update: validate_claim_update,
     returns_deleted: true,

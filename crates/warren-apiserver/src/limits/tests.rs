@@ -13,7 +13,10 @@ fn each_client_has_its_own_share_and_gets_it_back() {
     let first = gate.enter("alice", Class::Request).unwrap();
     let second = gate.enter("alice", Class::Request).unwrap();
     let refused = gate.enter("alice", Class::Request).err().unwrap();
-    assert_eq!((refused.code.as_u16(), refused.reason, refused.retry_after()), (429, "TooManyRequests", Some(1)));
+    assert_eq!(
+        (refused.code.as_u16(), refused.reason, refused.retry_after()),
+        (429, "TooManyRequests", Some(1))
+    );
     let _watch = gate.enter("alice", Class::Watch).unwrap();
     assert!(gate.enter("alice", Class::Watch).is_err());
     let other = gate.enter("bob", Class::Request).unwrap();
@@ -48,6 +51,26 @@ fn depth_is_bounded() {
     assert_eq!(check_depth(&nested(DEEPEST_OBJECT + 1)).unwrap_err().code.as_u16(), 400);
     let text = nested(DEEPEST_OBJECT).to_string();
     assert!(serde_json::from_str::<Value>(&text).is_ok(), "what is stored can be read again");
+}
+
+#[test]
+fn expressions_are_flat_enough_to_be_parsed() {
+    for good in [
+        "self.size < 100 && (!has(self.a) || self.a.all(x, x.startsWith('(')))",
+        "has(oldSelf.a) ? self.a - -1 == oldSelf.a : true",
+    ] {
+        assert!(expression_is_flat(good), "{good}");
+    }
+    for bad in [
+        "(".repeat(10_000),
+        "!".repeat(10_000),
+        "- ".repeat(10_000),
+        "a ? ".repeat(10_000),
+        "[{".repeat(50),
+        "a.".repeat(1000),
+    ] {
+        assert!(!expression_is_flat(&bad), "{}", &bad[..20]);
+    }
 }
 
 #[tokio::test(start_paused = true)]

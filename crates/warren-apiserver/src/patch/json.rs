@@ -46,6 +46,23 @@ pub(super) fn apply(object: &mut Value, patch: &[PatchOperation]) -> Result<(), 
                 }
             }
         }
+        // To the real server a field that is not there is null, which is how kube's finalizers ask for it.
+        if let PatchOperation::Test(test) = operation
+            && test.value.is_null()
+            && let Some((parent, _)) = test.path.as_str().rsplit_once('/')
+            && object.pointer(parent).is_some_and(Value::is_object)
+            && object.pointer(test.path.as_str()).is_none()
+        {
+            continue;
+        }
+        // The real server lets a replacement put something where nothing was, if there is an object to put it in.
+        if let PatchOperation::Replace(replace) = operation
+            && let Some((parent, name)) = replace.path.as_str().rsplit_once('/')
+            && let Some(Value::Object(parent)) = object.pointer_mut(parent)
+        {
+            parent.insert(name.replace("~1", "/").replace("~0", "~"), replace.value.clone());
+            continue;
+        }
         // Without undo: the object is a copy, and what the library cannot undo makes it panic.
         json_patch::patch_unsafe(object, std::slice::from_ref(operation))
             .map_err(|_| ApiError::patch_does_not_apply())?;
@@ -58,7 +75,9 @@ fn size(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len() + 2,
         Value::Array(items) => items.iter().map(|item| size(item) + 1).sum::<usize>() + 2,
-        Value::Object(fields) => fields.iter().map(|(name, field)| name.len() + size(field) + 4).sum::<usize>() + 2,
+        Value::Object(fields) => {
+            fields.iter().map(|(name, field)| name.len() + size(field) + 4).sum::<usize>() + 2
+        }
         _ => 4,
     }
 }
@@ -119,6 +138,10 @@ mod tests {
         assert_eq!(patched(&json!({"a": 1}), &operations).unwrap(), json!({"a": {"x": [2]}}));
         let missing = json!([{"op": "remove", "path": "/nothing"}]);
         assert_eq!(patched(&json!({}), &missing).unwrap_err().code.as_u16(), 422);
+        let absent = |path: &str| json!([{"op": "test", "path": path, "value": null}]);
+        assert!(patched(&json!({"a": {}}), &absent("/a/b")).is_ok(), "what is not there is null");
+        assert!(patched(&json!({"a": {"b": 1}}), &absent("/a/b")).is_err());
+        assert!(patched(&json!({}), &absent("/a/b")).is_err(), "in an object that is not there, nothing is");
         assert!(check_count(MOST_OPERATIONS).is_ok());
         assert_eq!(check_count(MOST_OPERATIONS + 1).unwrap_err().code.as_u16(), 413);
     }

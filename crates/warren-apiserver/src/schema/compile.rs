@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 
 use super::rules::Rules;
-use super::{Limits, ListShape, Schema, Type};
+use super::{Format, Limits, ListShape, Schema, Type};
 
 /// Nesting beyond which a schema is refused; real ones stay below a third of it.
 const DEEPEST: usize = 64;
@@ -55,6 +55,9 @@ impl<'a> Compiler<'a> {
         let source = source.ok_or_else(|| SchemaError::UnknownReference(name.to_owned()))?;
         let mut compiled = self.node(source, depth + 1, "")?;
         compiled.quantity = name.ends_with(".resource.Quantity");
+        if name.ends_with(".MicroTime") {
+            compiled.format = Format::MicroTime;
+        }
         // The embedded schemas leave defaults out. This one is needed: it is part of the key of a port.
         if name.ends_with(".ServicePort") || name.ends_with(".ContainerPort") {
             let default = Some(Box::new(Value::from("TCP")));
@@ -83,6 +86,7 @@ impl<'a> Compiler<'a> {
         let mut schema = Schema {
             type_: text("type").and_then(type_from_name),
             nullable: flag("nullable"),
+            format: text("format").map(Format::from_name).unwrap_or_default(),
             int_or_string: flag("x-kubernetes-int-or-string") || text("format") == Some("int-or-string"),
             embedded_resource: flag("x-kubernetes-embedded-resource"),
             preserve_unknown: flag("x-kubernetes-preserve-unknown-fields"),

@@ -1,6 +1,6 @@
 use serde_json::{Map, Value};
 
-use super::{Schema, join};
+use super::{Schema, Type, join};
 
 /// Removes every field that the schema does not know, and adds their paths to `unknown`.
 pub(crate) fn prune(value: &mut Value, schema: &Schema, path: &str, unknown: &mut Vec<String>) {
@@ -72,14 +72,28 @@ pub(crate) fn drop_unwanted_nulls(value: &mut Value, schema: &Schema) {
     }
 }
 
-/// Removes nulls the way decoding into the real server's types does: an absent field and a null one are the same.
-pub(crate) fn drop_nulls(value: &mut Value) {
+/// Removes nulls the way decoding into the real server's types does: an absent field and a null one are the same. In a map of
+/// texts a null is the empty text.
+pub(crate) fn drop_nulls(value: &mut Value, schema: Option<&Schema>) {
     match value {
         Value::Object(object) => {
-            object.retain(|_, child| !child.is_null());
-            object.values_mut().for_each(drop_nulls);
+            object.retain(|name, child| {
+                let text = |below: &Schema| below.type_ == Some(Type::String) && below.properties.is_empty();
+                let entry = schema.filter(|schema| !schema.properties.contains_key(name.as_str()));
+                if child.is_null() && entry.and_then(|schema| schema.additional.as_deref()).is_some_and(text)
+                {
+                    *child = "".into();
+                }
+                !child.is_null()
+            });
+            for (name, child) in object.iter_mut() {
+                drop_nulls(child, schema.and_then(|schema| schema.field(name)).map(|schema| &**schema));
+            }
         }
-        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        Value::Array(items) => {
+            let below = schema.and_then(|schema| schema.items.as_deref());
+            items.iter_mut().for_each(|item| drop_nulls(item, below));
+        }
         _ => {}
     }
 }

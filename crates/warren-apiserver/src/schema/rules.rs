@@ -17,7 +17,14 @@ pub(crate) struct Rules {
     reads: Reads,
     /// Whether every rule compares with what was there before, so that a new value has nothing to be judged by.
     judges_changes_alone: bool,
-    field_paths: Vec<(Box<str>, Box<str>)>,
+    /// What the library does not pass on: rule, field path, message.
+    texts: Vec<RuleText>,
+}
+
+struct RuleText {
+    rule: Box<str>,
+    field_path: Box<str>,
+    message: Box<str>,
 }
 
 impl std::fmt::Debug for Rules {
@@ -39,7 +46,11 @@ impl Rules {
         if rules.is_empty() {
             return Ok(None);
         }
-        let compiled = compile_schema(&shallow(source, true));
+        let compiled = compile(source).map_err(|cause| SchemaError::Rule {
+            path: path.to_owned(),
+            rule: "the rules here".to_owned(),
+            cause,
+        })?;
         for validation in &compiled.validations {
             if let Err(error) = validation {
                 return Err(SchemaError::Rule {
@@ -53,18 +64,18 @@ impl Rules {
                 });
             }
         }
-        let field_paths = rules
-            .iter()
-            .filter_map(|rule| {
-                Some((rule.get("rule")?.as_str()?.into(), rule.get("fieldPath")?.as_str()?.into()))
-            })
-            .collect();
+        let text = |rule: &Value, field: &str| rule[field].as_str().unwrap_or_default().trim().into();
+        let texts = rules.iter().map(|rule| RuleText {
+            rule: rule["rule"].as_str().unwrap_or_default().into(),
+            field_path: text(rule, "fieldPath"),
+            message: text(rule, "message"),
+        });
         let expressions = rules.iter().flat_map(|rule| [&rule["rule"], &rule["messageExpression"]]);
         let reads = Reads::of(expressions.filter_map(Value::as_str));
         let judges_changes_alone = rules.iter().all(|rule| {
             rule["rule"].as_str().is_some_and(looks_back) && rule["optionalOldSelf"] != Value::Bool(true)
         });
-        Ok(Some(Rules { compiled, reads, judges_changes_alone, field_paths }))
+        Ok(Some(Rules { compiled, reads, judges_changes_alone, texts: texts.collect() }))
     }
 
     fn check(&self, value: &Value, old: Option<&Value>, path: &str, errors: &mut Vec<FieldError>) {
@@ -80,14 +91,21 @@ impl Rules {
             }
         });
         for failure in failures {
-            let field = self.field_paths.iter().find(|(rule, _)| **rule == *failure.rule);
-            let field = field.map_or_else(|| path.to_owned(), |(_, below)| format!("{path}{below}"));
+            let texts = self.texts.iter().find(|texts| *texts.rule == *failure.rule);
             // The real server has no path for the object itself and prints that.
-            let field = if field.is_empty() { "<nil>".to_owned() } else { field };
-            let message = match failure.kind {
-                ErrorKind::ValidationFailure => failure.message.clone(),
-                _ => format!("rule evaluation error: {}", failure.message),
-            };
+            let shown = |field: String| if field.is_empty() { "<nil>".to_owned() } else { field };
+            if failure.kind != ErrorKind::ValidationFailure {
+                let rule =
+                    texts.map(|texts| if texts.message.is_empty() { &texts.rule } else { &texts.message });
+                let cause = failure.message.trim_start_matches("rule evaluation error: ");
+                let cause = cause.replace("No such key", "no such key");
+                let detail = format!("{cause} evaluating rule: {}", rule.map_or("", |rule| rule.trim()));
+                errors.push(FieldError::invalid(shown(path.to_owned()), super::type_name(value), detail));
+                continue;
+            }
+            let below = texts.map_or("", |texts| &texts.field_path);
+            let field = shown(format!("{path}{below}"));
+            let message = failure.message.clone();
             let problem = match failure.reason.as_deref() {
                 Some("FieldValueForbidden") => Problem::Forbidden(message),
                 Some("FieldValueRequired") => Problem::Required(message),
@@ -100,6 +118,37 @@ impl Rules {
             errors.push(FieldError { field, problem });
         }
     }
+}
+
+/// Why one rule of a schema does not compile.
+pub(crate) fn rule_error(schema: &Value, rule: &Value) -> Option<String> {
+    let mut alone = schema.clone();
+    alone["x-kubernetes-validations"] = Value::Array(vec![rule.clone()]);
+    match compile(&alone) {
+        Ok(compiled) => {
+            let mut validations = compiled.validations.iter();
+            validations.find_map(|validation| validation.as_ref().err().map(ToString::to_string))
+        }
+        Err(cause) => Some(cause),
+    }
+}
+
+/// Compiles the rules of one node. The parser goes down several functions for each level of an expression, so those that are
+/// not small get a stack of their own, and those that are out of all proportion are not looked at.
+fn compile(source: &Value) -> Result<CompiledSchema, String> {
+    const SMALL: usize = 200;
+    let rules = source["x-kubernetes-validations"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let expressions = || {
+        rules.iter().flat_map(|rule| [&rule["rule"], &rule["messageExpression"]]).filter_map(Value::as_str)
+    };
+    if !expressions().all(crate::limits::expression_is_flat) {
+        return Err("the expression is nested too deeply".to_owned());
+    }
+    let schema = shallow(source, true);
+    if expressions().all(|text| text.len() < SMALL && text.matches(['(', '[', '{', '?']).count() < 6) {
+        return Ok(compile_schema(&schema));
+    }
+    crate::limits::on_a_deep_stack(|| compile_schema(&schema)).map_err(|error| error.to_string())
 }
 
 /// The schema that `kube-cel` needs to turn values into CEL values: names, maps and formats, without any rule or

@@ -1,5 +1,6 @@
 use serde_json::Value;
 
+use super::format::{Format, time_error};
 use super::{Limits, ListShape, Schema, Type, join, type_name};
 use crate::status::{FieldError, Problem};
 
@@ -11,19 +12,34 @@ pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut 
     if !has_type(value, schema) {
         let wanted = if schema.int_or_string { Some("integer,string") } else { schema.type_.map(Type::name) };
         if let Some(wanted) = wanted {
-            let actual = type_name(value);
+            // Where there is a format it is named instead of the type, except to texts and lists.
+            let by_format = schema.format.name().filter(|_| !value.is_string() && !value.is_array());
+            let (wanted, actual) = match by_format {
+                Some(format) => (format, format_of(value)),
+                None => (wanted, type_name(value)),
+            };
             let detail = format!("{path} in body must be of type {wanted}: {actual:?}");
             let problem = Problem::TypeInvalid(actual.into(), detail);
             errors.push(FieldError { field: path.to_owned(), problem });
         }
+        check_range(value, schema, path, errors);
         // Of the limits only the list of values makes sense for any type.
         if let Some(limits) = &schema.limits {
             check_one_of_values(value, limits, path, errors);
         }
         return;
     }
+    check_range(value, schema, path, errors);
     if let Some(limits) = &schema.limits {
         check_limits(value, schema, limits, path, errors);
+    }
+    if let Some(text) = value.as_str()
+        && !schema.format.accepts(text)
+    {
+        let format = schema.format.name().unwrap_or_default();
+        let detail = format!("{path} in body must be of type {format}: {text:?}");
+        errors
+            .push(FieldError { field: path.to_owned(), problem: Problem::TypeInvalid(text.into(), detail) });
     }
     match value {
         Value::Object(object) => {
@@ -69,8 +85,45 @@ pub(crate) fn canonical_quantities(value: &mut Value, schema: &Schema) -> bool {
     }
 }
 
-/// The first value whose type is not the schema's: its path, and what it is.
-pub(crate) fn check_types(value: &Value, schema: &Schema, path: &str) -> Option<(String, String)> {
+/// How the real server's decoder names the format of a value that is neither text nor list.
+fn format_of(value: &Value) -> &'static str {
+    match value {
+        Value::Number(number) if number.is_f64() => "float64",
+        Value::Number(_) => "int64",
+        _ => "",
+    }
+}
+
+/// A number that its integer type cannot hold.
+fn check_range(value: &Value, schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
+    let (Value::Number(number), Some(Type::Integer)) = (value, schema.type_) else { return };
+    let whole = number.as_i64().or_else(|| {
+        let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() < 9e18)?;
+        // Checked just above: it is whole and within range.
+        Some(float as i64)
+    });
+    let fits = whole.is_some_and(|whole| schema.format != Format::Int32 || i32::try_from(whole).is_ok());
+    if !fits {
+        let format = match schema.format.name() {
+            Some(format) => format!("with format {format}"),
+            None => "(default format)".to_owned(),
+        };
+        let detail = format!("Checked value must be of type integer {format} in {path}");
+        errors.push(FieldError::invalid("<nil>", "", detail));
+    }
+}
+
+/// Why an object of a built-in kind cannot be decoded.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Undecodable {
+    /// A value of another type than the schema's: its path, and what it is.
+    Type { path: String, actual: String },
+    /// A time that is none.
+    Time(String),
+}
+
+/// The first value that cannot be decoded.
+pub(crate) fn check_types(value: &Value, schema: &Schema, path: &str) -> Option<Undecodable> {
     if !value.is_null() && !has_type(value, schema) {
         let wanted = schema.type_?;
         let actual = match value {
@@ -80,7 +133,12 @@ pub(crate) fn check_types(value: &Value, schema: &Schema, path: &str) -> Option<
             Value::Bool(_) => "bool".to_owned(),
             other => type_name(other).to_owned(),
         };
-        return Some((path.to_owned(), actual));
+        return Some(Undecodable::Type { path: path.to_owned(), actual });
+    }
+    if let Value::String(text) = value
+        && let Some(message) = time_error(text, schema.format)
+    {
+        return Some(Undecodable::Time(message));
     }
     match value {
         Value::Object(object) => {
@@ -112,6 +170,9 @@ fn has_type(value: &Value, schema: &Schema) -> bool {
 }
 
 fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, errors: &mut Vec<FieldError>) {
+    if let Some(number) = value.as_f64() {
+        check_factor(value, number, limits, path, errors);
+    }
     let mut invalid = |shown: Value, detail: String| {
         errors.push(FieldError::invalid(path, shown, format!("{path} in body {detail}")));
     };
@@ -127,12 +188,6 @@ fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, err
         {
             let or_equal = if exclusive { "" } else { " or equal to" };
             invalid(value.clone(), format!("should be less than{or_equal} {bound}"));
-        }
-        if let Some(factor) = limits.multiple_of
-            && factor != 0.0
-            && (number / factor).fract() != 0.0
-        {
-            invalid(value.clone(), format!("should be a multiple of {factor}"));
         }
     }
     if let (Some(items), Some(least)) = (value.as_array(), limits.min_items)
@@ -163,6 +218,19 @@ fn check_limits(value: &Value, schema: &Schema, limits: &Limits, path: &str, err
     }
     check_one_of_values(value, limits, path, errors);
     check_logic(value, schema, limits, path, errors);
+}
+
+fn check_factor(value: &Value, number: f64, limits: &Limits, path: &str, errors: &mut Vec<FieldError>) {
+    let Some(factor) = limits.multiple_of.filter(|factor| *factor != 0.0) else { return };
+    // The real server turns the factor into the type of the value first.
+    let factor = if value.is_f64() { factor } else { factor.trunc() };
+    if factor <= 0.0 {
+        let detail = format!("factor MultipleOf declared for {path} must be positive: {factor}");
+        errors.push(FieldError::invalid(path, 0, detail));
+    } else if (number / factor).fract() != 0.0 {
+        let detail = format!("{path} in body should be a multiple of {factor}");
+        errors.push(FieldError::invalid(path, value.clone(), detail));
+    }
 }
 
 fn check_one_of_values(value: &Value, limits: &Limits, path: &str, errors: &mut Vec<FieldError>) {

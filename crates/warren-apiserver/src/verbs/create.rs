@@ -4,6 +4,7 @@ use warren_store::{Action, Expect, Key, Write, WriteError};
 
 use super::{refused, track, warn};
 use crate::access::check_escalation;
+use crate::allocation::Taken;
 use crate::call::Call;
 use crate::managed_fields::check_options;
 use crate::metadata::{self, metadata_mut};
@@ -65,21 +66,22 @@ pub(super) async fn create_object(
         let sent = metadata_mut(&mut object).shift_remove("managedFields");
         track(call, None, sent.as_ref(), &mut object)?;
     }
+    admission::default_as_stored(&call.target, &mut object)?;
     admit::admit(server, call, &mut object)?;
     (definition.behaviour.prepare_create)(&mut object);
-    admission::check(&call.target, &object, None)?;
+    admission::check(call, &object, None)?;
     check_escalation(server, call, &object, None)?;
     check_namespace(server, call, metadata::text(&object, "name"))?;
     if call.dry_run()? {
-        let address = server.allocate_cluster_ip(&definition.resource, &mut object)?;
-        server.release_cluster_ip(address);
+        let taken = allocate(server, call, &mut object)?;
+        server.allocation.release(&taken);
         let name = metadata::text(&object, "name");
         if server.store.newest(&call.key_of(name)).is_some() {
             return Err(ApiError::already_exists(definition.subject(name)));
         }
         return Ok(respond::value(StatusCode::CREATED, &call.target, &object, call.representation, call.now));
     }
-    let address = server.allocate_cluster_ip(&definition.resource, &mut object)?;
+    let taken = allocate(server, call, &mut object)?;
     for attempt in 1.. {
         let name = metadata::text(&object, "name").to_owned();
         let write =
@@ -93,6 +95,9 @@ pub(super) async fn create_object(
             Ok(None) => return Err(ApiError::internal("the store lost a write")),
             Ok(Some(stored)) => {
                 server.written(&stored, None);
+                if &*definition.resource == crate::crd::RESOURCE {
+                    return Ok(crate::crd::created(call, &stored));
+                }
                 return Ok(respond::object(
                     StatusCode::CREATED,
                     &call.target,
@@ -105,7 +110,7 @@ pub(super) async fn create_object(
                 metadata_mut(&mut object).insert("name".to_owned(), metadata::generate_name(&base).into());
             }
             Err(WriteError::Exists(key)) => {
-                server.release_cluster_ip(address);
+                server.allocation.release(&taken);
                 let subject = definition.subject(&name);
                 if !base.is_empty() {
                     return Err(ApiError::generated_name_taken(subject));
@@ -117,12 +122,20 @@ pub(super) async fn create_object(
                 return Err(error);
             }
             Err(error) => {
-                server.release_cluster_ip(address);
+                server.allocation.release(&taken);
                 return Err(refused(call, &name, error));
             }
         }
     }
     unreachable!("the loop ends by returning")
+}
+
+/// Gives a service its address and ports.
+fn allocate(server: &Inner, call: &Call<'_>, object: &mut Value) -> Result<Taken, ApiError> {
+    match &*call.target.definition.resource {
+        "services" => server.allocation.allocate(object, None),
+        _ => Ok(Taken::default()),
+    }
 }
 
 /// The namespace of the path is the namespace of the object.

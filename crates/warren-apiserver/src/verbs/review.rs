@@ -165,7 +165,7 @@ fn token(server: &Inner, call: &Call<'_>, spec: &Value) -> Result<Value, ApiErro
     }
     let meant: Vec<&str> = audiences.iter().map(String::as_str).collect();
     Ok(match server.accounts.authenticate(token, &meant, &server.store, call.now) {
-        Some(identity) => {
+        Some((identity, audiences)) => {
             json!({"authenticated": true, "user": user_info(&identity), "audiences": audiences})
         }
         None => json!({"user": {}, "error": REFUSED}),

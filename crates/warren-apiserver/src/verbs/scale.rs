@@ -72,7 +72,7 @@ async fn change(
         set(&mut new, &paths.spec_replicas.fields().unwrap_or_default(), replicas.into());
         track(call, Some(&old), None, &mut new)?;
         admission::bump_generation(call, &mut new, &old);
-        admission::check(&call.target, &new, Some(&old))?;
+        admission::check(call, &new, Some(&old))?;
         let write =
             Write { key: key.clone(), expect: Expect::Version(current.version), action: Action::Put(new) };
         match server.store.write_one(write).await {

@@ -8,6 +8,7 @@ use super::create::Ownership;
 use super::{create, refused, track, warn};
 use crate::access::check_escalation;
 use crate::admission::{self, Decoded};
+use crate::allocation::Taken;
 use crate::call::{Call, FieldValidation};
 use crate::managed_fields::{Tracker, check_options, differs_in_time_alone};
 use crate::metadata::{self, metadata_mut};
@@ -66,7 +67,7 @@ pub(super) async fn update(
         metadata_mut(&mut object).shift_remove("resourceVersion");
         return create::create_object(server, call, object, Ownership::Update).await;
     }
-    let changed = change(server, call, Intent::Replace(object)).await?;
+    let (changed, _) = change(server, call, Intent::Replace(object)).await?;
     Ok(warn(answer(call, &changed), call, &warnings))
 }
 
@@ -88,8 +89,8 @@ pub(super) async fn patch(
             answer => return answer,
         }
     }
-    let changed = change(server, call, Intent::Patch(patch)).await?;
-    Ok(answer(call, &changed))
+    let (changed, warnings) = change(server, call, Intent::Patch(patch)).await?;
+    Ok(warn(answer(call, &changed), call, &warnings))
 }
 
 /// An apply of an object that is not there makes it.
@@ -100,7 +101,7 @@ async fn create_applied(
 ) -> Result<Response<ResponseBody>, ApiError> {
     let name = call.name.unwrap_or_default();
     let object = Tracker::new(call).apply(None, configuration, call.query.is_on("force"))?;
-    let Decoded { object, warnings } = admission::decode(call, object)?;
+    let Decoded { object, warnings } = admission::decode(call, object.into())?;
     if metadata::text(&object, "name").is_empty() {
         return Err(ApiError::bad_request(format!(
             "the name of the object ({name} based on URL) was undeterminable: name must be provided"
@@ -130,14 +131,14 @@ fn answer(call: &Call<'_>, changed: &Changed) -> Response<ResponseBody> {
 
 /// Reads, changes, writes; again from the start if somebody else wrote in between and the client did not insist on a
 /// version.
-async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Changed, ApiError> {
+async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<(Changed, Vec<String>), ApiError> {
     let key = call.key()?;
     let name = call.name.unwrap_or_default();
     let subject = call.target.definition.subject(name);
     for _ in 0..ATTEMPTS {
         let current = server.store.newest(&key).ok_or_else(|| call.not_found())?;
         let old = current.value();
-        let (mut new, insists) = proposed(call, &intent, &old)?;
+        let Proposed { object: mut new, insists, warnings } = proposed(call, &intent, &old)?;
         let wanted = metadata::text(&new, "resourceVersion");
         if insists && wanted.parse::<u64>().is_err() {
             return Err(ApiError::malformed_version(format!(
@@ -173,18 +174,25 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Chang
                 }
                 (_, sent) => track(call, Some(&old), sent.as_ref(), &mut new)?,
             }
-            if call.subresource != Some("status") {
-                (call.target.definition.behaviour.prepare_update)(&mut new, &old);
+            admission::default_as_stored(&call.target, &mut new)?;
+            let behaviour = call.target.definition.behaviour;
+            match call.subresource {
+                Some("status") => (behaviour.prepare_status)(&mut new, &old),
+                _ => (behaviour.prepare_update)(&mut new, &old),
             }
         }
         admission::bump_generation(call, &mut new, &old);
-        admission::check(&call.target, &new, Some(&old))?;
+        admission::check(call, &new, Some(&old))?;
         check_escalation(server, call, &new, Some(&old))?;
         if call.dry_run()? {
-            return Ok(Changed::DryRun(new));
+            return Ok((Changed::DryRun(new), warnings));
         }
+        let taken = match &*call.target.definition.resource {
+            "services" => server.allocation.allocate(&mut new, Some(&old))?,
+            _ => Taken::default(),
+        };
         if new == old || differs_in_time_alone(&old, &new) {
-            return Ok(Changed::Stored(current));
+            return Ok((Changed::Stored(current), warnings));
         }
         let holds_namespace = new["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
             && &*call.target.definition.resource == "namespaces";
@@ -195,17 +203,27 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<Chang
         match server.store.write_one(write).await {
             Ok(stored) => {
                 server.written(&stored, Some(&current));
-                return Ok(last.map_or(Changed::Stored(stored), Changed::DryRun));
+                return Ok((last.map_or(Changed::Stored(stored), Changed::DryRun), warnings));
             }
-            Err(WriteError::Conflict { .. }) if !insists => {}
-            Err(error) => return Err(refused(call, name, error)),
+            Err(WriteError::Conflict { .. }) if !insists => server.allocation.release(&taken),
+            Err(error) => {
+                server.allocation.release(&taken);
+                return Err(refused(call, name, error));
+            }
         }
     }
     Err(ApiError::modified(subject))
 }
 
-/// The object that the client asks for, in stored form, and whether it insists on the version it names.
-fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<(Value, bool), ApiError> {
+/// The object that the client asks for, in stored form.
+struct Proposed {
+    object: Value,
+    /// Whether the client insists on the version it names.
+    insists: bool,
+    warnings: Vec<String>,
+}
+
+fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<Proposed, ApiError> {
     match intent {
         Intent::Replace(object) => {
             let insists = !metadata::text(object, "resourceVersion").is_empty();
@@ -218,22 +236,26 @@ fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<(Value, boo
                 let subject = call.target.definition.subject(call.name.unwrap_or_default());
                 return Err(ApiError::invalid(subject, vec![error]));
             }
-            Ok((object.clone(), insists))
+            Ok(Proposed { object: object.clone(), insists, warnings: Vec::new() })
         }
         Intent::Patch(patch) => {
-            let mut object = old.clone();
-            call.target.convert_from_stored(&mut object);
-            match patch {
-                Patch::Apply(configuration) => {
-                    let force = call.query.is_on("force");
-                    object = Tracker::new(call).apply(Some(&object), configuration, force)?;
+            // Made again where an error shows it: every other patch would pay for the text.
+            let shown = || match patch {
+                Patch::Strategic(patch) => crate::go_json::printed(patch),
+                patch => patched(call, patch, old).unwrap_or_default().to_string(),
+            };
+            let Decoded { object, mut warnings } = admission::decode(call, patched(call, patch, old)?.into())
+                .map_err(|error| patch_error(error, shown))?;
+            if let Patch::Json { unknown, .. } = patch {
+                let validation = call.field_validation()?;
+                if let Some(first) = unknown.first().filter(|_| validation == FieldValidation::Strict) {
+                    let error = ApiError::bad_request(format!("strict decoding error: {first}"));
+                    return Err(patch_error(error, shown));
                 }
-                patch => patch.apply(&mut object, call.target.schema()?)?,
+                if validation == FieldValidation::Warn {
+                    warnings.extend(unknown.iter().cloned());
+                }
             }
-            let strict = call.field_validation()? == FieldValidation::Strict;
-            let shown = if strict { object.to_string() } else { String::new() };
-            let Decoded { object, .. } =
-                admission::decode(call, object).map_err(|error| strict_patch_error(error, shown))?;
             let version = metadata::text(&object, "resourceVersion");
             let insists = !version.is_empty() && version != metadata::text(old, "resourceVersion");
             if metadata::text(&object, "name") != call.name.unwrap_or_default() {
@@ -248,18 +270,34 @@ fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<(Value, boo
                     "the namespace of the provided object does not match the namespace sent on the request",
                 ));
             }
-            Ok((object, insists))
+            Ok(Proposed { object, insists, warnings })
         }
     }
 }
 
-/// Whatever a strict decoder does not like about a patched object is held against the patch.
-fn strict_patch_error(error: ApiError, shown: String) -> ApiError {
-    match error.message.find("strict decoding error: ") {
+/// What a patch makes of an object, in the form that the client sees.
+fn patched(call: &Call<'_>, patch: &Patch, old: &Value) -> Result<Value, ApiError> {
+    let mut object = old.clone();
+    call.target.convert_from_stored(&mut object);
+    match patch {
+        Patch::Apply(configuration) => {
+            let force = call.query.is_on("force");
+            object = Tracker::new(call).apply(Some(&object), configuration, force)?;
+        }
+        patch => patch.apply(&mut object, call.target.schema()?)?,
+    }
+    Ok(object)
+}
+
+/// Whatever the decoder does not like about a patched object is held against the patch.
+fn patch_error(error: ApiError, shown: impl FnOnce() -> String) -> ApiError {
+    let detail =
+        ["strict decoding error: ", "json: cannot unmarshal ", "parsing time ", "illegal base64 data "];
+    match detail.iter().find_map(|start| error.message.find(start)) {
         Some(start) => {
             let nothing = crate::status::Subject { group: "", kind: "", name: "" };
             let detail = error.message[start..].to_owned();
-            ApiError::invalid(nothing, vec![crate::status::FieldError::invalid("patch", shown, detail)])
+            ApiError::invalid(nothing, vec![crate::status::FieldError::invalid("patch", shown(), detail)])
         }
         None => error,
     }

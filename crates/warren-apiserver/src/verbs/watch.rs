@@ -1,4 +1,5 @@
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -9,7 +10,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use warren_store::{Change, ChangeKind, Store, Watch, WatchFrom};
+use warren_store::{Change, ChangeKind, Object, Store, Watch, WatchFrom};
 
 use crate::call::Call;
 use crate::definition::Target;
@@ -48,10 +49,13 @@ pub(super) fn watch(server: &Inner, call: &Call<'_>) -> Result<Response<Response
         .filter(|seconds| *seconds > 0)
         .unwrap_or_else(|| fastrand::u64(SHORTEST_WATCH..2 * SHORTEST_WATCH));
     let resource = &call.target.definition.resource;
-    let feed = server.store.watch(resource, filter, from).map_or_else(
-        |expired| Feed::Expired(ApiError::expired(expired.to_string()).body()),
-        |watch| Feed::Open(Box::new(watch)),
-    );
+    let (feed, initial, version) = match server.store.watch(resource, filter, from) {
+        Err(expired) => (Feed::Expired(ApiError::expired(expired.to_string()).body()), Vec::new(), 0),
+        Ok(mut watch) => {
+            let (initial, version) = (std::mem::take(&mut watch.initial), watch.version);
+            (Feed::Open(Box::new(watch)), initial, version)
+        }
+    };
     let stream = Stream {
         feed,
         store: server.store.clone(),
@@ -60,9 +64,10 @@ pub(super) fn watch(server: &Inner, call: &Call<'_>) -> Result<Response<Response
         clock: server.clock,
         bookmarks,
         marks_initial_end: initial_events == Some(true),
+        initial: initial.into_iter(),
         began: false,
         sent_columns: false,
-        version: 0,
+        version,
         deadline: Instant::now() + Duration::from_secs(timeout),
         next_bookmark: Instant::now() + BOOKMARK_INTERVAL.mul_f64(0.9 + 0.2 * fastrand::f64()),
         shutdown: server.shutdown.clone(),
@@ -115,6 +120,8 @@ struct Stream {
     clock: fn() -> Timestamp,
     bookmarks: bool,
     marks_initial_end: bool,
+    /// The present objects that are still to be sent.
+    initial: std::vec::IntoIter<Arc<Object>>,
     began: bool,
     sent_columns: bool,
     version: u64,
@@ -129,11 +136,11 @@ impl Stream {
         if let Feed::Expired(status) = &self.feed {
             let event = format!("{{\"type\":\"ERROR\",\"object\":{status}}}\n");
             self.feed = Feed::Ended;
+            self.began = true;
             return Some(Bytes::from(event));
         }
         if !self.began {
-            self.began = true;
-            let initial = self.initial_events()?;
+            let initial = self.initial_events();
             if !initial.is_empty() {
                 return Some(initial);
             }
@@ -166,19 +173,21 @@ impl Stream {
         Some(frame.freeze())
     }
 
-    /// The present objects, and the mark that ends them where the client asked for it.
-    fn initial_events(&mut self) -> Option<Bytes> {
-        let Feed::Open(watch) = &mut self.feed else { return None };
-        let initial = std::mem::take(&mut watch.initial);
-        self.version = watch.version;
+    /// The next of the present objects, and behind the last of them the mark that ends them where the client asked for it. No
+    /// more at once than fits into a frame: a client that does not read must not make us write down everything there is.
+    fn initial_events(&mut self) -> Bytes {
         let mut frame = BytesMut::new();
-        for object in initial {
+        while frame.len() < LARGEST_FRAME {
+            let Some(object) = self.initial.next() else {
+                self.began = true;
+                if self.marks_initial_end {
+                    frame.put_slice(&self.bookmark(self.version, true));
+                }
+                break;
+            };
             self.write_event(&mut frame, &Change { kind: ChangeKind::Added, object, previous: None });
         }
-        if self.marks_initial_end {
-            frame.put_slice(&self.bookmark(self.version, true));
-        }
-        Some(frame.freeze())
+        frame.freeze()
     }
 
     fn write_event(&mut self, frame: &mut BytesMut, change: &Change) {

@@ -94,7 +94,7 @@ async fn start() -> (ApiServer, Client, Arc<Mutex<Vec<String>>>) {
         storage: Storage::Memory,
         crds: Vec::new(),
         nodes: Arc::new(kubelet),
-accounts: None,
+        accounts: None,
         now: jiff::Timestamp::now,
         limits: Default::default(),
         audit: None,

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers as well")]
 
+mod access;
 mod exec;
 mod listeners;
 mod objects;

@@ -14,7 +14,7 @@ pub async fn open(storage: Storage, crds: Vec<Value>) -> ApiServer {
         storage,
         crds,
         nodes: Arc::new(NoNodes),
-accounts: None,
+        accounts: None,
         now: jiff::Timestamp::now,
         limits: Default::default(),
         audit: None,

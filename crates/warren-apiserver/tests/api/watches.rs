@@ -2,7 +2,7 @@
 
 use crate::support::{object, server};
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
@@ -56,7 +56,8 @@ async fn initial_events_end_with_a_bookmark() {
     let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
     maps.create(&PostParams::default(), &config_map("a", json!({}))).await.unwrap();
     let parameters = WatchParams::default().initial_events();
-    assert_eq!(collect(&client, &parameters, "0", 2).await, ["added a", "bookmark Some(\"true\")"]);
+    let events = collect(&client, &parameters, "0", 3).await;
+    assert_eq!(events, ["added a", "added kube-root-ca.crt", "bookmark Some(\"true\")"]);
 }
 
 #[tokio::test]
@@ -74,8 +75,8 @@ async fn a_version_that_is_too_old_is_said_to_be() {
 #[tokio::test]
 async fn a_watch_ends_when_its_time_is_up() {
     let (_server, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
-    let stream = maps.watch(&WatchParams::default().timeout(1), "0").await.unwrap();
+    let secrets: Api<Secret> = Api::default_namespaced(client);
+    let stream = secrets.watch(&WatchParams::default().timeout(1), "0").await.unwrap();
     assert_eq!(stream.count().await, 0);
 }
 
@@ -100,8 +101,8 @@ async fn the_runtime_watcher_works_in_both_of_its_modes() {
 #[tokio::test]
 async fn shutting_down_ends_watches() {
     let (server, client) = server().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client);
-    let stream = maps.watch(&WatchParams::default(), "0").await.unwrap();
+    let secrets: Api<Secret> = Api::default_namespaced(client);
+    let stream = secrets.watch(&WatchParams::default(), "0").await.unwrap();
     server.shutdown().await;
     assert_eq!(stream.count().await, 0);
 }

@@ -36,18 +36,20 @@ impl Ours {
     /// # Errors
     /// When the server does not open or the port cannot be had.
     pub async fn start() -> Result<Self, TransportError> {
+        let directory = tempfile::tempdir()?;
+        let pki = Pki::open(&directory.path().join("pki"), &["127.0.0.1".to_owned()], Timestamp::now())?;
+        let mut accounts = pki.accounts()?;
+        accounts.token_volumes = true;
         let config = Config {
             storage: Storage::Memory,
             crds: Vec::new(),
             nodes: Arc::new(NoNodes),
-            accounts: None,
+            accounts: Some(accounts),
             now: Timestamp::now,
             limits: Default::default(),
             audit: None,
         };
         let server = ApiServer::open(config).await?;
-        let directory = tempfile::tempdir()?;
-        let pki = Pki::open(&directory.path().join("pki"), &["127.0.0.1".to_owned()], Timestamp::now())?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let path = directory.path().join("kubeconfig");
         std::fs::write(&path, pki.kubeconfig(&format!("https://{}", listener.local_addr()?))?)?;
