@@ -76,7 +76,8 @@ pub(super) fn next(world: &World<'_>) -> Option<Action> {
     };
     // One that was unschedulable and has been placed by somebody is as ready as any.
     let wanted = if fate == Fate::Unschedulable { Fate::Ready } else { fate };
-    (is != Some(wanted)).then_some(Action::Publish(wanted))
+    // A real scheduler that came second says that it could not place the pod; it is placed.
+    (is != Some(wanted) || told_unschedulable(pod)).then_some(Action::Publish(wanted))
 }
 
 /// How long to wait before an action.
@@ -227,6 +228,9 @@ mod tests {
         let object = pod(ready.clone());
         ready["status"] = status(&object, &Action::Publish(Fate::Ready), "10.0.0.1", Timestamp::UNIX_EPOCH);
         assert_eq!(next_of(ready.clone(), false), None, "nothing is left to do");
+        let mut contradicted = ready.clone();
+        contradicted["status"]["conditions"][0]["status"] = json!("False");
+        assert_eq!(next_of(contradicted, false), Some(Action::Publish(Fate::Ready)), "it is placed");
         ready["metadata"] = json!({"annotations": {FATE: "not-ready"}});
         assert_eq!(next_of(ready.clone(), false), Some(Action::Publish(Fate::NotReady)), "a change of mind");
         ready["metadata"] =
