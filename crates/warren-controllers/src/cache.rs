@@ -81,6 +81,9 @@ struct State<K> {
     horizon: u64,
     /// What a list under way has brought so far.
     listing: HashSet<ObjectKey>,
+    /// The newest resourceVersion of that list so far. It is the horizon only when the list is complete: what it has not brought
+    /// yet may be older.
+    listing_horizon: u64,
     /// What is to be asked for.
     doubts: HashMap<ObjectKey, Doubt>,
     /// The versions of objects that the server said are gone before the watch did: older states of them are not news.
@@ -109,6 +112,7 @@ where
                 indices: HashMap::new(),
                 horizon: 0,
                 listing: HashSet::new(),
+                listing_horizon: 0,
                 doubts: HashMap::new(),
                 forgotten: HashMap::new(),
             }),
@@ -267,13 +271,20 @@ where
 
     /// A list begins.
     pub fn begin_list(&self) {
-        self.write().listing.clear();
+        let mut state = self.write();
+        state.listing.clear();
+        state.listing_horizon = 0;
     }
 
     /// A list brings an object.
     pub fn list(&self, object: Arc<K>) {
-        self.write().listing.insert(key_of(&*object));
-        self.apply(object);
+        {
+            let mut state = self.write();
+            state.listing.insert(key_of(&*object));
+            state.listing_horizon =
+                state.listing_horizon.max(object::version(object.meta()).unwrap_or_default());
+        }
+        self.bring(object);
     }
 
     /// A list is complete: what it did not bring is gone, unless that is in doubt.
@@ -283,6 +294,7 @@ where
             let mut state = self.write();
             let state = &mut *state;
             let listing = std::mem::take(&mut state.listing);
+            state.horizon = state.horizon.max(std::mem::take(&mut state.listing_horizon));
             let missing = |key: &&ObjectKey| !listing.contains(*key);
             let gone: Vec<ObjectKey> = state
                 .objects
@@ -314,11 +326,19 @@ where
 
     /// The watch brings an object.
     pub fn apply(&self, object: Arc<K>) {
+        if let Some(version) = object::version(object.meta()) {
+            let mut state = self.write();
+            state.horizon = state.horizon.max(version);
+        }
+        self.bring(object);
+    }
+
+    /// Takes in an object from a list or a watch.
+    fn bring(&self, object: Arc<K>) {
         let key = key_of(&*object);
         let _order = self.in_order();
         if let Some(version) = object::version(object.meta()) {
             let mut state = self.write();
-            state.horizon = state.horizon.max(version);
             if state.is_forgotten(&key, version) {
                 return;
             }

@@ -10,8 +10,7 @@
 //!   their way out) and still the pool's, already are as many as the size that it has seen. So `alive ≤ target + surge`, where
 //!   the surge is exactly the members that others have made (a second leader, a process that died, the user) and that had not
 //!   reached the maker's cache when it decided; and its own whose creation was never answered, if there have been several
-//!   processes (the arrival of another's is taken for it) or its wall clock was set (it waits 30 s for them, by that clock).
-//!   With one process and a steady clock the surge is zero. Without a lock around pool and members, which
+//!   processes (the arrival of another's is taken for it). With one process the surge is zero. Without a lock around pool and members, which
 //!   Kubernetes does not have, less cannot be promised.
 
 use std::collections::{BTreeMap, BTreeSet};

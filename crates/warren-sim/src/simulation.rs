@@ -354,8 +354,7 @@ impl Simulation {
         let fate =
             if self.storm { self.faults.of_request(&sent, &mut self.random) } else { faults::Fate::Fine };
         if let Some(intent) = &mut sent.intent {
-            let others = self.processes > 1 || self.faults.sets_clocks();
-            intent.is_untold = others && !matches!(fate, faults::Fate::Fine);
+            intent.is_untold = self.processes > 1 && !matches!(fate, faults::Fate::Fine);
         }
         let answer = match fate {
             faults::Fate::Fine => self.execute(number, &sent),

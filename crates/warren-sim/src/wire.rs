@@ -45,7 +45,7 @@ pub struct Intent {
     pub target: usize,
     /// The uids of every sandbox that the process has ever seen.
     pub known: Arc<BTreeSet<String>>,
-    /// Whether the answer never reaches the process, in a run with several processes or with clocks that are set.
+    /// Whether the answer never reaches the process, in a run with several processes.
     pub is_untold: bool,
 }
 

@@ -181,3 +181,17 @@ fn a_doubt_about_what_the_watch_has_brought_is_settled_by_one_answer() {
     assert!(!cache.is_still_doubtful(&key, Duration::ZERO));
     assert_eq!(cache.doubtful(Duration::from_secs(100)), (vec![], None));
 }
+
+#[test]
+fn an_answer_that_comes_while_a_list_is_under_way_is_taken_in() {
+    let (cache, log) = cache();
+    cache.observe(Event::Init);
+    cache.observe(Event::InitApply(pod("a", 9, "x")));
+    cache.remember(Arc::new(pod("b", 7, "x")));
+    assert!(cache.get(&key_of(&pod("b", 7, "x"))).is_some());
+    cache.observe(Event::InitApply(pod("b", 7, "x")));
+    cache.observe(Event::InitDone);
+    // From here on the list speaks for what is older than its newest.
+    cache.remember(Arc::new(pod("c", 8, "x")));
+    assert_eq!(*log.lock().unwrap(), ["a ->9", "b ->7"]);
+}
