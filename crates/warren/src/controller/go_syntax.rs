@@ -2,9 +2,8 @@
 //! two, `=` or a space before the value, bare booleans, durations such as `1m30s`.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
-use warren_client::kube::core::Duration as GoDuration;
+pub use warren_api::go_duration::parse as duration;
 
 /// The subcommand whose flags are Go's.
 const SUBCOMMAND: &str = "controller";
@@ -35,21 +34,6 @@ pub fn boolean(text: &str) -> Result<bool, String> {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
         _ => Err("it is neither `true` nor `false`".to_owned()),
-    }
-}
-
-/// A duration such as `1m30s`, `500ms` or `0`.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    if text == "0" {
-        return Ok(Duration::ZERO);
-    }
-    if text.is_empty() {
-        return Err("it is empty".to_owned());
-    }
-    let duration: GoDuration = text.parse().map_err(|error| format!("{error}"))?;
-    match duration.is_negative() {
-        true => Err("it must not be negative".to_owned()),
-        false => Ok(duration.into()),
     }
 }
 
