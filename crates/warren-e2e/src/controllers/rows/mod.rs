@@ -76,5 +76,6 @@ pub fn scenarios() -> Vec<Scenario> {
         alone:
         adoption::row_17_every_claim_gets_exactly_one_sandbox_across_kills,
         pools::row_26_members_that_turn_not_ready_are_replaced_and_unschedulable_ones_held,
+        ours::members_on_a_node_that_is_being_emptied_are_not_handed_out,
     ]
 }

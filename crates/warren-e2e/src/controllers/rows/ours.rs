@@ -2,15 +2,17 @@
 //! an edit has not changed yet.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::ResourceExt as _;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_testkit::nodes::Fate;
 
-use crate::controllers::place::{Place, message, ready, since, state};
+use crate::controllers::place::{Place, answer, message, ready, since, state};
 use crate::controllers::workload::{claim, pool, sandbox, simulated, template, volume, with};
 
 fn annotated(object: Value, key: &str, value: &str) -> Value {
@@ -292,4 +294,48 @@ pub(super) async fn an_edit_that_the_live_pod_does_not_have_is_told(place: Place
     assert_eq!(state(&applied, outdated), "");
     assert_ne!(place.get::<Pod>("s").await?.uid(), pod.uid());
     Ok(())
+}
+
+/// Closes a node to new pods, as `kubectl cordon` does, or opens it again.
+async fn cordon(place: &Place, node: &str, closed: bool) -> Result<()> {
+    let body = json!({"spec": {"unschedulable": closed}});
+    let (nodes, parameters, patch) =
+        (Api::<Node>::all(place.client()), PatchParams::default(), Patch::Merge(&body));
+    answer(|| nodes.patch(node, &parameters, &patch)).await?;
+    Ok(())
+}
+
+pub(super) async fn members_on_a_node_that_is_being_emptied_are_not_handed_out(place: Place) -> Result<()> {
+    place.pool("pool", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    let tries = AtomicUsize::new(0);
+    // Nothing tells when the controllers have seen the node closed, so one claim may be too early.
+    let (member, node) = place
+        .eventually("a claim that leaves the member alone", async || {
+            place.wait_full("pool", 1).await?;
+            let member = place.members("pool").await?.remove(0);
+            let node = member.status.as_ref().and_then(|status| status.node_name.clone());
+            let node = node.context("a ready member has a node")?;
+            cordon(&place, &node, true).await?;
+            let name = format!("early-{}", tries.fetch_add(1, Ordering::Relaxed));
+            place.claim(&name, "pool", json!({})).await?;
+            let served = place.wait_claimed(&name).await?;
+            if served.name_any() == member.name_any() {
+                cordon(&place, &node, false).await?;
+                return Ok(None);
+            }
+            assert_eq!(served.labels()[labels::LAUNCH_TYPE], labels::LAUNCH_TYPE_COLD);
+            assert_ne!(served.status.and_then(|status| status.node_name).as_deref(), Some(node.as_str()));
+            Ok(Some((member, node)))
+        })
+        .await?;
+    let kept: Sandbox = place.get(&member.name_any()).await?;
+    assert_eq!((kept.uid(), ready(&kept).as_str()), (member.uid(), "True/DependenciesReady"));
+    cordon(&place, &node, false).await?;
+    place
+        .eventually("a claim that gets it", async || {
+            let name = format!("late-{}", tries.fetch_add(1, Ordering::Relaxed));
+            place.claim(&name, "pool", json!({})).await?;
+            Ok((place.wait_claimed(&name).await?.name_any() == member.name_any()).then_some(()))
+        })
+        .await
 }
