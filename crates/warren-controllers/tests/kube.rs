@@ -55,6 +55,7 @@ scenarios::tests! { place:
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened
     spans_of_passes_are_children_of_the_context_that_a_claim_carries
     who_stands_by_watches_and_works_as_soon_as_the_leader_leaves
+    writes_decided_about_another_object_or_an_older_state_are_refused
 }
 
 /// Only a real server denies by quota.
@@ -77,8 +78,7 @@ async fn a_denial_by_quota_is_retried_later_and_later() {
         place.wait::<Sandbox>("one", "told", support::is_ready("False/ReconcilerError")).await.unwrap();
     let message = support::condition(&told, "Ready").unwrap()["message"].clone();
     assert!(message.as_str().unwrap().contains("exceeded quota: none"), "{message}");
-    let denied = |call: &support::Call| call.verb == "POST" && call.path.ends_with("/pods");
-    let tries = bad_input::tried(&calls, "the denied pod", denied).await;
+    let tries = bad_input::tried(&calls, "the denied pod", |call| call.is_creation_of_pod(&place)).await;
     bad_input::assert_backs_off("the denied pod", &tries);
     controllers.shutdown().await;
 }

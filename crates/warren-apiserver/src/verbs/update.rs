@@ -15,7 +15,7 @@ use crate::metadata::{self, metadata_mut};
 use crate::patch::{Format, Patch};
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
-use crate::status::ApiError;
+use crate::status::{ApiError, FieldError};
 
 /// Rounds of reading and writing before a change that keeps losing gives up. The real server has no limit but its
 /// request timeout; losing this often means that somebody writes in a loop.
@@ -149,7 +149,15 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<(Chan
             return Err(ApiError::modified(subject));
         }
         let sent_uid = metadata::text(&new, "uid");
-        if !sent_uid.is_empty() && sent_uid != &*current.meta.uid {
+        let is_applied = matches!(intent, Intent::Patch(Patch::Apply(_)));
+        let is_patched = matches!(intent, Intent::Patch(_)) && !is_applied;
+        // Of a custom resource's status everything but the status is thrown away before anybody looks at it.
+        let is_ignored = is_patched && call.subresource == Some("status") && call.target.definition.custom;
+        if !sent_uid.is_empty() && sent_uid != &*current.meta.uid && !is_ignored {
+            if is_patched {
+                let error = FieldError::invalid("metadata.uid", sent_uid, "field is immutable");
+                return Err(ApiError::invalid(subject, vec![error]));
+            }
             let why = format!(
                 "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {sent_uid}, UID in object meta: {}",
                 call.registry_path(name),
@@ -228,11 +236,8 @@ fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<Proposed, A
         Intent::Replace(object) => {
             let insists = !metadata::text(object, "resourceVersion").is_empty();
             if !insists && !call.target.definition.behaviour.unconditional_update {
-                let error = crate::status::FieldError::invalid(
-                    "metadata.resourceVersion",
-                    0,
-                    "must be specified for an update",
-                );
+                let error =
+                    FieldError::invalid("metadata.resourceVersion", 0, "must be specified for an update");
                 let subject = call.target.definition.subject(call.name.unwrap_or_default());
                 return Err(ApiError::invalid(subject, vec![error]));
             }
@@ -297,7 +302,7 @@ fn patch_error(error: ApiError, shown: impl FnOnce() -> String) -> ApiError {
         Some(start) => {
             let nothing = crate::status::Subject { group: "", kind: "", name: "" };
             let detail = error.message[start..].to_owned();
-            ApiError::invalid(nothing, vec![crate::status::FieldError::invalid("patch", shown(), detail)])
+            ApiError::invalid(nothing, vec![FieldError::invalid("patch", shown(), detail)])
         }
         None => error,
     }
@@ -315,7 +320,7 @@ pub(super) async fn bind(
     let subject = call.target.definition.subject(name);
     let binding_subject = crate::status::Subject { group: "", kind: "pods/binding", name };
     if node.is_empty() {
-        let error = crate::status::FieldError::required("target.name", "");
+        let error = FieldError::required("target.name", "");
         let kind = crate::status::Subject { group: "", kind: "Binding", name };
         return Err(ApiError::invalid(kind, vec![error]));
     }

@@ -2,9 +2,11 @@
 //! is shown through the API, in `warren-e2e`.
 
 pub mod bad_input;
+pub mod guards;
 pub mod telemetry;
 
 pub use bad_input::lasting_errors_are_retried_later_and_later_and_said_once;
+pub use guards::writes_decided_about_another_object_or_an_older_state_are_refused;
 pub use telemetry::{
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened,
     spans_of_passes_are_children_of_the_context_that_a_claim_carries,
