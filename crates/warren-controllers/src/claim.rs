@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up};
@@ -381,14 +382,23 @@ fn assigned_to(cluster: &Cluster, key: &ObjectKey) -> Option<String> {
 /// owner.
 fn matters_to_claim(before: Option<&Sandbox>, after: Option<&Sandbox>) -> bool {
     let (Some(before), Some(after)) = (before, after) else { return true };
-    let status = |sandbox: &Sandbox| {
-        let status = sandbox.status.clone().unwrap_or_default();
-        let condition = |type_| conditions::find(&status.conditions, type_).cloned();
-        let unscheduled = condition(ConditionType::PodScheduled).filter(|found| found.status == "False");
-        let waiting = (unscheduled, condition(ConditionType::PodWaiting));
-        (condition(ConditionType::Ready), condition(ConditionType::Finished), waiting, status.pod_ips)
+    let unscheduled = |sandbox| {
+        condition(sandbox, ConditionType::PodScheduled).is_some_and(|condition| condition.status == "False")
     };
+    let shown = [ConditionType::Ready, ConditionType::Finished, ConditionType::PodWaiting];
     before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
         || before.metadata.owner_references != after.metadata.owner_references
-        || status(before) != status(after)
+        || shown.into_iter().any(|type_| condition(before, type_) != condition(after, type_))
+        || ((unscheduled(before) || unscheduled(after))
+            && condition(before, ConditionType::PodScheduled)
+                != condition(after, ConditionType::PodScheduled))
+        || addresses(before) != addresses(after)
+}
+
+fn condition(sandbox: &Sandbox, type_: ConditionType) -> Option<&Condition> {
+    conditions::find(&sandbox.status.as_ref()?.conditions, type_)
+}
+
+fn addresses(sandbox: &Sandbox) -> &[String] {
+    sandbox.status.as_ref().map(|status| status.pod_ips.as_slice()).unwrap_or_default()
 }

@@ -133,11 +133,8 @@ fn check_claim(
     }
     let is_served = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
     let has_ended = |any: &&Any| conditions::is_true(any.conditions(), ConditionType::Finished);
-    if deadline.is_some()
-        && ready.status != "True"
-        && !mine.iter().any(has_ended)
-        && !(is_served && !mine.is_empty())
-    {
+    let keeps = mine.iter().any(|any| is_served || has_ended(any));
+    if deadline.is_some() && ready.status != "True" && !keeps {
         return wrong("long after its deadline");
     }
     let shown = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());

@@ -1,6 +1,8 @@
 //! The simulation in small: what holds in a few hundred seeds, proof that mistakes are found, and that a seed always gives
 //! the same run. `cargo run --release --package warren-sim -- --seeds 20000` is the large one.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use warren_sim::simulation::{Mutant, Options, Violation, run};
