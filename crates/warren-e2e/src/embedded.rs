@@ -65,14 +65,18 @@ impl Embedded {
     }
 }
 
-/// A connection to a socket.
+/// A connection to a socket. While as many as may wait to be accepted already do, it waits in line behind them.
 ///
 /// # Panics
 /// If there is none.
 pub async fn connect(socket: &Path) -> UnixStream {
-    UnixStream::connect(socket)
-        .await
-        .unwrap_or_else(|error| panic!("connect to {}: {error}", socket.display()))
+    loop {
+        match UnixStream::connect(socket).await {
+            Ok(stream) => return stream,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => tokio::task::yield_now().await,
+            Err(error) => panic!("connect to {}: {error}", socket.display()),
+        }
+    }
 }
 
 /// A server in memory with the definitions of our own resources.

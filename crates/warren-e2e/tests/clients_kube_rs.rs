@@ -144,7 +144,13 @@ async fn controlled(client: &Client) -> Vec<String> {
     let running = Controller::new(maps.clone(), config)
         .owns(secrets.clone(), watcher::Config::default())
         .run(reconcile, |_, _, _| Action::requeue(Duration::from_millis(100)), Arc::clone(&context))
-        .for_each(|_| futures::future::ready(()));
+        .for_each(|outcome| {
+            // Tried again after a moment; what does not go away shows by what never happens, and is explained by this.
+            if let Err(error) = outcome {
+                eprintln!("{error:?}");
+            }
+            futures::future::ready(())
+        });
     let running = tokio::spawn(running);
     let until = async |what: &str, secret: Option<&str>| {
         let waiting = async {
@@ -205,7 +211,9 @@ async fn everything(kubeconfig: &Path) -> Vec<String> {
 async fn watchers_and_controllers_see_and_do_the_same() {
     let Some(home) = LocalHome::new() else { return };
     home.up();
+    println!("the real server");
     let real = everything(ControlPlane::start().kubeconfig()).await;
+    println!("ours");
     let ours = everything(&home.path().join("kubeconfig")).await;
     assert_eq!(ours, real);
     println!("{real:#?}");

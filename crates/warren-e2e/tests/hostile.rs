@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -16,7 +17,7 @@ const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 /// Requests of each kind. Enough that a decoder without a bound shows, little enough for every run of the tests; `cargo run
 /// --package warren-e2e --bin fuzz` goes on for as long as one likes.
-const REQUESTS: u64 = 700;
+const REQUESTS: u64 = 250;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_are_nearly_right_do_no_harm() {
@@ -120,6 +121,7 @@ async fn one_client_has_so_many_requests_and_watches_under_way() {
     let refused = until(&server, "/api/v1/namespaces", 429).await;
     assert!(refused.to_lowercase().contains("retry-after: 1"), "{refused}");
     assert!(refused.contains(r#""reason":"TooManyRequests""#), "{refused}");
+    assert!(refused.contains("system:admin"), "it is counted as the user that it is: {refused}");
 
     // Watches are counted apart from requests.
     let watch = format!("{CONFIG_MAPS}?watch=true");
@@ -210,6 +212,34 @@ async fn a_patch_cannot_nest_or_copy_without_end() {
         .collect();
     assert_eq!(refused(nest.into()).await, 400);
     assert_eq!(maps.get("victim").await.expect("still there").data.map(|data| data.len()), Some(1));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_definition_cannot_nest_its_expressions_without_end() {
+    let server = Embedded::start(Limits::default()).await;
+    let definitions: Api<CustomResourceDefinition> = Api::all(server.client());
+    for rule in [
+        "(".repeat(20_000),
+        "!".repeat(20_000),
+        "[".repeat(20_000),
+        "true ? ".repeat(20_000),
+        "self.a".repeat(9000),
+    ] {
+        let rules = json!([{ "rule": rule, "message": "x" }]);
+        let schema = json!({"type": "object", "properties": {"spec": {"type": "object", "x-kubernetes-validations": rules}}});
+        let version =
+            json!({"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}});
+        let names = json!({"plural": "nests", "singular": "nest", "kind": "Nest"});
+        let definition = json!({"metadata": {"name": "nests.example.com"},
+            "spec": {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [version]}});
+        let definition: CustomResourceDefinition = serde_json::from_value(definition).expect("a definition");
+        match definitions.create(&PostParams::default(), &definition).await {
+            Err(kube::Error::Api(status)) => assert!((400..500).contains(&status.code), "{status:?}"),
+            other => panic!("{rule:.80}: {other:?}"),
+        }
+    }
+    assert_eq!(get(&server, "/api/v1/namespaces").await.0, 200);
     server.stop().await;
 }
 

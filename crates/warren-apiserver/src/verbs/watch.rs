@@ -23,6 +23,8 @@ const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 /// The shortest life of a watch without `timeoutSeconds`; up to twice that, at random, so that a burst of watches
 /// does not come back as a burst.
 const SHORTEST_WATCH: u64 = 1800;
+/// Whoever asks for a longer watch than this means one without an end, and no clock goes that far.
+const LONGEST_WATCH: u64 = 365 * 24 * 3600;
 /// Events joined into one frame, so that a busy watch does not pay for a frame per event.
 const LARGEST_FRAME: usize = 64 << 10;
 
@@ -47,6 +49,7 @@ pub(super) fn watch(server: &Inner, call: &Call<'_>) -> Result<Response<Response
     let timeout = call.query.number("timeoutSeconds")?.and_then(|seconds| u64::try_from(seconds).ok());
     let timeout = timeout
         .filter(|seconds| *seconds > 0)
+        .map(|seconds| seconds.min(LONGEST_WATCH))
         .unwrap_or_else(|| fastrand::u64(SHORTEST_WATCH..2 * SHORTEST_WATCH));
     let resource = &call.target.definition.resource;
     let (feed, initial, version) = match server.store.watch(resource, filter, from) {

@@ -81,9 +81,8 @@ impl<'a> Transcript<'a> {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         self.note(&format!("$ kubectl {}\n", arguments.join(" ")));
         self.note(&stdout);
-        for line in stderr.lines() {
-            self.note(&format!("! {line}\n"));
-        }
+        let errors: String = stderr.lines().map(|line| format!("! {line}\n")).collect();
+        self.note(&errors);
         let code = output.status.code().unwrap_or(-1);
         if code != 0 {
             self.note(&format!("exit code {code}\n"));
@@ -208,7 +207,8 @@ mod tests {
     #[test]
     fn only_what_means_nothing_is_masked() {
         let text = "NAME   TYPE        CLUSTER-IP    AGE\nweb    ClusterIP   10.96.3.250   12s\nresourceVersion: \"123\"\n";
-        let masked = "NAME  TYPE  CLUSTER-IP  AGE\nweb  ClusterIP  <address> <age>\nresourceVersion: <version>\n";
+        let masked =
+            "NAME  TYPE  CLUSTER-IP  AGE\nweb  ClusterIP  <address> <age>\nresourceVersion: <version>\n";
         assert_eq!(mask(text), masked);
         assert_eq!(mask("  replicas: 3\nsize 5Gi of 10\n"), "  replicas: 3\nsize 5Gi of 10\n");
     }

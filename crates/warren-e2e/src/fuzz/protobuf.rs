@@ -18,7 +18,8 @@ pub(super) fn envelope(random: &mut Rng, api_version: &str, kind: &str) -> Vec<u
         metadata.extend(message(random, 3));
         field(&mut object, 1, &metadata);
     }
-    object.extend(message(random, random.clone().usize(1..8)));
+    let levels = random.usize(1..8);
+    object.extend(message(random, levels));
     field(&mut all, 2, &object);
     all
 }

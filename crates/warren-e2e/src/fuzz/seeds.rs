@@ -68,7 +68,7 @@ pub(super) fn objects() -> Vec<(String, Value)> {
         (
             "/api/v1/namespaces/default/pods",
             json!({"apiVersion": "v1", "kind": "Pod",
-                "metadata": {"name": "pod", "labels": {"app": "web"}, "ownerReferences": [{"apiVersion": "v1", "kind": "ConfigMap", "name": "config", "uid": "0", "blockOwnerDeletion": true}]},
+                "metadata": {"name": "pod", "labels": {"app": "web"}},
                 "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5, "nodeSelector": {"a": "b"},
                     "containers": [{"name": "main", "image": "busybox", "command": ["sh"], "args": ["-c", "true"],
                         "env": [{"name": "A", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],

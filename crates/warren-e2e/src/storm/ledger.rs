@@ -34,11 +34,11 @@ impl Ledger {
     pub fn take_shares(&mut self, writers: usize) -> Vec<Share> {
         let mut shares: Vec<Share> =
             (0..writers).map(|_| Share { objects: BTreeMap::new(), highest: self.highest }).collect();
-        for writer in 0..writers {
+        for (writer, share) in shares.iter_mut().enumerate() {
             for number in 0..12 {
                 let name = format!("storm-{writer}-{number}");
                 let known = self.objects.remove(&name).unwrap_or_default();
-                shares[writer].objects.insert(name, known);
+                share.objects.insert(name, known);
             }
         }
         shares
