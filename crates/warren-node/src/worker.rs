@@ -205,7 +205,11 @@ impl Worker {
                 watch.event().await?;
             }
         };
-        tokio::time::timeout(UNBORN_SHIM, arrival).await.unwrap_or_else(|late| Err(late.into()))
+        // Counted from the start, not from now: daemons that are killed again and again would wait for ever otherwise.
+        let begun = std::fs::metadata(directory.join(START_MARK)).and_then(|mark| mark.modified());
+        let waited = begun.ok().and_then(|begun| begun.elapsed().ok()).unwrap_or_default();
+        let patience = UNBORN_SHIM.saturating_sub(waited);
+        tokio::time::timeout(patience, arrival).await.unwrap_or_else(|late| Err(late.into()))
     }
 
     fn heard(&mut self, state: io::Result<PodState>) {
