@@ -28,6 +28,7 @@ use tempfile::TempDir;
 use warren_testkit::kube::ControlPlane;
 use warren_testkit::nodes::SimulatedNodes;
 
+use super::collector;
 use super::place::{Place, answer};
 use super::suite::process::ControllerProcess;
 use crate::local_home::LocalHome;
@@ -84,6 +85,7 @@ impl Home {
         let kubeconfig = tokio::task::spawn_blocking(|| ControlPlane::start().kubeconfig()).await?;
         let client = warren_client::connect::from_kubeconfig(kubeconfig).await?;
         define(&client).await?;
+        collector::wait_until_it_knows_our_kinds(&client).await?;
         let nodes = SimulatedNodes::builder(client.clone()).nodes(SIMULATED_NODES).start().await?;
         let kind = Kind::Cluster { kubeconfig, controllers: Mutex::default() };
         let home = Arc::new(Self { client, kind, logs: tempfile::tempdir()?, _nodes: nodes });

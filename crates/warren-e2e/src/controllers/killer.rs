@@ -8,16 +8,11 @@ use anyhow::Result;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::harness::{Home, HomeKind};
+use super::harness::Home;
 
 /// How long controllers live, in milliseconds: sometimes too short to do more than list what there is, mostly long enough
 /// to be in the middle of something.
 const LIFETIME: std::ops::Range<u64> = 300..2500;
-
-/// One life in so many is a long one in the local home. Its node gives the shim of a killed daemon five seconds to appear
-/// before it starts the pod again, so daemons that never live that long would never start such a pod.
-const LONG_LIFE_EVERY: usize = 5;
-const LONG_LIFE: Duration = Duration::from_secs(7);
 
 /// Kills until it is told to stop.
 pub(super) struct Killer {
@@ -32,9 +27,7 @@ impl Killer {
         let (told, count) = (enough.clone(), Arc::<AtomicUsize>::clone(&kills));
         let task = tokio::spawn(async move {
             loop {
-                let long = home.kind() == HomeKind::Local
-                    && count.load(Ordering::Relaxed) % LONG_LIFE_EVERY == LONG_LIFE_EVERY - 1;
-                let pause = if long { LONG_LIFE } else { Duration::from_millis(fastrand::u64(LIFETIME)) };
+                let pause = Duration::from_millis(fastrand::u64(LIFETIME));
                 tokio::select! {
                     () = told.cancelled() => return Ok(()),
                     () = tokio::time::sleep(pause) => {}

@@ -5,6 +5,7 @@
 //! others. [`runner`] runs a list of them in one home and prints what cargo's own test harness would. Start reading at
 //! [`harness`].
 
+mod collector;
 pub mod harness;
 pub mod history;
 mod killer;
