@@ -4,15 +4,14 @@
 use k8s_openapi::api::core::v1::Node;
 
 /// Taints by which others say that a node is being emptied or is not there. Other taints that evict say nothing about a pod
-/// that runs there in spite of them: it tolerates them.
-const LEAVING: [&str; 7] = [
-    "node.kubernetes.io/not-ready",
-    "node.kubernetes.io/unreachable",
+/// that runs there in spite of them: it tolerates them. Those that only repeat the node's own words (`not-ready`,
+/// `unreachable`, `unschedulable`) come and go later than these do, and are not needed.
+const LEAVING: [&str; 5] = [
     "node.kubernetes.io/out-of-service",
-    "node.kubernetes.io/unschedulable",
     "node.cloudprovider.kubernetes.io/shutdown",
     "ToBeDeletedByClusterAutoscaler",
     "karpenter.sh/disrupted",
+    "karpenter.sh/disruption",
 ];
 
 /// Whether sandboxes on this node may be handed out. A node that does not say how it is counts as good.
@@ -52,6 +51,11 @@ mod tests {
             json!({"metadata": {}, "spec": tainted("ToBeDeletedByClusterAutoscaler", "NoSchedule")})
         ));
         assert!(fit(json!({"metadata": {}, "spec": tainted("dedicated", "NoExecute")})));
+        let new = tainted("node.kubernetes.io/not-ready", "NoSchedule");
+        assert!(
+            fit(json!({"metadata": {}, "spec": new, "status": ready("True")})),
+            "it is ready, and the taint is late"
+        );
         assert!(!fit(json!({"metadata": {"deletionTimestamp": "2027-01-15T08:00:00Z"}})));
     }
 }
