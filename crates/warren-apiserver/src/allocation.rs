@@ -75,7 +75,7 @@ impl Allocation {
             Err(error) => {
                 used.release(&taken);
                 let name = metadata::text(service, "name");
-                Err(ApiError::invalid(Subject { group: "", kind: "Service", name }, vec![error]))
+                Err(ApiError::invalid(Subject { group: "", kind: "Service", name }, vec![*error]))
             }
         }
     }
@@ -112,7 +112,7 @@ fn allocate_address(
     service: &mut Value,
     old: Option<&Value>,
     taken: &mut Taken,
-) -> Result<(), FieldError> {
+) -> Result<(), Box<FieldError>> {
     if service["spec"]["clusterIP"] == "None" {
         service["spec"]["clusterIPs"] = json!(["None"]);
         return Ok(());
@@ -155,7 +155,7 @@ fn allocate_ports(
     service: &mut Value,
     old: Option<&Value>,
     taken: &mut Taken,
-) -> Result<(), FieldError> {
+) -> Result<(), Box<FieldError>> {
     let spec = &service["spec"];
     let wants = spec["type"] == "NodePort"
         || (spec["type"] == "LoadBalancer" && spec["allocateLoadBalancerNodePorts"] != false);
@@ -183,7 +183,7 @@ fn allocate_ports(
                 }
                 if used.ports.contains(&chosen) {
                     let detail = "provided port is already allocated";
-                    return Err(FieldError::invalid(field, wanted, detail));
+                    return Err(FieldError::invalid(field, wanted, detail).into());
                 }
                 chosen
             }

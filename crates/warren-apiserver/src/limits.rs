@@ -16,6 +16,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use http::{Method, Request, Response, request};
 use http_body::{Body, Frame, SizeHint};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 use tokio::time::Sleep;
@@ -196,6 +197,16 @@ pub(crate) fn too_deep() -> ApiError {
     ApiError::bad_request(format!(
         "the object is nested too deeply: at most {DEEPEST_OBJECT} levels of objects and lists are allowed"
     ))
+}
+
+/// What the aliases of a YAML document may repeat in all. Manifests have none; a few lines of aliases of aliases stand for more
+/// than there is memory, and even a million repetitions keep a processor busy for a second.
+const MOST_REPETITIONS: usize = 20_000;
+
+/// Reads YAML from a client.
+pub(crate) fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
+    let aliases = serde_saphyr::alias_limits! { max_total_replayed_events: MOST_REPETITIONS };
+    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { alias_limits: aliases })
 }
 
 /// Levels of an expression in a definition. Parsers of expressions call themselves for each level, several functions deep.

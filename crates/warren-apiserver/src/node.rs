@@ -109,6 +109,12 @@ pub(crate) async fn stream(
     }
     let upgrade = parts.headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
     let websocket = upgrade.is_some_and(|upgrade| upgrade.eq_ignore_ascii_case("websocket"));
+    if upgrade.is_some_and(|upgrade| upgrade.starts_with("SPDY/")) {
+        // What kubectl falls back to when the node has refused the WebSocket.
+        return Err(ApiError::unavailable(format!(
+            "{what} is offered over WebSocket only, where the pod's node has it, and not over SPDY"
+        )));
+    }
     let (true, Some(client)) = (websocket, parts.extensions.remove::<OnUpgrade>()) else {
         return Err(ApiError::bad_request("Upgrade request required"));
     };

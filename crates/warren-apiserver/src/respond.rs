@@ -94,10 +94,10 @@ fn accepted(headers: &HeaderMap) -> &str {
 
 /// Whether a client prefers YAML to what everybody else takes.
 pub(crate) fn wants_yaml(headers: &HeaderMap) -> bool {
-    let types =
-        accepted(headers).split(',').map(|candidate| candidate.split(';').next().unwrap_or_default().trim());
-    types.filter(|known| matches!(*known, "application/json" | "*/*" | "application/yaml")).next()
-        == Some("application/yaml")
+    let media_type = |candidate: &str| candidate.split(';').next().unwrap_or_default().trim().to_owned();
+    let mut types = accepted(headers).split(',').map(media_type);
+    let known = types.find(|known| matches!(known.as_str(), "application/json" | "*/*" | "application/yaml"));
+    known.is_some_and(|known| known == "application/yaml")
 }
 
 /// The same answer as YAML. Streams stay as they are.

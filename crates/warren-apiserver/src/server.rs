@@ -174,10 +174,7 @@ impl Inner {
     /// What follows at once from a write: definitions begin or cease to be served, addresses become free.
     pub fn written(&self, object: &Object, previous: Option<&Object>) {
         match &*object.key.resource {
-            crd::RESOURCE => match self.store.newest(&object.key) {
-                None => self.change_registry(|registry| registry.remove(&object.key.name)),
-                Some(newest) => self.register(&newest),
-            },
+            crd::RESOURCE => self.register(&object.key),
             "services" => {
                 if let Some(previous) = previous {
                     let current = self.store.newest(&object.key).map(|current| current.value());
@@ -189,16 +186,19 @@ impl Inner {
         }
     }
 
-    fn register(&self, object: &Object) {
-        match crd::definition(&object.body) {
-            Ok(definition) => self.change_registry(|registry| {
-                registry.remove(&object.key.name);
-                registry.insert(Arc::new(definition));
-            }),
-            Err(error) => {
-                tracing::error!(definition = %object.key.name, %error, "definition cannot be served")
+    /// Serves a definition as it is now, or no longer. What it is now is looked up while nobody else changes the registry:
+    /// of two writes, the one that is told of last may not be the last.
+    fn register(&self, key: &Key) {
+        self.change_registry(|registry| {
+            registry.remove(&key.name);
+            let Some(newest) = self.store.newest(key) else { return };
+            match crd::definition(&newest.body) {
+                Ok(definition) => registry.insert(Arc::new(definition)),
+                Err(error) => {
+                    tracing::error!(definition = %key.name, %error, "definition cannot be served");
+                }
             }
-        }
+        });
     }
 
     fn register_stored_definitions(&self) {

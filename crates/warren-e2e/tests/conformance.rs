@@ -4,11 +4,11 @@
 //! | variable | effect |
 //! |---|---|
 //! | `WARREN_CONFORMANCE_ONLY` | only scenarios whose `topic/name` contains this |
-//! | `WARREN_CONFORMANCE_SHRINK` | scenarios that no longer differ are taken off `scenarios/not-yet.txt` |
 
 use std::time::Duration;
 
 use warren_e2e::conformance::ours::Ours;
+use warren_e2e::conformance::report::judge;
 use warren_e2e::conformance::runner::Pace;
 use warren_e2e::conformance::suite::Suite;
 
@@ -34,14 +34,9 @@ async fn ours_answers_as_the_real_server_did() {
     let only = std::env::var("WARREN_CONFORMANCE_ONLY").ok();
     let suite = Suite::load(only.as_deref()).unwrap();
     let ours = Ours::start().await.unwrap();
-    let run = suite.play(&ours, Pace { parallel: 8, patience: Duration::from_secs(5) }).await;
+    let run = suite.play(&ours, Pace { parallel: 8, patience: Duration::from_secs(60) }).await;
     ours.stop().await;
-    let recorded = suite.recorded().unwrap();
-    let mut report = suite.judge_ours(&recorded, &run).unwrap();
-    if std::env::var_os("WARREN_CONFORMANCE_SHRINK").is_some() {
-        suite.shrink_list(&report).unwrap();
-        report = suite.judge_ours(&recorded, &run).unwrap();
-    }
+    let report = judge(&suite.recorded().unwrap(), &run);
     println!("{report}");
     let complaints = report.complaints();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));

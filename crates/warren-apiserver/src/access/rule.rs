@@ -156,15 +156,13 @@ fn url_covers(owned: &str, wanted: &str) -> bool {
 pub(super) fn missing(owned: &[Rule], wanted: &[Rule]) -> Vec<String> {
     let parts = wanted.iter().flat_map(Rule::parts);
     let uncovered = parts.filter(|part| !owned.iter().any(|rule| rule.covers_part(part)));
-    let mut compact: BTreeMap<(Vec<String>, Vec<String>, Vec<String>, Vec<String>), Rule> = BTreeMap::new();
+    // What a rule is about, as text: verbs of the same thing come together, those of paths do not.
+    let mut compact: BTreeMap<String, Rule> = BTreeMap::new();
     for part in uncovered {
-        let verb_of_url = if part.resources.is_empty() { part.verbs.clone() } else { Vec::new() };
-        let thing = (
-            part.api_groups.clone(),
-            part.resources.clone(),
-            part.resource_names.clone(),
-            [part.non_resource_urls.clone(), verb_of_url].concat(),
-        );
+        let thing = match part.resources.is_empty() {
+            true => part.describe(),
+            false => Rule { verbs: Vec::new(), ..part.clone() }.describe(),
+        };
         match compact.get_mut(&thing) {
             Some(known) => known.verbs.extend(part.verbs),
             None => {

@@ -187,6 +187,9 @@ pub(crate) fn account_groups(namespace: &str) -> Vec<String> {
     vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")]
 }
 
+/// What a token that was verified says.
+type Verified = (Arc<Claims>, Arc<Identity>);
+
 /// What service accounts need of the server.
 pub struct Accounts {
     key: SigningKey,
@@ -194,7 +197,7 @@ pub struct Accounts {
     /// Whether pods get a volume with a token of their account, unless they say otherwise. Needs nodes that have
     /// projected volumes.
     pub token_volumes: bool,
-    remembered: Mutex<HashMap<String, (Arc<Claims>, Arc<Identity>)>>,
+    remembered: Mutex<HashMap<String, Verified>>,
 }
 
 impl Accounts {

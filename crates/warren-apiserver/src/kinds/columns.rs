@@ -233,7 +233,7 @@ pub(super) const SERVICE: &[Column] = &[
     Column {
         name: "External-IP",
         description: "externalIPs is a list of IP addresses for which nodes in the cluster will also accept traffic for this service.  These IPs are not managed by Kubernetes.  The user is responsible for ensuring that traffic arrives at a node with this IP.  A common example is external load-balancers that are not part of the Kubernetes system.",
-        cell: |_, _| "<none>".into(),
+        cell: |service, _| external_addresses(service),
         ..COLUMN
     },
     Column {
@@ -577,6 +577,23 @@ fn event_source(event: &Value) -> Value {
     }
 }
 
+fn external_addresses(service: &Value) -> Value {
+    let spec = &service["spec"];
+    let type_ = spec["type"].as_str().unwrap_or_default();
+    if type_ == "ExternalName" {
+        return spec["externalName"].clone();
+    }
+    let ingress = service["status"]["loadBalancer"]["ingress"].as_array().into_iter().flatten();
+    let balanced = ingress.filter_map(|entry| entry["ip"].as_str().or_else(|| entry["hostname"].as_str()));
+    let own = spec["externalIPs"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let all: Vec<&str> = balanced.filter(|_| type_ == "LoadBalancer").chain(own).collect();
+    match (all.is_empty(), type_) {
+        (true, "LoadBalancer") => "<pending>".into(),
+        (true, _) => "<none>".into(),
+        (false, _) => all.join(",").into(),
+    }
+}
+
 fn service_ports(service: &Value) -> Value {
     let ports = service["spec"]["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
     if ports.is_empty() {
@@ -584,7 +601,10 @@ fn service_ports(service: &Value) -> Value {
     }
     let shown = ports.iter().map(|port| {
         let protocol = port["protocol"].as_str().unwrap_or("TCP");
-        format!("{}/{protocol}", port["port"])
+        match port["nodePort"].as_u64() {
+            Some(on_node) if on_node > 0 => format!("{}:{on_node}/{protocol}", port["port"]),
+            _ => format!("{}/{protocol}", port["port"]),
+        }
     });
     shown.collect::<Vec<_>>().join(",").into()
 }

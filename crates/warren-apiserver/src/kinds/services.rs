@@ -7,7 +7,7 @@ use crate::status::FieldError;
 pub(super) static BEHAVIOUR: Behaviour = Behaviour {
     default,
     prepare_create,
-    prepare_update: keep_cluster_ip,
+    prepare_update: keep_allocated,
     validate,
     validate_update,
     returns_deleted: true,
@@ -52,8 +52,9 @@ fn prepare_create(service: &mut Value) {
     }
 }
 
-/// An update that leaves the address out means the one it has.
-fn keep_cluster_ip(new: &mut Value, old: &Value) {
+/// An update that leaves the address or a node port out means those it has; one that makes it a service within the cluster
+/// gives back what only others have.
+fn keep_allocated(new: &mut Value, old: &Value) {
     let (Some(spec), Some(old)) = (new.get_mut("spec").and_then(Value::as_object_mut), old.get("spec"))
     else {
         return;
@@ -61,6 +62,26 @@ fn keep_cluster_ip(new: &mut Value, old: &Value) {
     for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
         if let Some(value) = old.get(field) {
             set_default(spec, field, value.clone());
+        }
+    }
+    let only_inside = spec.get("type").is_some_and(|type_| type_ == "ClusterIP");
+    if only_inside && old["type"] != "ClusterIP" {
+        for field in ["externalTrafficPolicy", "allocateLoadBalancerNodePorts", "healthCheckNodePort"] {
+            spec.shift_remove(field);
+        }
+    }
+    let before = old["ports"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let ports = spec.get_mut("ports").and_then(Value::as_array_mut);
+    for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
+        let same = before.iter().find(|known| {
+            Some(&known["port"]) == port.get("port") && Some(&known["protocol"]) == port.get("protocol")
+        });
+        match same.and_then(|same| same.get("nodePort")) {
+            Some(known) if only_inside && port.get("nodePort") == Some(known) => {
+                port.shift_remove("nodePort");
+            }
+            Some(known) if !only_inside => set_default(port, "nodePort", known.clone()),
+            _ => {}
         }
     }
 }

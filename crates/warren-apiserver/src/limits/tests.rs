@@ -54,6 +54,20 @@ fn depth_is_bounded() {
 }
 
 #[test]
+fn aliases_repeat_a_little_and_not_without_end() {
+    let once: Value = read_yaml("a: &a {x: [1, 2]}\nb: *a\n").unwrap();
+    assert_eq!(once, json!({"a": {"x": [1, 2]}, "b": {"x": [1, 2]}}));
+    let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..12 {
+        let below = level - 1;
+        bomb.push_str(&format!(
+            "a{level}: &a{level} [*a{below}, *a{below}, *a{below}, *a{below}, *a{below}]\n"
+        ));
+    }
+    assert!(read_yaml::<Value>(&bomb).is_err());
+}
+
+#[test]
 fn expressions_are_flat_enough_to_be_parsed() {
     for good in [
         "self.size < 100 && (!has(self.a) || self.a.all(x, x.startsWith('(')))",

@@ -1,10 +1,9 @@
 //! Judging a run: every scenario by name, what differs, and a last line that counts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use super::compare::{Difference, differences};
-use super::transcript::{RecordError, Recorded, Transcript};
+use super::transcript::{Recorded, Transcript};
 
 /// What came of one scenario.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,9 +21,6 @@ pub enum Outcome {
 pub struct Report {
     /// In the order of the names.
     pub outcomes: BTreeMap<String, Outcome>,
-    /// Scenarios that are known to differ, with words of which every differing field contains one; with no words any
-    /// field may differ.
-    pub not_yet: BTreeMap<String, Vec<String>>,
 }
 
 /// Compares two runs. A scenario that only one of them has differs.
@@ -44,7 +40,7 @@ pub fn judge(expected: &BTreeMap<String, Recorded>, actual: &BTreeMap<String, Re
         };
         (name.clone(), outcome)
     });
-    Report { outcomes: outcomes.collect(), not_yet: BTreeMap::new() }
+    Report { outcomes: outcomes.collect() }
 }
 
 fn flat(run: &BTreeMap<String, Recorded>) -> BTreeMap<String, &Transcript> {
@@ -56,80 +52,33 @@ fn flat(run: &BTreeMap<String, Recorded>) -> BTreeMap<String, &Transcript> {
 }
 
 impl Report {
-    /// Reads the list of scenarios that are known to differ: one name a line, `#` begins a remark. Words behind the
-    /// name say which fields are wrong: `objects/create managedFields` does not excuse any other difference.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
-    pub fn allow(&mut self, path: &Path) -> Result<(), RecordError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| RecordError::File { path: path.to_owned(), source })?;
-        for line in text.lines() {
-            let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
-            if let Some(name) = words.next() {
-                self.not_yet.insert(name.to_owned(), words.map(str::to_owned).collect());
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether `name` is a scenario of this run that does not differ.
-    #[must_use]
-    pub fn is_same(&self, name: Option<&str>) -> bool {
-        name.and_then(|name| self.outcomes.get(name)) == Some(&Outcome::Same)
-    }
-
-    /// What makes the run fail: differences that are not on the list, and names on the list that do not differ.
+    /// What makes the run fail: every difference.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
-        let mut found: Vec<_> =
-            self.outcomes.iter().filter_map(|(name, outcome)| self.complaint(name, outcome)).collect();
-        for name in self.not_yet.keys().filter(|name| !self.outcomes.contains_key(*name)) {
-            found.push(format!("{name} is on the list and is no scenario"));
-        }
-        found
-    }
-
-    fn complaint(&self, name: &str, outcome: &Outcome) -> Option<String> {
-        let listed = self.not_yet.get(name);
-        match (outcome, listed) {
-            (Outcome::Same, None) => None,
-            (Outcome::Same, Some(_)) => Some(format!("{name} is the same now: take it off the list")),
-            (Outcome::Differs(_), None) => Some(format!("{name} differs")),
-            (Outcome::Failed(_), None) => Some(format!("{name} failed")),
-            (Outcome::Differs(found) | Outcome::Failed(found), Some(words)) => {
-                let excused = |field: &str| words.is_empty() || words.iter().any(|word| field.contains(word));
-                let more = found.iter().find(|difference| !excused(&difference.field))?;
-                Some(format!("{name} differs in more than is listed: {}", more.field))
-            }
-        }
+        let complaint = |(name, outcome): (&String, &Outcome)| match outcome {
+            Outcome::Same => None,
+            Outcome::Differs(_) => Some(format!("{name} differs")),
+            Outcome::Failed(_) => Some(format!("{name} failed")),
+        };
+        self.outcomes.iter().filter_map(complaint).collect()
     }
 }
 
 impl std::fmt::Display for Report {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (mut passed, mut known, mut failed) = (0, 0, 0);
         for (name, outcome) in &self.outcomes {
             let (word, found): (_, &[Difference]) = match outcome {
                 Outcome::Same => ("same", &[]),
                 Outcome::Differs(found) => ("differs", found),
                 Outcome::Failed(found) => ("failed", found),
             };
-            let listed = self.not_yet.contains_key(name);
-            match (self.complaint(name, outcome), listed) {
-                (Some(_), _) => failed += 1,
-                (None, true) => known += 1,
-                (None, false) => passed += 1,
-            }
-            writeln!(out, "{word:8}{name}{}", if listed { " (not yet)" } else { "" })?;
+            writeln!(out, "{word:8}{name}")?;
             for difference in found {
                 writeln!(out, "{difference}")?;
             }
         }
-        if known > 0 {
-            writeln!(out, "{known} not yet the same, as listed")?;
-        }
-        write!(out, "{passed} passed, {failed} failed")
+        let failed = self.complaints().len();
+        write!(out, "{} passed, {failed} failed", self.outcomes.len() - failed)
     }
 }
 
@@ -147,28 +96,17 @@ mod tests {
         BTreeMap::from([("t".to_owned(), Recorded::from(recorded))])
     }
 
-    fn complaints(list: &str, ours: serde_json::Value) -> Vec<String> {
-        let mut report = judge(&run(json!({"x": 1, "y": 1})), &run(ours));
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), list).unwrap();
-        report.allow(file.path()).unwrap();
-        report.complaints()
-    }
-
     #[test]
-    fn the_list_excuses_what_it_names_and_nothing_else() {
-        let (same, differs) = (json!({"x": 1, "y": 1}), json!({"x": 2, "y": 1}));
-        assert!(complaints("", same.clone()).is_empty());
-        assert_eq!(complaints("", differs.clone()), ["t/a differs"]);
-        assert!(complaints("t/a # the reason", differs.clone()).is_empty());
-        assert!(complaints("t/a body.y body.x", differs.clone()).is_empty());
-        assert_eq!(complaints("t/a body.y", differs), ["t/a differs in more than is listed: body.x"]);
-    }
-
-    #[test]
-    fn the_list_can_only_shrink_honestly() {
-        let same = json!({"x": 1, "y": 1});
-        assert_eq!(complaints("t/a", same.clone()), ["t/a is the same now: take it off the list"]);
-        assert_eq!(complaints("t/gone", same), ["t/gone is on the list and is no scenario"]);
+    fn a_difference_is_named_and_counted() {
+        let recorded = run(json!({"x": 1, "y": 1}));
+        let same = judge(&recorded, &run(json!({"x": 1, "y": 1})));
+        assert!(same.complaints().is_empty());
+        assert!(same.to_string().ends_with("2 passed, 0 failed"));
+        let differs = judge(&recorded, &run(json!({"x": 2, "y": 1})));
+        assert_eq!(differs.complaints(), ["t/a differs"]);
+        let shown = differs.to_string();
+        assert!(shown.contains("body.x") && shown.ends_with("1 passed, 1 failed"), "{shown}");
+        let missing = judge(&recorded, &BTreeMap::new());
+        assert_eq!(missing.complaints(), ["t/a differs", "t/b differs"]);
     }
 }

@@ -1,9 +1,8 @@
-//! The suite as it lies in this crate: where the scenarios, the recording and the list of known differences are.
+//! The suite as it lies in this crate: where the scenarios and the recording are.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::report::{Report, judge};
 use super::runner::{Pace, play_all};
 use super::scenario::{self, LoadError, Topic};
 use super::target::Target;
@@ -21,11 +20,6 @@ fn folder() -> PathBuf {
 
 fn recordings() -> PathBuf {
     folder().join("recorded")
-}
-
-/// The scenarios in which our server is known to differ.
-fn list() -> PathBuf {
-    folder().join("not-yet.txt")
 }
 
 /// The checkout, where the product's own definitions are.
@@ -91,35 +85,5 @@ impl Suite {
             transcript::write(&recordings(), &topic.topic, &recorded)?;
         }
         Ok(())
-    }
-
-    /// Takes the scenarios that no longer differ off the list; never adds any.
-    ///
-    /// # Errors
-    /// When the list cannot be read or written.
-    pub fn shrink_list(&self, report: &Report) -> Result<(), RecordError> {
-        let path = list();
-        let failed = |source| RecordError::File { path: path.clone(), source };
-        let text = std::fs::read_to_string(&path).map_err(failed)?;
-        let kept: Vec<_> =
-            text.lines().filter(|line| !report.is_same(line.split_whitespace().next())).collect();
-        std::fs::write(&path, kept.join("\n") + "\n").map_err(failed)
-    }
-
-    /// Holds a run of our server against an expected one, with the list of what is known to differ.
-    ///
-    /// # Errors
-    /// When the list cannot be read.
-    pub fn judge_ours(
-        &self,
-        expected: &BTreeMap<String, Recorded>,
-        ours: &BTreeMap<String, Recorded>,
-    ) -> Result<Report, RecordError> {
-        let mut report = judge(expected, ours);
-        report.allow(&list())?;
-        if !self.whole {
-            report.not_yet.retain(|name, _| report.outcomes.contains_key(name));
-        }
-        Ok(report)
     }
 }
