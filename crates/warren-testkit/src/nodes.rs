@@ -47,6 +47,8 @@ pub const SCHEDULER: &str = "simulated.warren.dev";
 const REQUESTS: usize = 64;
 /// A node is lost when it has not been heard of for 40 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
+/// How long a control plane may take to see that a new node is ready: seconds, on a machine that does nothing else.
+const OPENING: Duration = Duration::from_secs(60);
 /// How often a request that got no answer is made again, and how long after.
 const TRIES: u32 = 150;
 const AGAIN: Duration = Duration::from_millis(200);
@@ -99,6 +101,26 @@ impl Fate {
     }
 }
 
+/// Nodes could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The server refused a node.
+    #[error("register a node")]
+    Register(#[from] kube::Error),
+    /// A node could not be waited for.
+    #[error("wait until node `{name}` may be used")]
+    Wait {
+        /// Which one.
+        name: String,
+        /// Why not.
+        #[source]
+        source: kube::runtime::wait::Error,
+    },
+    /// Nobody takes the taints of a new node away; that is the work of kube-controller-manager.
+    #[error("node `{0}` is still tainted as not ready")]
+    Closed(String),
+}
+
 /// How to simulate.
 #[derive(Clone)]
 pub struct Builder {
@@ -131,15 +153,18 @@ impl Builder {
         Self { terminate_after, ..self }
     }
 
-    /// Registers the nodes and starts to serve.
+    /// Registers the nodes, waits until they may be used, and starts to serve.
     ///
     /// # Errors
     /// When a node cannot be registered.
-    pub async fn start(self) -> Result<SimulatedNodes, kube::Error> {
+    pub async fn start(self) -> Result<SimulatedNodes, StartError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let names: Vec<String> = (0..self.count).map(|number| format!("simulated-{number}")).collect();
         for name in &names {
             machines::register(&nodes, name).await?;
+        }
+        for name in &names {
+            machines::wait_until_open(&nodes, name).await?;
         }
         let shared = Arc::new(Shared {
             client: self.client.clone(),

@@ -92,7 +92,7 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
         place.wait::<Sandbox>(name, "told", is_ready("False/ReconcilerError")).await;
     }
 
-    let creations = |call: &Call| call.verb == "POST" && call.path.ends_with("/pods");
+    let creations = |call: &Call| call.is_creation_of_pod(&place);
     let tries = tried(&calls, "the unfit pod", creations).await;
     assert_backs_off("the unfit pod", &tries);
 

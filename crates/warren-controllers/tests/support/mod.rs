@@ -29,6 +29,13 @@ pub struct Call {
     pub path: String,
 }
 
+impl Call {
+    /// Whether a pod was to be made in this place: the controllers work for everybody else's too.
+    pub fn is_creation_of_pod(&self, place: &Place) -> bool {
+        self.verb == "POST" && self.path.ends_with(&format!("/namespaces/{}/pods", place.namespace))
+    }
+}
+
 /// The calls that went through a client, but for lists and watches.
 pub type Calls = Arc<Mutex<Vec<Call>>>;
 

@@ -6,11 +6,12 @@ use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
+use kube::runtime::wait::await_condition;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
-use super::{HEARTBEAT, Shared};
+use super::{HEARTBEAT, OPENING, Shared, StartError};
 
 /// Processors of a node: more than any number of simulated pods asks for, less than a request meant to fit nowhere.
 pub(super) const CPUS: u64 = 100_000;
@@ -24,6 +25,21 @@ pub(super) async fn register(nodes: &Api<Node>, name: &str) -> Result<(), kube::
     nodes.patch(name, &PatchParams::apply("simulated-nodes").force(), &Patch::Apply(&node)).await?;
     nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(&status(Timestamp::now()))).await?;
     Ok(())
+}
+
+/// Waits until a node has lost the taints of one that is not ready: a control plane gives them to every new node, and takes
+/// them away when it has seen the status.
+pub(super) async fn wait_until_open(nodes: &Api<Node>, name: &str) -> Result<(), StartError> {
+    let open = |node: Option<&Node>| {
+        node.is_some_and(|node| {
+            let mut taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
+            !taints.any(|taint| taint.key.starts_with("node.kubernetes.io/"))
+        })
+    };
+    match tokio::time::timeout(OPENING, await_condition(nodes.clone(), name, open)).await {
+        Ok(waited) => waited.map(drop).map_err(|source| StartError::Wait { name: name.to_owned(), source }),
+        Err(_) => Err(StartError::Closed(name.to_owned())),
+    }
 }
 
 /// Gives signs of life for as long as it is polled.

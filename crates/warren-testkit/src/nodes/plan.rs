@@ -250,6 +250,24 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_says_how_long_it_takes_to_run_and_to_go() {
+        let slow = json!({"metadata": {"annotations": {READY_AFTER: "1500", TERMINATE_AFTER: "200"}}});
+        let after = |object: &Value, action| {
+            delay(&pod(object.clone()), &action, Duration::from_secs(9), Duration::ZERO)
+        };
+        assert_eq!(after(&slow, Action::Publish(Fate::Ready)), Duration::from_millis(1500));
+        assert_eq!(after(&slow, Action::Remove), Duration::from_millis(200));
+        assert_eq!(after(&json!({}), Action::Publish(Fate::Ready)), Duration::from_secs(9));
+        let mut running = slow;
+        running["status"] = json!({"phase": "Running"});
+        assert_eq!(
+            after(&running, Action::Publish(Fate::NotReady)),
+            Duration::ZERO,
+            "a change of mind is at once"
+        );
+    }
+
+    #[test]
     fn processors_are_counted_as_servers_write_them() {
         let counted = ["", "x", "500m", "2", "1k", "1M"].map(processors);
         assert_eq!(counted, [0, 0, 0, 2, 1_000, 1_000_000]);
