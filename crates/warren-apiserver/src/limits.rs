@@ -203,10 +203,11 @@ pub(crate) fn too_deep() -> ApiError {
 /// than there is memory, and even a million repetitions keep a processor busy for a second.
 const MOST_REPETITIONS: usize = 20_000;
 
-/// Reads YAML from a client.
-pub(crate) fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, serde_saphyr::Error> {
+/// Reads YAML from a client; what is wrong with it, in the reader's words.
+pub(crate) fn read_yaml<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let aliases = serde_saphyr::alias_limits! { max_total_replayed_events: MOST_REPETITIONS };
-    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { alias_limits: aliases })
+    let options = serde_saphyr::options! { alias_limits: aliases };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())
 }
 
 /// Levels of an expression in a definition. Parsers of expressions call themselves for each level, several functions deep.

@@ -111,7 +111,7 @@ fn parse_configuration(body: &[u8]) -> Result<Value, ApiError> {
     // JSON is YAML, but its own reader is faster and most clients send it.
     let value: Value = match serde_json::from_str(text) {
         Ok(value) => value,
-        Err(_) => crate::limits::read_yaml(text).map_err(|error| undecodable(error.to_string()))?,
+        Err(_) => crate::limits::read_yaml(text).map_err(undecodable)?,
     };
     match value {
         Value::Object(_) => Ok(value),
