@@ -95,7 +95,8 @@ async fn until(server: &Embedded, path: &str, code: u16) -> String {
 
 #[tokio::test]
 async fn slow_clients_are_given_up() {
-    let time = Duration::from_millis(200);
+    // Long enough that this test itself is never the slow one, also on a busy machine.
+    let time = Duration::from_secs(2);
     let server = Embedded::start(Limits { body_time: time, head_time: time, ..Limits::default() }).await;
     let (code, text) = answer(&mut stuck(&server).await).await;
     assert_eq!(code, 408, "{text}");
@@ -106,7 +107,7 @@ async fn slow_clients_are_given_up() {
     assert!(matches!(answer(&mut half_a_head).await.0, 0 | 408), "closed without a word or with this one");
     let mut silent = server.connect().await;
     assert_eq!(answer(&mut silent).await, (0, String::new()), "closed");
-    assert_eq!(get(&server, "/api/v1/namespaces").await.0, 200);
+    until(&server, "/api/v1/namespaces", 200).await;
     server.stop().await;
 }
 

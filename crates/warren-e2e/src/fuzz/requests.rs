@@ -214,12 +214,9 @@ fn path(random: &mut Rng) -> Sent {
     if random.bool() {
         uri.push_str(&format!("?{}", text::list_query(random)));
     }
-    let mut sent = request(
-        method,
-        uri,
-        *pick(random, &["", "application/json", "application/yaml", "text/plain"]),
-        Vec::new(),
-    );
+    let content_types = ["", "application/json", "application/yaml", "text/plain"];
+    let content_type = content_types[random.usize(..content_types.len())];
+    let mut sent = request(method, uri, content_type, Vec::new());
     if random.bool() {
         sent.body = pick(random, &BODIES).to_string().into_bytes();
     }

@@ -64,7 +64,7 @@ pub async fn run(data_dir: &Path, rounds: u64, seed: u64) -> Result<Outcome, Str
     let mut watcher = Watcher::default();
     let mut outcome = Outcome::default();
     for round in 0..rounds {
-        if random.u8(..) % 5 == 0 {
+        if random.u8(..5) == 0 {
             let start = Foreground::spawn(data_dir, &[], &[], &log);
             tokio::time::sleep(Duration::from_micros(random.u64(0..400_000))).await;
             start.kill();
