@@ -26,6 +26,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let status = std::process::Command::new(program("warren-bench")?)
         .args(&arguments.benchmark)
         .env("WARREN_BENCH_BINARY", program("warren")?)
+        // So that a control plane is started by us, who are built already.
+        .env("WARREN_XTASK", format!("/proc/{}/exe", std::process::id()))
         .status()
         .context("run warren-bench")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

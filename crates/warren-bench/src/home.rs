@@ -32,6 +32,21 @@ impl Home {
             .environment("WARREN_HOME", self.directory.path().display().to_string())
     }
 
+    /// Its data directory.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The daemon's process, from the lock that it holds.
+    pub fn daemon(&self) -> anyhow::Result<u32> {
+        #[derive(serde::Deserialize)]
+        struct Holder {
+            pid: u32,
+        }
+        let lock = std::fs::read(self.directory.path().join("lock")).context("read who holds the home")?;
+        Ok(serde_json::from_slice::<Holder>(&lock)?.pid)
+    }
+
     fn command(&self, subcommand: &str) -> Command {
         let mut command = Command::new(&self.binary);
         command.arg(subcommand).env("WARREN_HOME", self.directory.path());

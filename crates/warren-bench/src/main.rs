@@ -2,13 +2,19 @@
 //!
 //! Every number that SPECIFICATION.md promises comes from here. Contenders take turns within each round, so that whatever else the
 //! machine does falls on all of them alike, and what is compared is a ratio from one run, never a time from another day. A benchmark
-//! measures; it asserts nothing about seconds. Start reading at [`cold_run`].
+//! measures; it asserts nothing about seconds. Start reading at [`cold_run`], [`claims`] or [`apiserver`].
 
+mod apiserver;
 mod bundle;
+mod claims;
 mod cold_run;
+mod connection;
 mod contender;
+mod definitions;
 mod docker;
 mod home;
+mod process;
+mod serve;
 mod summary;
 
 use std::path::PathBuf;
@@ -36,10 +42,24 @@ enum Benchmark {
         #[arg(long)]
         json: bool,
     },
+    /// Claims on a warm pool, from create to Ready: on a real kube-apiserver, and on the local home.
+    Claims(claims::Options),
+    /// Our API server beside kube-apiserver with etcd: creates, reads, watches, memory.
+    Apiserver(apiserver::Options),
+    /// Be the API server that is measured; `apiserver` starts it.
+    #[command(name = serve::SUBCOMMAND, hide = true)]
+    ServeApi {
+        /// Where it keeps its objects.
+        directory: PathBuf,
+    },
 }
 
 fn main() -> anyhow::Result<()> {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build();
     match Arguments::parse().benchmark {
         Benchmark::Run { warren, rounds, json } => cold_run::measure(&warren, rounds, json),
+        Benchmark::Claims(options) => runtime()?.block_on(claims::measure(&options)),
+        Benchmark::Apiserver(options) => runtime()?.block_on(apiserver::measure(&options)),
+        Benchmark::ServeApi { directory } => runtime()?.block_on(serve::serve(&directory)),
     }
 }

@@ -1,0 +1,228 @@
+//! Follows a collection through a watch, the way any client would.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde::Deserialize;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::connection::{Connection, Endpoint};
+
+/// What has been seen of the objects in one collection since the observer began. It ends when dropped.
+pub struct Observer {
+    seen: Arc<Seen>,
+    ready: watch::Receiver<usize>,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    objects: Mutex<HashMap<String, History>>,
+}
+
+/// What happened to one object.
+#[derive(Debug, Clone, Default)]
+pub struct History {
+    /// The version of each event.
+    pub versions: Vec<u64>,
+    /// When it was first seen Ready, and at which version.
+    pub ready: Option<(Instant, u64)>,
+    /// The sandbox that a claim names.
+    pub sandbox: Option<String>,
+}
+
+impl Observer {
+    /// Begins to follow a collection, from its present state on.
+    pub async fn start(endpoint: &Endpoint, collection: &str) -> anyhow::Result<Observer> {
+        let mut connection = endpoint.connect().await?;
+        let version = version_of(&mut connection, collection).await?;
+        let separator = if collection.contains('?') { '&' } else { '?' };
+        let path = format!("{collection}{separator}watch=1&resourceVersion={version}");
+        let mut lines = connection.stream(&path).await?;
+        let seen = Arc::<Seen>::default();
+        let (ready, count) = watch::channel(0);
+        let task = tokio::spawn({
+            let seen = Arc::clone(&seen);
+            async move {
+                while let Some(chunk) = lines.next().await? {
+                    let now = Instant::now();
+                    let mut objects = seen.objects();
+                    let mut more = 0;
+                    for line in chunk.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+                        let event: Event = serde_json::from_slice(line).context("read a watch event")?;
+                        more += usize::from(event.record(&mut objects, now));
+                    }
+                    drop(objects);
+                    if more > 0 {
+                        ready.send_modify(|count| *count += more);
+                    }
+                }
+                Ok(())
+            }
+        });
+        Ok(Observer { seen, ready: count, task })
+    }
+
+    /// Waits until so many objects have become Ready; gives how many there were at the end of patience.
+    pub async fn wait_for_ready(&mut self, count: usize, patience: Duration) -> anyhow::Result<usize> {
+        let enough = self.ready.wait_for(|ready| *ready >= count);
+        // Whether they all came or patience ended, what is there is there; a broken watch is an error.
+        if let Ok(ended) = tokio::time::timeout(patience, enough).await {
+            ended.map(drop).context("the server ended a watch")?;
+        }
+        Ok(*self.ready.borrow())
+    }
+
+    /// Waits until an object has become Ready.
+    pub async fn wait_for(&mut self, name: &str, patience: Duration) -> anyhow::Result<History> {
+        let found = || self.seen.objects().get(name).filter(|history| history.ready.is_some()).cloned();
+        let mut ready = self.ready.clone();
+        let wait = async {
+            loop {
+                if let Some(found) = found() {
+                    return anyhow::Ok(found);
+                }
+                ready.changed().await.context("the server ended a watch")?;
+            }
+        };
+        tokio::time::timeout(patience, wait).await.with_context(|| format!("{name} never became Ready"))?
+    }
+
+    /// What happened to an object.
+    pub fn history(&self, name: &str) -> History {
+        self.seen.objects().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Everything that was seen.
+    pub fn names(&self) -> Vec<String> {
+        self.seen.objects().keys().cloned().collect()
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Seen {
+    fn objects(&self) -> MutexGuard<'_, HashMap<String, History>> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The present version of a collection: in both homes one counter for everything that is written.
+pub async fn version_of(connection: &mut Connection, collection: &str) -> anyhow::Result<u64> {
+    #[derive(Deserialize)]
+    struct List {
+        metadata: Metadata,
+    }
+    let separator = if collection.contains('?') { '&' } else { '?' };
+    let list = connection.get(&format!("{collection}{separator}limit=1")).await?;
+    let list: List = serde_json::from_slice(&list)?;
+    list.metadata.resource_version.parse().context("the version of a list")
+}
+
+/// How many objects there are in a collection.
+pub async fn count_of(connection: &mut Connection, collection: &str) -> anyhow::Result<usize> {
+    #[derive(Deserialize)]
+    struct List {
+        metadata: Remaining,
+        items: Vec<serde::de::IgnoredAny>,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Remaining {
+        #[serde(default)]
+        remaining_item_count: usize,
+    }
+    let list: List = serde_json::from_slice(&connection.get(&format!("{collection}?limit=1")).await?)?;
+    Ok(list.metadata.remaining_item_count + list.items.len())
+}
+
+#[derive(Deserialize)]
+struct Event {
+    #[serde(rename = "type")]
+    kind: String,
+    object: Object,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    #[serde(default)]
+    metadata: Metadata,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    name: String,
+    resource_version: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Status {
+    conditions: Vec<Condition>,
+    sandbox: Option<Assigned>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+#[derive(Deserialize)]
+struct Assigned {
+    name: Option<String>,
+}
+
+impl Event {
+    /// Adds the event to the object's history. True when the object has become Ready with it.
+    fn record(self, objects: &mut HashMap<String, History>, now: Instant) -> bool {
+        let Ok(version) = self.object.metadata.resource_version.parse() else { return false };
+        if self.kind == "BOOKMARK" {
+            return false;
+        }
+        let history = objects.entry(self.object.metadata.name).or_default();
+        history.versions.push(version);
+        if let Some(sandbox) = self.object.status.sandbox.and_then(|sandbox| sandbox.name) {
+            history.sandbox = Some(sandbox);
+        }
+        let is_ready = |condition: &Condition| condition.kind == "Ready" && condition.status == "True";
+        let became = history.ready.is_none() && self.object.status.conditions.iter().any(is_ready);
+        if became {
+            history.ready = Some((now, version));
+        }
+        became
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_becomes_ready_once() {
+        let mut objects = HashMap::new();
+        let mut record = |version: &str, status: &str| {
+            let event = format!(
+                r#"{{"type":"MODIFIED","object":{{"metadata":{{"name":"a","resourceVersion":"{version}"}},
+                "status":{{"conditions":[{{"type":"Ready","status":"{status}"}}],"sandbox":{{"name":"s"}}}}}}}}"#
+            );
+            serde_json::from_str::<Event>(&event).unwrap().record(&mut objects, Instant::now())
+        };
+        assert_eq!([record("1", "False"), record("2", "True"), record("3", "True")], [false, true, false]);
+        let history = &objects["a"];
+        assert_eq!(history.versions, [1, 2, 3]);
+        assert_eq!(history.ready.map(|(_, version)| version), Some(2));
+        assert_eq!(history.sandbox.as_deref(), Some("s"));
+    }
+}

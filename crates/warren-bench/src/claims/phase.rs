@@ -1,0 +1,112 @@
+//! One load: claims are created at their times, and a watch tells when each is Ready.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde_json::json;
+use tokio::sync::{Mutex, Semaphore};
+use tokio::task::JoinSet;
+
+use super::Part;
+use super::observer::{Observer, version_of};
+use super::place::Place;
+use super::pool::{CLAIMS, NAMESPACE, POOL_NAME};
+use super::report::Phase;
+use crate::connection::Connection;
+use crate::summary::Summary;
+
+/// How many clients create claims at the same time, at most.
+const CREATORS: usize = 128;
+/// How long after its last claim a load may take. A cold start of thousands on two cores is a matter of minutes.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Runs a load and says how it went.
+pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Result<Phase> {
+    let creators = Arc::new(Creators::connect(place, arrivals.len().min(CREATORS)).await?);
+    let mut observer = Observer::start(&place.endpoint, CLAIMS).await?;
+    let mut other = place.endpoint.connect().await?;
+    let conflicts = place.conflicts().await?;
+    let version = version_of(&mut other, CLAIMS).await?;
+    let before = place.usage()?;
+
+    let began = Instant::now();
+    let mut creates = JoinSet::new();
+    for (number, arrival) in arrivals.iter().enumerate() {
+        let (creators, at) = (Arc::clone(&creators), began + *arrival);
+        creates.spawn(async move {
+            tokio::time::sleep_until(at.into()).await;
+            let name = format!("{part:?}-{number}").to_lowercase();
+            let sent = creators.create(&name).await?;
+            anyhow::Ok((name, sent))
+        });
+    }
+    let mut sent = Vec::with_capacity(arrivals.len());
+    while let Some(create) = creates.join_next().await {
+        sent.push(create??);
+    }
+    let ready = observer.wait_for_ready(arrivals.len(), PATIENCE).await?;
+    let after = place.usage()?;
+    let writes = version_of(&mut other, CLAIMS).await?.saturating_sub(version);
+    let conflicts = place.conflicts().await?.saturating_sub(conflicts);
+
+    let mut times = Vec::with_capacity(sent.len());
+    let mut last = began;
+    for (name, sent) in &sent {
+        if let Some((at, _)) = observer.history(name).ready {
+            times.push(at.saturating_duration_since(*sent));
+            last = last.max(at);
+        }
+    }
+    Ok(Phase {
+        home: place.kind,
+        part,
+        claims: arrivals.len(),
+        ready,
+        per_second: ready as f64 / last.saturating_duration_since(began).as_secs_f64(),
+        times: Summary::of("create to Ready", times),
+        writes_per_claim: writes as f64 / arrivals.len() as f64,
+        conflicts,
+        controller: after.controller.since(before.controller),
+        server: after.server.map(|after| after.since(before.server.unwrap_or_default())),
+    })
+}
+
+/// Connections that create claims, each for one create at a time.
+struct Creators {
+    free: Semaphore,
+    connections: Mutex<Vec<Connection>>,
+}
+
+impl Creators {
+    async fn connect(place: &Place, count: usize) -> anyhow::Result<Creators> {
+        let mut connections = Vec::with_capacity(count);
+        for _ in 0..count {
+            connections.push(place.endpoint.connect().await?);
+        }
+        Ok(Creators { free: Semaphore::new(count), connections: Mutex::new(connections) })
+    }
+
+    /// Creates a claim and says when the request was sent.
+    async fn create(&self, name: &str) -> anyhow::Result<Instant> {
+        let _permit = self.free.acquire().await?;
+        let connection = self.connections.lock().await.pop();
+        let mut connection = connection.ok_or_else(|| anyhow::anyhow!("more permits than connections"))?;
+        let body = claim(name);
+        let sent = Instant::now();
+        connection.create(CLAIMS, body).await?;
+        self.connections.lock().await.push(connection);
+        Ok(sent)
+    }
+}
+
+/// A claim on the pool.
+pub fn claim(name: &str) -> Bytes {
+    let claim = json!({
+        "apiVersion": "extensions.agents.x-k8s.io/v1beta1",
+        "kind": "SandboxClaim",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"warmPoolRef": {"name": POOL_NAME}},
+    });
+    Bytes::from(claim.to_string())
+}

@@ -1,0 +1,191 @@
+//! A home with controllers in it, started for one measurement and gone with it.
+
+use std::fmt;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use serde::Serialize;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use warren_testkit::kube::ControlPlane;
+use warren_testkit::nodes::SimulatedNodes;
+
+use crate::connection::Endpoint;
+use crate::home::Home;
+use crate::process::Usage;
+
+/// Simulated nodes; a thousand pods are spread over them.
+const NODES: usize = 10;
+
+/// Which home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum HomeKind {
+    /// A real kube-apiserver with etcd, `warren controller`, and nodes that are simulated.
+    Kube,
+    /// `warren up`, with real containers.
+    Local,
+}
+
+impl fmt::Display for HomeKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            HomeKind::Kube => "kube",
+            HomeKind::Local => "local",
+        })
+    }
+}
+
+/// A running home.
+pub struct Place {
+    /// Which one.
+    pub kind: HomeKind,
+    /// Where its API is.
+    pub endpoint: Endpoint,
+    /// A client for what is not measured.
+    pub client: kube::Client,
+    controller: u32,
+    server: Vec<u32>,
+    parts: Parts,
+}
+
+/// What keeps it running; ended in this order.
+enum Parts {
+    Kube { controller: Controller, nodes: SimulatedNodes, control_plane: ControlPlane },
+    Local(Home),
+}
+
+/// What its processes use.
+pub struct HomeUsage {
+    /// The controllers' process; in the local home the daemon, which is everything but the containers.
+    pub controller: Usage,
+    /// The API server and its store, where they are processes of their own.
+    pub server: Option<Usage>,
+}
+
+impl Place {
+    /// Starts a home with the controllers of this binary.
+    pub async fn start(kind: HomeKind, warren: &Path) -> anyhow::Result<Place> {
+        match kind {
+            HomeKind::Kube => Self::start_kube(warren).await,
+            HomeKind::Local => Self::start_local(warren).await,
+        }
+    }
+
+    async fn start_kube(warren: &Path) -> anyhow::Result<Place> {
+        let control_plane = ControlPlane::launch(&["--fsync"]).context("start a control plane")?;
+        let kubeconfig = control_plane.kubeconfig();
+        crate::definitions::install(kubeconfig).await?;
+        let client = warren_client::connect::from_kubeconfig(kubeconfig).await?;
+        let nodes = start_nodes(&client).await?;
+        let controller = Controller::start(warren, kubeconfig)?;
+        let serving = ["etcd", "kube-apiserver"];
+        let processes = &control_plane.record().components;
+        let server = processes.iter().filter(|process| serving.contains(&process.name.as_str()));
+        Ok(Place {
+            kind: HomeKind::Kube,
+            endpoint: Endpoint::from_kubeconfig(kubeconfig).await?,
+            client,
+            controller: controller.pid(),
+            server: server.map(|process| process.pid.cast_unsigned()).collect(),
+            parts: Parts::Kube { controller, nodes, control_plane },
+        })
+    }
+
+    async fn start_local(warren: &Path) -> anyhow::Result<Place> {
+        let home = Home::start(warren)?;
+        let kubeconfig = home.directory().join("kubeconfig");
+        Ok(Place {
+            kind: HomeKind::Local,
+            endpoint: Endpoint::from_kubeconfig(&kubeconfig).await?,
+            client: warren_client::connect::from_kubeconfig(&kubeconfig).await?,
+            controller: home.daemon()?,
+            server: Vec::new(),
+            parts: Parts::Local(home),
+        })
+    }
+
+    /// What the processes have used so far.
+    pub fn usage(&self) -> anyhow::Result<HomeUsage> {
+        let server = if self.server.is_empty() { None } else { Some(Usage::of(&self.server)?) };
+        Ok(HomeUsage { controller: Usage::of(&[self.controller])?, server })
+    }
+
+    /// Requests of the controllers that the server has refused as conflicts, by the controllers' own count.
+    pub async fn conflicts(&self) -> anyhow::Result<u64> {
+        let metrics = match &self.parts {
+            Parts::Kube { controller, .. } => controller.metrics().await?,
+            Parts::Local(_) => {
+                let metrics = self.endpoint.connect().await?.get("/metrics").await?;
+                String::from_utf8_lossy(&metrics).into_owned()
+            }
+        };
+        let is_conflict =
+            |line: &&str| line.starts_with("rest_client_requests_total{") && line.contains("code=\"409\"");
+        let counts = metrics.lines().filter(is_conflict).filter_map(|line| line.rsplit_once(' '));
+        Ok(counts.filter_map(|(_, count)| count.parse::<f64>().ok()).sum::<f64>() as u64)
+    }
+
+    /// Takes it down.
+    pub async fn end(self) -> anyhow::Result<()> {
+        match self.parts {
+            Parts::Kube { controller, nodes, control_plane } => {
+                drop(controller);
+                drop(nodes);
+                drop(control_plane);
+            }
+            Parts::Local(home) => drop(home),
+        }
+        Ok(())
+    }
+}
+
+/// Nodes that make every pod ready as soon as they see it: what is measured is everything else.
+pub async fn start_nodes(client: &kube::Client) -> anyhow::Result<SimulatedNodes> {
+    Ok(SimulatedNodes::builder(client.clone()).nodes(NODES).start().await?)
+}
+
+/// `warren controller` as a process; killed when dropped.
+pub struct Controller {
+    process: Child,
+    metrics: SocketAddr,
+}
+
+impl Controller {
+    /// Starts the controllers of this binary on a cluster.
+    pub fn start(warren: &Path, kubeconfig: &Path) -> anyhow::Result<Controller> {
+        // Free a moment ago; should somebody take it meanwhile, the controllers say so and end.
+        let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let process = Command::new(warren)
+            .args(["controller", "--extensions", "--leader-elect=false", "--health-probe-bind-address=0"])
+            .arg(format!("--metrics-bind-address={metrics}"))
+            .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("start {} controller", warren.display()))?;
+        Ok(Controller { process, metrics })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    async fn metrics(&self) -> anyhow::Result<String> {
+        let mut stream = tokio::net::TcpStream::connect(self.metrics).await.context("ask for metrics")?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        Ok(answer)
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,48 @@
+//! How many writes a warm claim costs: claims one after the other, and every event on every object that a claim touches. A write that
+//! changes something is an event in a watch, on either home.
+
+use std::time::Duration;
+
+use super::observer::Observer;
+use super::phase::claim;
+use super::place::Place;
+use super::pool::{CLAIMS, EVENTS, PODS, SANDBOXES};
+use super::report::Writes;
+
+/// Enough for an average; one at a time.
+const ROUNDS: usize = 40;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Counts.
+pub async fn count(place: &Place) -> anyhow::Result<Writes> {
+    let mut claims = Observer::start(&place.endpoint, CLAIMS).await?;
+    let sandboxes = Observer::start(&place.endpoint, SANDBOXES).await?;
+    let pods = Observer::start(&place.endpoint, PODS).await?;
+    let events = Observer::start(&place.endpoint, EVENTS).await?;
+    let mut connection = place.endpoint.connect().await?;
+    let mut served = Vec::new();
+    for round in 0..ROUNDS {
+        let name = format!("writes-{round}");
+        connection.create(CLAIMS, claim(&name)).await?;
+        served.push((claims.wait_for(&name, PATIENCE).await?, name));
+    }
+    // What follows a claim follows within milliseconds; the claim before last has been followed by a whole claim.
+    super::pool::quiet(place).await?;
+    let (mut until_ready, mut in_all) = (0, 0);
+    for (history, name) in &served {
+        let first = history.versions.first().copied().unwrap_or_default();
+        let ready = history.ready.map_or(u64::MAX, |(_, version)| version);
+        let sandbox = history.sandbox.clone().unwrap_or_default();
+        let claim = claims.history(name).versions;
+        // A sandbox of a pool and its pod have the same name.
+        let others = [sandboxes.history(&sandbox).versions, pods.history(&sandbox).versions];
+        let about = [format!("{name}."), format!("{sandbox}.")];
+        let is_about = |event: &&String| about.iter().any(|start| event.starts_with(start));
+        let events = events.names().iter().filter(is_about).count();
+        let touched = claim.iter().skip(1).chain(others.iter().flatten()).filter(|version| **version > first);
+        until_ready += touched.clone().filter(|version| **version <= ready).count();
+        in_all += touched.count() + events;
+    }
+    let average = |count: usize| count as f64 / ROUNDS as f64;
+    Ok(Writes { home: place.kind, until_ready: average(until_ready), in_all: average(in_all) })
+}
