@@ -208,7 +208,7 @@ fn read_objects(connection: &Connection) -> rusqlite::Result<Vec<(Key, u64, Byte
         Ok((
             Key { resource, namespace, name },
             version.cast_unsigned(),
-            Bytes::from(row.get::<_, Vec<u8>>(4)?),
+            Bytes::copy_from_slice(row.get_ref(4)?.as_bytes()?),
         ))
     })?;
     rows.collect()
