@@ -2,6 +2,7 @@
 //! time of faults, then a time of calm in which everything must come to rest.
 
 mod faults;
+mod requests;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -9,19 +10,18 @@ use std::time::Duration;
 
 use warren_controllers::Config;
 use warren_controllers::engine::Controller;
-use warren_controllers::server::{Answer, Refusal};
-use warren_decide::step::{Action, FailureKind, Kind};
+use warren_decide::step::Kind;
 
 use crate::clock::{Clock, milliseconds};
 use crate::invariants::Ledger;
 use crate::nodes::{Nodes, Temper};
-use crate::object::{Any, KINDS, slot, to_value};
+use crate::object::{KINDS, slot};
 use crate::random::Random;
 use crate::rest;
 use crate::running::{Queue, Running};
-use crate::server::{Caller, Chore, Part, Preconditions, Server};
+use crate::server::{Chore, Server};
 use crate::user::User;
-use crate::wire::{Reply, Request, Sent};
+use crate::wire::{Intent, Sent};
 
 use faults::{Fault, Faults};
 
@@ -341,92 +341,8 @@ impl Simulation {
         moves
     }
 
-    /// A request reaches the server, or is lost on the way, or its answer is.
-    fn arrive(&mut self, index: usize, id: u64) -> Result<(), String> {
-        let (number, link) = (self.running[index].number, self.running[index].link.clone());
-        let Some(mut sent) = link.wire().request(id).cloned() else { return Ok(()) };
-        let is_list = matches!(sent.request, Request::List(..));
-        let refused = |refusal| match is_list {
-            true => Reply::Many(Err(refusal)),
-            false => Reply::One(Err(refusal)),
-        };
-        let lost = |text: &str| refused(Refusal { kind: FailureKind::Unknown, text: text.to_owned() });
-        let fate =
-            if self.storm { self.faults.of_request(&sent, &mut self.random) } else { faults::Fate::Fine };
-        if let Some(intent) = &mut sent.intent {
-            intent.is_untold = self.processes > 1 && !matches!(fate, faults::Fate::Fine);
-        }
-        let answer = match fate {
-            faults::Fate::Fine => self.execute(number, &sent),
-            faults::Fate::Refused(refusal) => refused(refusal),
-            faults::Fate::RequestLost => lost("connection reset"),
-            faults::Fate::AnswerLost => {
-                let _ = self.execute(number, &sent);
-                lost("connection reset by peer")
-            }
-            faults::Fate::Late => {
-                self.strays.push((number, sent.clone()));
-                lost("timed out")
-            }
-        };
-        self.say(|_| format!("process {number}: {id} {} → {}", describe(&sent.request), outcome(&answer)));
-        link.wire().answer(id, answer);
-        self.judge(sent.intent.as_ref())
-    }
-
-    /// A request that nobody waits for any more arrives, or never does.
-    fn arrive_late(&mut self, index: usize) -> Result<(), String> {
-        let (number, sent) = self.strays.remove(index);
-        if self.random.chance(400) {
-            self.say(|_| format!("process {number}, late: {} is lost", describe(&sent.request)));
-            return Ok(());
-        }
-        let answer = self.execute(number, &sent);
-        self.say(|_| format!("process {number}, late: {} → {}", describe(&sent.request), outcome(&answer)));
-        self.judge(sent.intent.as_ref())
-    }
-
-    /// The server's side of a request.
-    fn execute(&mut self, number: usize, sent: &Sent) -> Reply {
-        if let Request::List(kind, label, value) = &sent.request {
-            return Reply::Many(Ok(self.server.labelled(*kind, label, value).cloned().collect()));
-        }
-        Reply::One(self.execute_one(number, sent))
-    }
-
-    fn execute_one(&mut self, number: usize, sent: &Sent) -> Answer {
-        let (by, now) = (Caller::Process(number), self.clock.now(0));
-        match &sent.request {
-            Request::List(kind, label, value) => {
-                Ok(self.server.labelled(*kind, label, value).next().cloned())
-            }
-            Request::Read(kind, name) => Ok(self.server.get(*kind, name).cloned()),
-            Request::Act(Action::Create(object)) => {
-                let value = to_value(object)
-                    .map_err(|error| Refusal { kind: FailureKind::Refused, text: error.to_string() })?;
-                self.server.create(by, object.kind(), value, self.random.number(), now)
-            }
-            Request::Act(Action::Merge { kind, name, body }) => {
-                let answer = self.server.merge(by, *kind, name, body, Part::All);
-                if let (Ok(Some(Any::SandboxClaim(claim))), true) =
-                    (&answer, body["metadata"]["resourceVersion"].is_string())
-                {
-                    self.ledger.make_sure(by, claim, now);
-                }
-                answer
-            }
-            Request::Act(Action::MergeStatus { kind, name, body }) => {
-                self.server.merge(by, *kind, name, body, Part::Status)
-            }
-            Request::Act(Action::Delete { kind, name, uid, version, propagation }) => {
-                let preconditions = Preconditions { uid: Some(uid), resource_version: version.as_deref() };
-                self.server.delete(by, *kind, name, preconditions, *propagation, now)
-            }
-        }
-    }
-
     /// Holds every new write against the invariants, and tells the nodes.
-    fn judge(&mut self, intent: Option<&crate::wire::Intent>) -> Result<(), String> {
+    fn judge(&mut self, intent: Option<&Intent>) -> Result<(), String> {
         for commit in std::mem::take(&mut self.server.fresh) {
             self.nodes.observe(&commit, self.clock.elapsed(), &mut self.random);
             self.ledger.check(&self.server, &commit, intent, self.clock.now(0))?;
@@ -467,26 +383,5 @@ impl Simulation {
             self.trace.pop_front();
         }
         self.trace.push_back(line);
-    }
-}
-
-fn describe(request: &Request) -> String {
-    match request {
-        Request::Act(action) => action.to_string(),
-        Request::Read(kind, name) => format!("read {kind} {name}"),
-        Request::List(kind, label, value) => format!("list {kind} {label}={value}"),
-    }
-}
-
-fn outcome(reply: &Reply) -> String {
-    match reply {
-        Reply::One(Ok(Some(object))) => {
-            format!("{} {} at {}", object.name(), object.uid(), object.version())
-        }
-        Reply::One(Ok(None)) => "gone".to_owned(),
-        Reply::Many(Ok(objects)) => format!("{} objects", objects.len()),
-        Reply::One(Err(refusal)) | Reply::Many(Err(refusal)) => {
-            format!("{:?}: {}", refusal.kind, refusal.text)
-        }
     }
 }
