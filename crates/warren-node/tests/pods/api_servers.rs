@@ -27,7 +27,15 @@ impl NodeDialer for Nodes {
 
 /// Ours, in this process.
 pub async fn embedded(nodes: Arc<Nodes>) -> Client {
-    let config = Config { storage: Storage::Memory, crds: Vec::new(), nodes, now: jiff::Timestamp::now };
+    let config = Config {
+        storage: Storage::Memory,
+        crds: Vec::new(),
+        nodes,
+        accounts: None,
+        now: jiff::Timestamp::now,
+        limits: Default::default(),
+        audit: None,
+    };
     let server = ApiServer::open(config).await.expect("a server");
     Client::new(server.as_user(Identity::admin()), "default")
 }
