@@ -134,7 +134,7 @@ pub(super) fn objects() -> Vec<(String, Value)> {
             "SandboxWarmPool",
             json!({"replicas": 1, "sandboxTemplateRef": {"name": "template"}}),
         ),
-        ("sandboxclaims", "SandboxClaim", json!({"sandboxTemplateRef": {"name": "template"}})),
+        ("sandboxclaims", "SandboxClaim", json!({"warmPoolRef": {"name": "extension"}})),
     ] {
         let object =
             json!({"apiVersion": group, "kind": kind, "metadata": {"name": "extension"}, "spec": spec});
