@@ -118,11 +118,16 @@ fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
 /// How long a claim may wait in a home of one machine, where nobody adds nodes meanwhile: what is not ready by then will not be.
 const CLAIM_DEADLINE: Duration = Duration::from_secs(5 * 60);
 
+/// A pool is refilled when no claim has taken from it for this long, so that a burst of claims is not held up by the starts of
+/// containers that replace what it takes. Claims that come faster than this are more than two cores can replace anyway.
+const REFILL_AFTER: Duration = Duration::from_millis(10);
+
 /// One machine has one home, so claims, pools and templates are always served.
 fn controllers_config() -> warren_controllers::Config {
     warren_controllers::Config {
         extensions: true,
         claim_deadline: Some(CLAIM_DEADLINE),
+        sandbox_warm_pool_replenish_delay: REFILL_AFTER,
         ..warren_controllers::Config::default()
     }
 }
