@@ -100,7 +100,10 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
             eprintln!("{home}: {part:?}, {} claims", arrivals.len());
             report.phases.push(phase::run(&place, *part, arrivals).await?);
         }
-        place.end().await?;
+        if let Some(fill) = report.fills.last_mut().filter(|fill| fill.home == *home) {
+            fill.raw_creates_per_second = Some(pool::raw_creates(&place).await?);
+        }
+        place.end();
     }
     if wanted(Part::Cache) {
         report.cache = Some(cache::measure(&options.warren, options.cached).await?);

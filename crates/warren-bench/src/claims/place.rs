@@ -129,7 +129,7 @@ impl Place {
     }
 
     /// Takes it down.
-    pub async fn end(self) -> anyhow::Result<()> {
+    pub fn end(self) {
         match self.parts {
             Parts::Kube { controller, nodes, control_plane } => {
                 drop(controller);
@@ -138,7 +138,6 @@ impl Place {
             }
             Parts::Local(home) => drop(home),
         }
-        Ok(())
     }
 }
 

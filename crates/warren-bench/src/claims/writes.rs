@@ -33,15 +33,19 @@ pub async fn count(place: &Place) -> anyhow::Result<Writes> {
         let first = history.versions.first().copied().unwrap_or_default();
         let ready = history.ready.map_or(u64::MAX, |(_, version)| version);
         let sandbox = history.sandbox.clone().unwrap_or_default();
-        let claim = claims.history(name).versions;
-        // A sandbox of a pool and its pod have the same name.
-        let others = [sandboxes.history(&sandbox).versions, pods.history(&sandbox).versions];
+        let after = |observer: &Observer, name: &str| {
+            let mut versions = observer.history(name).versions;
+            versions.retain(|version| *version > first);
+            versions
+        };
+        let mut own = after(&claims, name);
+        own.extend(after(&sandboxes, &sandbox));
         let about = [format!("{name}."), format!("{sandbox}.")];
         let is_about = |event: &&String| about.iter().any(|start| event.starts_with(start));
         let events = events.names().iter().filter(is_about).count();
-        let touched = claim.iter().skip(1).chain(others.iter().flatten()).filter(|version| **version > first);
-        until_ready += touched.clone().filter(|version| **version <= ready).count();
-        in_all += touched.count() + events;
+        until_ready += own.iter().filter(|version| **version <= ready).count();
+        // A sandbox of a pool and its pod have the same name. What happens to the pod happens beside the claim.
+        in_all += own.len() + after(&pods, &sandbox).len() + events;
     }
     let average = |count: usize| count as f64 / ROUNDS as f64;
     Ok(Writes { home: place.kind, until_ready: average(until_ready), in_all: average(in_all) })
