@@ -51,10 +51,17 @@ pub struct Place {
     parts: Parts,
 }
 
-/// What keeps it running; ended in this order.
+/// What keeps it running.
 enum Parts {
-    Kube { controller: Controller, nodes: SimulatedNodes, control_plane: ControlPlane },
+    Kube(Box<Cluster>),
     Local(Home),
+}
+
+/// The parts of a cluster; ended in this order.
+struct Cluster {
+    controller: Controller,
+    _nodes: SimulatedNodes,
+    _control_plane: ControlPlane,
 }
 
 /// What its processes use.
@@ -90,7 +97,11 @@ impl Place {
             client,
             controller: controller.pid(),
             server: server.map(|process| process.pid.cast_unsigned()).collect(),
-            parts: Parts::Kube { controller, nodes, control_plane },
+            parts: Parts::Kube(Box::new(Cluster {
+                controller,
+                _nodes: nodes,
+                _control_plane: control_plane,
+            })),
         })
     }
 
@@ -116,7 +127,7 @@ impl Place {
     /// Requests of the controllers that the server has refused as conflicts, by the controllers' own count.
     pub async fn conflicts(&self) -> anyhow::Result<u64> {
         let metrics = match &self.parts {
-            Parts::Kube { controller, .. } => controller.metrics().await?,
+            Parts::Kube(cluster) => cluster.controller.metrics().await?,
             Parts::Local(_) => {
                 let metrics = self.endpoint.connect().await?.get("/metrics").await?;
                 String::from_utf8_lossy(&metrics).into_owned()
@@ -131,11 +142,7 @@ impl Place {
     /// Takes it down.
     pub fn end(self) {
         match self.parts {
-            Parts::Kube { controller, nodes, control_plane } => {
-                drop(controller);
-                drop(nodes);
-                drop(control_plane);
-            }
+            Parts::Kube(cluster) => drop(cluster),
             Parts::Local(home) => drop(home),
         }
     }
