@@ -111,9 +111,15 @@ struct Found {
     content: Content,
 }
 
+struct LayoutImage {
+    descriptor: Descriptor,
+    document: Vec<u8>,
+    manifest: Manifest,
+}
+
 enum Content {
     /// Of a layout: everything has its descriptor.
-    Layout { descriptor: Descriptor, document: Vec<u8>, manifest: Manifest },
+    Layout(Box<LayoutImage>),
     /// Of `docker save`: only file names.
     Docker { config: String, layers: Vec<String> },
 }
@@ -122,7 +128,8 @@ impl Found {
     /// Brings all of it into the store, and tells the digest of the manifest.
     fn store(&self, archive: &Archive, store: &Store, limits: Limits) -> Result<Digest, ImportError> {
         match &self.content {
-            Content::Layout { descriptor, document, manifest } => {
+            Content::Layout(image) => {
+                let LayoutImage { descriptor, document, manifest } = &**image;
                 let config_bytes = archive.document(&blob(&manifest.config.digest))?;
                 let config = ImageConfig::parse(&config_bytes, manifest)?;
                 for (layer, diff_id) in manifest.layers.iter().zip(&config.rootfs.diff_ids) {
@@ -225,7 +232,7 @@ fn layout_images(archive: &Archive) -> Result<Vec<Found>, ImportError> {
             match Document::parse(&format!("manifest {}", descriptor.digest), &document)? {
                 Document::Index(index) => descriptor = index.for_this_machine()?.clone(),
                 Document::Manifest(manifest) => {
-                    let content = Content::Layout { descriptor, document, manifest };
+                    let content = Content::Layout(Box::new(LayoutImage { descriptor, document, manifest }));
                     images.push(Found {
                         names: names.into_iter().filter(|name| is_whole(name)).collect(),
                         content,

@@ -1,5 +1,7 @@
 //! The store through its whole life: images in from archives, found, listed, removed, and found again by the next process.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
