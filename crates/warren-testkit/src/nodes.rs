@@ -166,12 +166,14 @@ impl Builder {
         for name in &names {
             machines::wait_until_open(&nodes, name).await?;
         }
+        // Known before the first pod is looked at: one on a node that is not known is not looked at again.
+        let machines = machines::list(&nodes).await?;
         let shared = Arc::new(Shared {
             client: self.client.clone(),
             permits: Semaphore::new(REQUESTS),
             addresses: AtomicU32::new(1),
             turn: AtomicUsize::new(0),
-            machines: Mutex::default(),
+            machines: Mutex::new(machines),
             config: self.clone(),
         });
         let mut tasks = JoinSet::new();

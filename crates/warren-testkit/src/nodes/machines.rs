@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::runtime::wait::await_condition;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt};
@@ -40,6 +40,11 @@ pub(super) async fn wait_until_open(nodes: &Api<Node>, name: &str) -> Result<(),
         Ok(waited) => waited.map(drop).map_err(|source| StartError::Wait { name: name.to_owned(), source }),
         Err(_) => Err(StartError::Closed(name.to_owned())),
     }
+}
+
+/// All simulated nodes, in the order of their names.
+pub(super) async fn list(nodes: &Api<Node>) -> Result<Vec<Node>, kube::Error> {
+    Ok(nodes.list(&ListParams::default().labels(LABEL)).await?.items)
 }
 
 /// Gives signs of life for as long as it is polled.
