@@ -7,6 +7,7 @@
 mod backoff;
 mod conditions;
 mod environment;
+mod image;
 mod limits;
 mod quantity;
 mod refusal;
@@ -21,10 +22,13 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 pub use backoff::restart_delay;
 pub use conditions::{ISOLATION_CONDITION, LIMITS_CONDITION};
 pub use environment::{Addresses, FieldError, environment, expand};
+pub use image::{ImageFacts, ImageState, Images, PullPolicy};
 pub use limits::{DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES, DEFAULT_PIDS, Limits, LimitsError};
 pub use quantity::{Quantity, QuantityError};
 pub use refusal::{BuiltInImage, ContainerProblem, HOST_IMAGE, Refusal, container_problem, refusal};
 pub use status::same_status;
+
+use image::Readiness;
 
 /// Everything a decision about one pod rests on.
 #[derive(Debug, Clone)]
@@ -35,6 +39,8 @@ pub struct World<'a> {
     pub node: &'a NodeFacts,
     /// What runs on the machine for this pod.
     pub machine: &'a Machine,
+    /// What the node has found out about the pod's images.
+    pub images: &'a Images,
     /// When the pod's containers were asked to stop, if they were.
     pub asked_to_stop: Option<Timestamp>,
 }
@@ -170,6 +176,13 @@ pub enum Step {
     Bind,
     /// Remove what a lost or finished shim left on the machine, except logs.
     CleanUp,
+    /// Find an image, or fetch it. Does not wait for it.
+    FetchImage {
+        /// Its name in the container's spec.
+        name: String,
+        /// When to fetch it.
+        policy: PullPolicy,
+    },
     /// Start the pod's shim.
     StartSandbox,
     /// Start a container in it.
@@ -357,7 +370,7 @@ fn decide_overdue(world: &World<'_>, now: Timestamp) -> Plan {
 
 /// Starts what should run and does not.
 fn decide_containers(world: &World<'_>, now: Timestamp) -> Plan {
-    let mut steps = Vec::new();
+    let (mut steps, mut fetches) = (Vec::new(), Vec::new());
     let mut look_again = None;
     let mut outlooks = BTreeMap::new();
 
@@ -377,8 +390,14 @@ fn decide_containers(world: &World<'_>, now: Timestamp) -> Plan {
             Outlook::StartNow { attempt } => {
                 steps.push(Step::StartContainer { name: container.name.clone(), attempt });
             }
-            Outlook::StartAt { at, .. } => look_again = earlier(look_again, Some(at)),
-            Outlook::Blocked(_) | Outlook::Done | Outlook::Runs => {}
+            Outlook::StartAt { at, .. } | Outlook::ImageFailing { at, .. } => {
+                look_again = earlier(look_again, Some(at));
+            }
+            Outlook::ImageWanted => fetches.push(Step::FetchImage {
+                name: container.image.clone().unwrap_or_default(),
+                policy: PullPolicy::of(container),
+            }),
+            Outlook::ImageComing | Outlook::Blocked(_) | Outlook::Done | Outlook::Runs => {}
         }
         outlooks.insert(container.name.clone(), outlook);
     }
@@ -391,6 +410,9 @@ fn decide_containers(world: &World<'_>, now: Timestamp) -> Plan {
             }
         }
     }
+    // Two containers on one image ask once.
+    fetches.dedup();
+    steps.splice(0..0, fetches);
     let status = status::status(world, &outlooks, now);
     Plan { steps, status: Some(status), look_again }
 }
@@ -406,6 +428,12 @@ enum Outlook {
     StartNow { attempt: u32 },
     /// It keeps failing: start it then.
     StartAt { at: Timestamp, delay: SignedDuration },
+    /// Its image must be asked for.
+    ImageWanted,
+    /// Its image is on its way.
+    ImageComing,
+    /// Its image could not be had: it is asked for again then.
+    ImageFailing { problem: ContainerProblem, at: Timestamp },
     /// It cannot be started as its spec has it.
     Blocked(ContainerProblem),
 }
@@ -422,7 +450,7 @@ fn outlook(world: &World<'_>, container: &Container, now: Timestamp) -> Outlook 
         return Outlook::Blocked(problem);
     }
     let Some((attempt, exit)) = last else {
-        return Outlook::StartNow { attempt: 0 };
+        return start_on_image(world, container, 0, now);
     };
     let again = match world.pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()) {
         Some("Never") => false,
@@ -434,7 +462,26 @@ fn outlook(world: &World<'_>, container: &Container, now: Timestamp) -> Outlook 
     }
     let delay = backoff::delay_after(attempt, &exit);
     let at = exit.finished_at + delay;
-    if now >= at { Outlook::StartNow { attempt: attempt + 1 } } else { Outlook::StartAt { at, delay } }
+    if now >= at {
+        start_on_image(world, container, attempt + 1, now)
+    } else {
+        Outlook::StartAt { at, delay }
+    }
+}
+
+/// It is time to start a container; its image decides whether it can.
+fn start_on_image(world: &World<'_>, container: &Container, attempt: u32, now: Timestamp) -> Outlook {
+    match image::readiness(world.images, container, now) {
+        Readiness::Wanted => Outlook::ImageWanted,
+        Readiness::Coming => Outlook::ImageComing,
+        Readiness::Failing(problem, at) => Outlook::ImageFailing { problem, at },
+        Readiness::Ready(facts) => {
+            match facts.and_then(|facts| image::user_problem(world.pod, container, facts)) {
+                Some(problem) => Outlook::Blocked(problem),
+                None => Outlook::StartNow { attempt },
+            }
+        }
+    }
 }
 
 fn earlier(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {

@@ -1,7 +1,9 @@
-//! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/containerLogs`, `/pods`, `/healthz`.
+//! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/containerLogs`, `/pods`, `/healthz`; and `/images`, which is
+//! ours: people reach it through the API server as `/api/v1/nodes/NAME/proxy/images`.
 
 mod channel;
 mod exec;
+mod images;
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -59,6 +61,7 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
     match (request.method(), parts.as_slice()) {
         (&Method::GET, ["healthz"]) => text(StatusCode::OK, "ok"),
         (&Method::GET, ["pods"]) => pods(shared),
+        (_, ["images"]) => images::answer(shared, request).await,
         (&Method::GET, ["containerLogs", namespace, pod, container]) => {
             logs(shared, &request, namespace, pod, container)
         }
@@ -85,8 +88,11 @@ fn pods(shared: &Shared) -> Response<Body> {
             Seen::Gone => None,
         })
         .collect();
-    let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items});
-    let mut response = text(StatusCode::OK, list.to_string());
+    json_text(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
+}
+
+fn json_text(value: &serde_json::Value) -> Response<Body> {
+    let mut response = text(StatusCode::OK, value.to_string());
     response.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
     response
 }

@@ -9,6 +9,7 @@
 mod config;
 mod descriptor;
 mod directory_watch;
+mod images;
 mod kubelet;
 mod log_file;
 mod machine;

@@ -21,6 +21,7 @@ use warren_oci::idmap::IdAllocator;
 use warren_oci::zygote::Zygote;
 
 use crate::config::NodeConfig;
+use crate::images::Images;
 use crate::kubelet;
 use crate::pod_request::{Builder, PodDirectory};
 use crate::registration::{MachineFacts, register};
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) home_id: String,
     pub(crate) zygote: Arc<Zygote>,
     pub(crate) builder: Builder,
+    pub(crate) images: Arc<Images>,
     pub(crate) registry: Registry,
     pods: PathBuf,
     ids: Mutex<IdAllocator>,
@@ -68,6 +70,9 @@ pub enum StartError {
     /// The built-in image could not be made.
     #[error(transparent)]
     Image(#[from] PrepareError),
+    /// The store of images could not be opened.
+    #[error(transparent)]
+    Images(#[from] warren_image::store::StoreError),
 }
 
 /// The mark that everything of a home carries on the machine: FNV-1a of its data directory's canonical path.
@@ -111,6 +116,7 @@ impl Node {
             home_id,
             zygote: config.zygote.clone(),
             builder,
+            images: Arc::new(Images::open(&config.data_dir, &pods)?),
             registry: Registry::default(),
             pods,
             ids: Mutex::new(ids),

@@ -76,9 +76,16 @@ fn identity_problem(pod: &Pod, container: &Container) -> Option<String> {
             == Some(true);
     match user {
         Some(0) if must_not_be_root => Some("container's runAsUser breaks non-root policy".to_owned()),
-        None if must_not_be_root => Some("container has runAsNonRoot and image will run as root".to_owned()),
+        // Built-in images run as root; what others do is known when they are here.
+        None if must_not_be_root && is_built_in(container) => {
+            Some("container has runAsNonRoot and image will run as root".to_owned())
+        }
         _ => None,
     }
+}
+
+fn is_built_in(container: &Container) -> bool {
+    container.image.as_deref().is_some_and(|image| BuiltInImage::named(image).is_some())
 }
 
 /// What is wrong with an image name, if anything.
@@ -92,14 +99,10 @@ fn image_problem(image: &str) -> Option<ContainerProblem> {
             format!("failed to apply default image tag \"{shown}\": couldn't parse image name \"{shown}\"");
         return Some(ContainerProblem { reason: "InvalidImageName", message });
     }
-    let message = if image.starts_with(BUILT_IN_PREFIX) {
-        format!("there is no built-in image \"{shown}\"; the only one is \"{HOST_IMAGE}\"")
-    } else {
-        format!(
-            "image \"{shown}\" cannot be fetched: only built-in images are supported so far, such as \"{HOST_IMAGE}\""
-        )
-    };
-    Some(ContainerProblem { reason: "ErrImagePull", message })
+    image.starts_with(BUILT_IN_PREFIX).then(|| ContainerProblem {
+        reason: "ErrImagePull",
+        message: format!("there is no built-in image \"{shown}\"; the only one is \"{HOST_IMAGE}\""),
+    })
 }
 
 /// `[host[:port]/]path[:tag][@digest]`, the way registries spell it.

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::conditions::conditions;
 use super::{
-    ContainerReport, ContainerState, Exit, ExitCause, Limits, Machine, Outlook, Quantity, Refusal, World,
-    address_without_network, containers,
+    ContainerReport, ContainerState, Exit, ExitCause, ImageState, Limits, Machine, Outlook, Quantity,
+    Refusal, World, address_without_network, containers,
 };
 
 /// Whether two statuses are the same to a reader of the API, where times have seconds and an empty thing is as good as none:
@@ -229,7 +229,7 @@ fn container_status(
             );
             (waiting("CrashLoopBackOff", Some(message)), ended.or(before))
         }
-        (None, Some(Outlook::Blocked(problem))) => {
+        (None, Some(Outlook::Blocked(problem) | Outlook::ImageFailing { problem, .. })) => {
             (waiting(problem.reason, Some(problem.message.clone())), ended.or(before))
         }
         (None, _) => match (world.machine, ended) {
@@ -246,7 +246,7 @@ fn container_status(
         .or_else(|| published(world.pod, &container.name).and_then(|status| status.container_id.clone()));
     ContainerStatus {
         name: container.name.clone(),
-        image_id: if ran { image.clone() } else { String::new() },
+        image_id: if ran { image_id(world, container) } else { String::new() },
         image,
         container_id,
         ready: running.is_some(),
@@ -255,6 +255,18 @@ fn container_status(
         state: Some(state),
         last_state,
         ..Default::default()
+    }
+}
+
+/// The image that a container ran on: what the node found, or what was published by one that found it.
+fn image_id(world: &World<'_>, container: &Container) -> String {
+    let name = container.image.clone().unwrap_or_default();
+    match world.images.get(&name) {
+        Some(ImageState::Present(facts)) => facts.id.clone(),
+        _ => published(world.pod, &container.name)
+            .map(|status| status.image_id.clone())
+            .filter(|id| !id.is_empty())
+            .unwrap_or(name),
     }
 }
 

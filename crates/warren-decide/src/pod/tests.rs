@@ -76,7 +76,11 @@ fn present(container: ContainerReport) -> Machine {
 }
 
 fn plan(pod: &Pod, machine: &Machine, asked_to_stop: Option<i64>, now: i64) -> Plan {
-    let world = World { pod, node: &node(), machine, asked_to_stop: asked_to_stop.map(at) };
+    plan_with(pod, machine, &Images::new(), asked_to_stop, now)
+}
+
+fn plan_with(pod: &Pod, machine: &Machine, images: &Images, asked_to_stop: Option<i64>, now: i64) -> Plan {
+    let world = World { pod, node: &node(), machine, images, asked_to_stop: asked_to_stop.map(at) };
     decide(&world, at(now))
 }
 
@@ -492,7 +496,13 @@ fn a_sandbox_that_cannot_be_made_says_why_and_is_tried_again() {
 fn a_lost_shim_is_an_unknown_end_and_a_restart() {
     let Machine::Present(report) = present(running(0, 1)) else { unreachable!("built as present") };
     let lost = Machine::Lost { report, noticed: at(9) };
-    let world = World { pod: &pod(json!({})), node: &node(), machine: &lost, asked_to_stop: None };
+    let world = World {
+        pod: &pod(json!({})),
+        node: &node(),
+        machine: &lost,
+        images: &Images::new(),
+        asked_to_stop: None,
+    };
     assert_eq!(last_exit(&world, "main", at(9)).unwrap().cause, ExitCause::Unknown);
     check(
         &plan(&pod(json!({})), &lost, None, 9),
@@ -682,21 +692,59 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
         UnsupportedVolume | Pod was rejected: volume "huge": emptyDir.medium `HugePages` is not supported by this node yet"#]].assert_eq(&shown.join("\n"));
 }
 
+/// What a container on an image does next, and what its status says, as the node learns about the image.
+fn on_image(container: Value, state: Option<ImageState>, now: i64) -> String {
+    let mut whole = json!({"name": "main", "image": "tool:1", "imagePullPolicy": "IfNotPresent"});
+    for (key, value) in container.as_object().unwrap() {
+        whole[key] = value.clone();
+    }
+    let images: Images = state.map(|state| ("tool:1".to_owned(), state)).into_iter().collect();
+    let plan = plan_with(&pod(json!({"containers": [whole]})), &Machine::Absent, &images, None, now);
+    let steps: Vec<String> = plan.steps.iter().map(|step| format!("{step:?}")).collect();
+    let again = plan.look_again.map(|again| format!(", again at {}", again.as_second() - at(0).as_second()));
+    let waiting = plan.status.unwrap().container_statuses.unwrap().remove(0).state.unwrap().waiting.unwrap();
+    let said = [waiting.reason, waiting.message].into_iter().flatten().collect::<Vec<_>>().join(": ");
+    format!("[{}]{} {said}", steps.join(", "), again.unwrap_or_default())
+}
+
 #[test]
-fn images_that_are_not_built_in_make_the_container_wait() {
+fn a_container_waits_for_its_image() {
+    let present = |user: &str| {
+        Some(ImageState::Present(ImageFacts { id: "tool@sha256:0".to_owned(), user: user.to_owned() }))
+    };
+    let failed = |attempts| {
+        let message = "no such tool".to_owned();
+        Some(ImageState::Failed { reason: "ErrImagePull", message, attempts, at: at(0) })
+    };
+    let careful = json!({"securityContext": {"runAsNonRoot": true}});
+    let shown = [
+        on_image(json!({}), None, 0),
+        on_image(json!({}), Some(ImageState::Fetching), 0),
+        on_image(json!({}), failed(1), 1),
+        on_image(json!({}), failed(2), 1),
+        on_image(json!({}), failed(2), 1000),
+        on_image(json!({}), present(""), 0),
+        on_image(careful.clone(), present(""), 0),
+        on_image(careful.clone(), present("0:5"), 0),
+        on_image(careful.clone(), present("web"), 0),
+        on_image(careful, present("33"), 0),
+    ];
+    expect![[r#"
+        [FetchImage { name: "tool:1", policy: IfNotPresent }] ContainerCreating
+        [] ContainerCreating
+        [], again at 10 ErrImagePull: no such tool
+        [], again at 20 ImagePullBackOff: Back-off pulling image "tool:1": ErrImagePull: no such tool
+        [FetchImage { name: "tool:1", policy: IfNotPresent }] ContainerCreating
+        [StartSandbox, StartContainer { name: "main", attempt: 0 }] ContainerCreating
+        [] CreateContainerConfigError: container has runAsNonRoot and image will run as root
+        [] CreateContainerConfigError: container has runAsNonRoot and image will run as root
+        [] CreateContainerConfigError: container has runAsNonRoot and image has non-numeric user (web), cannot verify user is non-root
+        [StartSandbox, StartContainer { name: "main", attempt: 0 }] ContainerCreating"#]].assert_eq(&shown.join("\n"));
+}
+
+#[test]
+fn names_that_are_no_images_make_the_container_wait() {
     let image = |name: &str| pod(json!({"containers": [{"name": "main", "image": name}]}));
-    check(
-        &plan(&image("docker.io/library/nginx:1.27"), &Machine::Absent, None, 0),
-        expect![[r#"
-        Pending | ip none
-          PodReadyToStartContainers=False
-          Initialized=True
-          Ready=False | ContainersNotReady | containers with unready status: [main]
-          ContainersReady=False | ContainersNotReady | containers with unready status: [main]
-          PodScheduled=True
-          main ready=false restarts=0 {"waiting":{"message":"image \"docker.io/library/nginx:1.27\" cannot be fetched: only built-in images are supported so far, such as \"warren.dev/host\"","reason":"ErrImagePull"}}
-    "#]],
-    );
     let reasons: Vec<String> =
         ["warren.dev/host:latest", "warren.dev/nothing", "Not An Image", "host:5000/a/b@sha256:00", ""]
             .iter()

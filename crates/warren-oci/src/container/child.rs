@@ -66,6 +66,9 @@ pub(super) fn enter_root(spec: &Spec, mut mounts: Vec<Detached>) -> Result<(), S
 
     // From here on every path is the container's, and the worst that a link in its image can do is to lead elsewhere in
     // the same image.
+    for path in ["/proc", "/sys", "/dev"] {
+        make_base_directory(Path::new(path)).step(|| format!("make {path}"))?;
+    }
     attach(&proc, "/proc")?;
     attach(&sys, "/sys")?;
     make_dev(&devices)?;
@@ -129,6 +132,22 @@ fn make_file(path: &Path) -> io::Result<()> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(path)?;
     Ok(())
+}
+
+/// An image may lack these, but must not have anything else in their place: what is masked below `/proc` has to be what the
+/// container finds there.
+fn make_base_directory(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(io::Error::new(
+            io::ErrorKind::NotADirectory,
+            "the image has something else than a directory there",
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::DirBuilder::new().mode(0o755).create(path)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn make_mount_point(path: &Path, is_directory: bool) -> io::Result<()> {

@@ -1,0 +1,95 @@
+//! The images of this node, for people: `GET /images` lists them, `POST /images[?name=NAME]` takes in those of the archive in
+//! its body, `DELETE /images?name=NAME` takes one away.
+
+use std::sync::Arc;
+
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use serde_json::json;
+use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
+
+use super::{Body, json_text, text};
+use crate::images::ChangeError;
+use crate::node::Shared;
+use crate::worker::chain;
+
+pub(super) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    let name = form_urlencoded::parse(query.as_bytes())
+        .find(|(key, _)| key == "name")
+        .map(|(_, value)| value.into_owned());
+    match (request.method().clone(), name) {
+        (Method::GET, _) => list(shared),
+        (Method::POST, name) => match import(shared, request.into_body(), name.as_deref()).await {
+            Ok(answer) => answer,
+            Err(problem) => failed(&problem),
+        },
+        (Method::DELETE, Some(name)) => match shared.images.remove(&name).await {
+            Ok(()) => json_text(&json!({"removed": name})),
+            Err(problem) => failed(&problem),
+        },
+        (Method::DELETE, None) => text(StatusCode::BAD_REQUEST, "the parameter `name` is missing"),
+        _ => text(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "images can be listed (GET), imported (POST) and removed (DELETE)",
+        ),
+    }
+}
+
+fn list(shared: &Shared) -> Response<Body> {
+    match shared.images.list() {
+        Ok(images) => {
+            let row = |named: &warren_image::store::Named| {
+                json!({"name": named.name, "digest": named.image.digest, "size": named.image.size,
+                    "layers": named.image.layers.len()})
+            };
+            json_text(&json!({"images": images.iter().map(row).collect::<Vec<_>>()}))
+        }
+        Err(problem) => text(StatusCode::INTERNAL_SERVER_ERROR, chain(&problem)),
+    }
+}
+
+/// An archive did not come in.
+#[derive(Debug, thiserror::Error)]
+enum ReceiveError {
+    #[error("receive the archive")]
+    Receive(#[source] hyper::Error),
+    #[error("keep the archive")]
+    Keep(#[source] std::io::Error),
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+}
+
+async fn import(
+    shared: &Arc<Shared>,
+    mut body: Incoming,
+    name: Option<&str>,
+) -> Result<Response<Body>, ReceiveError> {
+    let file = shared.images.unfinished_archive().map_err(ReceiveError::Keep)?;
+    let mut file = tokio::fs::File::from_std(file);
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.map_err(ReceiveError::Receive)?.into_data() {
+            file.write_all(&data).await.map_err(ReceiveError::Keep)?;
+        }
+    }
+    file.flush().await.map_err(ReceiveError::Keep)?;
+    file.rewind().await.map_err(ReceiveError::Keep)?;
+    let imported = shared.images.import(file.into_std().await, name).await?;
+    let row = |image: &warren_image::import::Imported| json!({"name": image.name.to_string(), "digest": image.digest});
+    Ok(json_text(&json!({"images": imported.iter().map(row).collect::<Vec<_>>()})))
+}
+
+fn failed(problem: &(dyn std::error::Error + 'static)) -> Response<Body> {
+    let change =
+        problem.downcast_ref::<ChangeError>().or_else(|| match problem.downcast_ref::<ReceiveError>() {
+            Some(ReceiveError::Change(change)) => Some(change),
+            _ => None,
+        });
+    let status = match change {
+        Some(ChangeError::NotFound(_)) => StatusCode::NOT_FOUND,
+        Some(ChangeError::Name(_) | ChangeError::Import(_)) => StatusCode::UNPROCESSABLE_ENTITY,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    text(status, chain(problem))
+}
