@@ -135,6 +135,25 @@ pub enum Call {
         /// The new size.
         size: TerminalSize,
     },
+    /// Shows what a running container writes from now on, and lets the client write to its input if it has one →
+    /// [`Answer::Attached`] with descriptors. It lasts as long as this connection.
+    Attach {
+        /// Which container.
+        container: String,
+        /// Whether its input is wanted.
+        stdin: bool,
+    },
+    /// An attached client has nothing more to write: ends the input of a container that has it for one client →
+    /// [`Answer::Done`].
+    EndInput {
+        /// Which container.
+        container: String,
+    },
+    /// Makes a TCP socket in the pod's network → [`Answer::Done`] with its descriptor, for the client to connect.
+    Socket {
+        /// Of IPv6 and not of IPv4.
+        version_6: bool,
+    },
     /// Sends a signal → [`Answer::Done`]. A process that has already ended is no error.
     Signal {
         /// To whom.
@@ -229,6 +248,14 @@ pub enum Answer {
         exec: u64,
         /// Its process id on the host.
         pid: i32,
+    },
+    /// A client is attached. Descriptors, in this order: standard input (if it has it), standard output, and standard
+    /// error unless there is a terminal. A terminal's input is its master, whose size can be set.
+    Attached {
+        /// Whether the client may write.
+        stdin: bool,
+        /// Whether it is a terminal.
+        terminal: bool,
     },
     /// What the pod uses.
     Stats {

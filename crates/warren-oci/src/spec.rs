@@ -55,6 +55,25 @@ pub struct Process {
     /// How willing the kernel's out-of-memory killer is to take it; never below the shim's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oom_score_adj: Option<i32>,
+    /// All three standard streams are one terminal.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub terminal: bool,
+    /// What there is to read on standard input.
+    #[serde(default)]
+    pub stdin: StandardInput,
+}
+
+/// What a container reads on its standard input.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StandardInput {
+    /// Its end.
+    #[default]
+    Empty,
+    /// What attached clients write, one after the other.
+    Open,
+    /// What the first attached client writes, and then its end.
+    Once,
 }
 
 /// Numeric identity inside the container.
@@ -167,6 +186,8 @@ impl Process {
             rlimits: Vec::new(),
             no_new_privileges: true,
             oom_score_adj: None,
+            terminal: false,
+            stdin: StandardInput::Empty,
         }
     }
 }

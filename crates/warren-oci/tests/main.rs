@@ -1,5 +1,6 @@
 //! Real containers on this machine. They need root: without it these tests fail, unless `WARREN_SKIP_ROOT_TESTS` is set.
 
+mod attach;
 mod containers;
 mod isolation;
 mod older_kernels;

@@ -11,7 +11,9 @@
 
 mod child;
 mod exec;
+mod network;
 mod rootfs;
+mod streams;
 
 use std::fs;
 use std::io;
@@ -28,6 +30,7 @@ use warren_sys::socket::Seqpacket;
 
 use self::child::{Failure, Streams};
 use self::rootfs::{Detached, Kept, Layers, Step, StepError};
+use self::streams::Outside;
 use crate::defaults;
 use crate::kernel::{self, Layering};
 use crate::protocol::{ContainerRequest, PodRequest, Refusal, RefusalReason};
@@ -73,8 +76,7 @@ pub(crate) struct Container {
     pub(crate) cgroup: Cgroup,
     /// The child's end of the story until it has become its program.
     pub(crate) report: Option<OwnedFd>,
-    pub(crate) stdout: Option<OwnedFd>,
-    pub(crate) stderr: Option<OwnedFd>,
+    pub(crate) streams: Outside,
     pub(crate) spec: Spec,
     entrance: Entrance,
     pid_namespace: OwnedFd,
@@ -128,13 +130,8 @@ fn start_steps(
     request: &ContainerRequest,
     timeline: &mut Timeline,
 ) -> Result<Container, StepError> {
-    let (stdout, stdout_inside) = pipe().step(|| "make a pipe".to_owned())?;
-    let (stderr, stderr_inside) = pipe().step(|| "make a pipe".to_owned())?;
+    let (outside, inside) = streams::before_mounts(pod.ids, &request.spec.process)?;
     let (report, report_inside) = pipe().step(|| "make a pipe".to_owned())?;
-    let user = &request.spec.process.user;
-    for stream in [&stdout_inside, &stderr_inside] {
-        rootfs::give(stream.as_fd(), pod.ids, user.uid, user.gid)?;
-    }
     let (starter, starter_inside) = Seqpacket::pair().step(|| "make a socket pair".to_owned())?;
     // On version 2 a process is best born in its cgroup; on version 1 it moves in by itself, so there is no hurry.
     let early = match workshop.hierarchy.version() {
@@ -154,33 +151,34 @@ fn start_steps(
     let is_first = shared.is_none();
     let Some(child) = clone_container(workshop, shared, birthplace)? else {
         let born_inside = birthplace.is_some();
-        drop((starter, stdout, stderr, report));
+        drop((starter, outside, report));
         let life = || {
             let null = child::open_null()?;
-            let (stdout, stderr) = (stdout_inside.as_fd(), stderr_inside.as_fd());
-            let streams = Streams::Pipes { stdin: null.as_fd(), stdout, stderr };
-            let descriptors = child_before_mounts(pod, is_first, born_inside, &starter_inside, timeline)?;
-            child_after_mounts(workshop, &request.spec, descriptors, streams, timeline)
+            let has_terminal = request.spec.process.terminal;
+            let mut equipment =
+                child_before_mounts(pod, is_first, born_inside, has_terminal, &starter_inside, timeline)?;
+            let terminal = equipment.terminal.take();
+            let streams = inside.streams(&null, terminal.as_ref())?;
+            child_after_mounts(workshop, &request.spec, equipment, streams, timeline)
         };
         finish_child(&report_inside, life)
     };
     timeline.mark("shim", "clone");
-    drop((stdout_inside, stderr_inside, report_inside, starter_inside));
+    drop((inside, report_inside, starter_inside));
 
     let equipped =
         early.map_or_else(|| make_cgroup(workshop, pod, request), Ok).and_then(|(cgroup, entrance)| {
             timeline.mark("shim", "cgroups");
-            let (pid_namespace, terminals) =
+            let (pid_namespace, terminals, terminal) =
                 equip(workshop, pod, request, namespaces, &child, &entrance, starter, timeline)?;
-            Ok((cgroup, entrance, pid_namespace, terminals))
+            Ok((cgroup, entrance, pid_namespace, terminals, terminal))
         });
     match equipped {
-        Ok((cgroup, entrance, pid_namespace, terminals)) => Ok(Container {
+        Ok((cgroup, entrance, pid_namespace, terminals, terminal)) => Ok(Container {
             child,
             cgroup,
             report: Some(report),
-            stdout: Some(stdout),
-            stderr: Some(stderr),
+            streams: terminal.unwrap_or(outside),
             spec: request.spec.clone(),
             entrance,
             pid_namespace,
@@ -309,7 +307,7 @@ fn equip(
     entrance: &Entrance,
     starter: Seqpacket,
     timeline: &mut Timeline,
-) -> Result<(OwnedFd, OwnedFd), StepError> {
+) -> Result<(OwnedFd, OwnedFd, Option<Outside>), StepError> {
     let directory = writable_directory(&pod.directory, &request.name, request.attempt);
     let writable = rootfs::make_writable(&directory, &request.rootfs, pod.ids)?;
     timeline.mark("shim", "directories");
@@ -353,6 +351,9 @@ fn equip(
         mounts.iter().map(|mount| (mount.target.as_path(), mount.is_directory)).collect();
     let mut descriptors: Vec<BorrowedFd<'_>> = mounts.iter().map(|mount| mount.mount.as_fd()).collect();
     descriptors.extend(entrance.files());
+    let terminal = streams::terminal(terminals_kept.as_fd(), pod.ids, &request.spec.process)?;
+    let (terminal, terminal_inside) = terminal.unzip();
+    descriptors.extend(terminal_inside.as_ref().map(AsFd::as_fd));
     wire::send(&starter, &list, &descriptors).step(|| "hand over the mounts".to_owned())?;
     timeline.mark("shim", "mounts");
     // Only now that nothing can fail any more: a second container must not find the namespaces of one that never was.
@@ -363,13 +364,14 @@ fn equip(
     if let Some(namespaces) = namespaces {
         namespaces.layers.append(&mut kept.detached);
     }
-    Ok((pid_namespace, terminals_kept))
+    Ok((pid_namespace, terminals_kept, terminal))
 }
 
-/// What the shim sends: mounts with their places, and the way into the cgroups.
+/// What the shim sends: mounts with their places, the way into the cgroups, and a terminal if there is to be one.
 struct Equipment {
     mounts: Vec<Detached>,
     cgroups: Option<Entrance>,
+    terminal: Option<OwnedFd>,
 }
 
 /// The first half of a child's life: what needs nothing from the shim.
@@ -377,6 +379,7 @@ fn child_before_mounts(
     pod: &PodRequest,
     is_first: bool,
     born_inside: bool,
+    has_terminal: bool,
     starter: &Seqpacket,
     timeline: &mut Timeline,
 ) -> Result<Equipment, StepError> {
@@ -395,6 +398,7 @@ fn child_before_mounts(
         .and_then(|message| message.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()))
         .step(step)?;
     timeline.mark("container", "wait for mounts");
+    let terminal = if has_terminal { descriptors.pop() } else { None };
     if descriptors.len() < list.len() {
         return Err(io::Error::from(io::ErrorKind::InvalidData)).step(step);
     }
@@ -404,7 +408,7 @@ fn child_before_mounts(
         .zip(descriptors)
         .map(|((target, is_directory), mount)| Detached { mount, target, is_directory })
         .collect();
-    Ok(Equipment { mounts, cgroups: (!born_inside).then(|| Entrance::from_files(cgroups)) })
+    Ok(Equipment { mounts, cgroups: (!born_inside).then(|| Entrance::from_files(cgroups)), terminal })
 }
 
 /// The second half: into the cgroups, the root and the program.
@@ -422,7 +426,8 @@ fn child_after_mounts(
     child::become_root()?;
     child::enter_root(spec, equipment.mounts)?;
     timeline.mark("container", "root file system");
-    let environment = exec::environment(&spec.process, &[], None);
+    let environment =
+        exec::environment(&spec.process, &[], spec.process.terminal.then_some(streams::FIRST_SIZE));
     timeline.flush();
     child::become_program(&spec.process, &environment, streams, &workshop.filter)
 }

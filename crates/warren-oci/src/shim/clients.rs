@@ -104,6 +104,10 @@ impl Clients {
         self.all.retain(|client| !client.gone);
     }
 
+    pub(super) fn is_here(&self, number: u64) -> bool {
+        self.all.iter().any(|client| client.number == number)
+    }
+
     fn find(&mut self, number: u64) -> Option<&mut Client> {
         self.all.iter_mut().find(|client| client.number == number)
     }

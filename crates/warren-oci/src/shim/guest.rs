@@ -79,17 +79,20 @@ impl Guest {
         }
     }
 
-    pub(super) fn pump(&mut self, stream: Stream, chunks: usize) {
-        let Some(container) = &mut self.container else { return };
+    /// Logs what the container has written, and hands it to `show`, which says whether it can take more. Whether the
+    /// stream is still open.
+    pub(super) fn pump(&mut self, stream: Stream, chunks: usize, show: impl FnMut(&[u8]) -> bool) -> bool {
+        let Some(container) = &mut self.container else { return false };
         let pipe = match stream {
-            Stream::Stdout => &mut container.stdout,
-            Stream::Stderr => &mut container.stderr,
+            Stream::Stdout => &mut container.streams.stdout,
+            Stream::Stderr => &mut container.streams.stderr,
         };
-        if let Some(open) = pipe
-            && !self.log.pump(stream, open, chunks)
-        {
+        let Some(open) = pipe else { return false };
+        let goes_on = self.log.pump(stream, open, chunks, show);
+        if !goes_on {
             *pipe = None;
         }
+        goes_on
     }
 
     /// Reads the counters; whether they have changed.

@@ -44,8 +44,15 @@ impl Log {
         Self { request, file: None, written: 0, pending: [Vec::new(), Vec::new()] }
     }
 
-    /// Reads what is there, at most `chunks` times, and logs it. `false` when the stream has ended.
-    pub(super) fn pump(&mut self, stream: Stream, pipe: &OwnedFd, chunks: usize) -> bool {
+    /// Reads what is there, at most `chunks` times and as long as `show` takes it, and logs it. `false` when the stream
+    /// has ended.
+    pub(super) fn pump(
+        &mut self,
+        stream: Stream,
+        pipe: &OwnedFd,
+        chunks: usize,
+        mut show: impl FnMut(&[u8]) -> bool,
+    ) -> bool {
         let mut buffer = [0u8; 16 << 10];
         for _ in 0..chunks {
             match rustix::io::read(pipe.as_fd(), &mut buffer) {
@@ -53,6 +60,9 @@ impl Log {
                 Ok(length) => {
                     let output = self.add(stream, &buffer[..length], Timestamp::now());
                     self.write(&output);
+                    if !show(&buffer[..length]) {
+                        return true;
+                    }
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return true,

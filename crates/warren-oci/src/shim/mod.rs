@@ -3,6 +3,7 @@
 //!
 //! Daemons come and go; the shim stays until it is told to shut down. If it dies itself, its containers die with it.
 
+mod attach;
 mod clients;
 mod guest;
 mod log;
@@ -23,6 +24,7 @@ use warren_sys::process::{self, Namespaces, SingleThreaded};
 use warren_sys::socket::{Seqpacket, SeqpacketListener};
 use warren_sys::{mount, namespace};
 
+use self::attach::Attachments;
 use self::clients::{Asker, Clients};
 use self::guest::{Guest, Visitor};
 use self::log::Stream;
@@ -121,6 +123,7 @@ struct Shim {
     namespaces: Option<PodNamespaces>,
     guests: BTreeMap<String, Guest>,
     visitors: BTreeMap<u64, Visitor>,
+    attachments: Attachments,
     next_visitor: u64,
     revision: u64,
     paused: bool,
@@ -169,6 +172,7 @@ impl Shim {
             namespaces,
             guests,
             visitors: BTreeMap::new(),
+            attachments: Attachments::default(),
             next_visitor: 1,
             revision: 0,
             paused: false,
@@ -207,6 +211,7 @@ impl Shim {
             for source in ready {
                 self.handle(source);
             }
+            self.drop_detached();
             self.look_if_due();
             self.finish_closing();
         }
@@ -255,8 +260,11 @@ impl Shim {
                 sources.push(Source::Report(name.clone()));
                 waits.push(PollFd::new(report, PollFlags::IN));
             }
-            for (stream, pipe) in [(Stream::Stdout, &container.stdout), (Stream::Stderr, &container.stderr)] {
-                if let Some(pipe) = pipe {
+            let streams = &container.streams;
+            for (stream, pipe) in [(Stream::Stdout, &streams.stdout), (Stream::Stderr, &streams.stderr)] {
+                if let Some(pipe) = pipe
+                    && !self.attachments.hold_up(name, stream)
+                {
                     sources.push(Source::Output(name.clone(), stream));
                     waits.push(PollFd::new(pipe, PollFlags::IN));
                 }
@@ -268,6 +276,10 @@ impl Shim {
             }
             sources.push(Source::Exit(name.clone()));
             waits.push(PollFd::from_borrowed_fd(container.child.pidfd(), PollFlags::IN));
+        }
+        for (number, stream, pipe) in self.attachments.full_pipes() {
+            sources.push(Source::Attached(number, stream));
+            waits.push(PollFd::new(pipe, PollFlags::OUT));
         }
         let timeout = self.next_look.map(|(due, _)| due.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -298,7 +310,10 @@ impl Shim {
             Source::Output(name, stream) => {
                 if let Some(guest) = self.guests.get_mut(&name) {
                     // A flood from one container lets others and clients have their turn.
-                    guest.pump(stream, 4);
+                    let attachments = &mut self.attachments;
+                    if !guest.pump(stream, 4, |bytes| attachments.show(&name, stream, bytes)) {
+                        attachments.end(&name, stream);
+                    }
                 }
             }
             Source::Limits(name) => {
@@ -307,6 +322,7 @@ impl Shim {
                 }
             }
             Source::Exit(name) => self.settle_exit(&name),
+            Source::Attached(number, stream) => self.attachments.flush(number, stream),
             Source::VisitorReport(number) => self.settle_visitor_start(number),
             Source::VisitorExit(number) => self.settle_visitor_exit(number),
         }
@@ -382,6 +398,8 @@ enum Source {
     Output(String, Stream),
     Limits(String),
     Exit(String),
+    /// There is room in an attached client's pipe.
+    Attached(u64, Stream),
     VisitorReport(u64),
     VisitorExit(u64),
 }

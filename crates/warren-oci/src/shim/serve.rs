@@ -46,6 +46,12 @@ impl Shim {
             }
             Call::Start { container } => self.start(asker, *container),
             Call::Exec(request) => self.exec(asker, &request),
+            Call::Attach { container, stdin } => self.attach(asker, &container, stdin),
+            Call::EndInput { container } => {
+                self.end_input(&container);
+                Ok(Some(Answer::Done))
+            }
+            Call::Socket { version_6 } => self.socket(asker, version_6),
             Call::Resize { exec, size } => self.resize(exec, size),
             Call::Signal { target, signal } => self.signal(&target, signal),
             Call::Pause => {
@@ -141,6 +147,14 @@ impl Shim {
         Ok(None)
     }
 
+    fn socket(&mut self, asker: Asker, version_6: bool) -> Result<Option<Answer>, Refusal> {
+        let namespaces = self.namespaces.as_mut();
+        let namespaces = namespaces.ok_or_else(|| invalid("the pod has no network yet".to_owned()))?;
+        let socket = namespaces.socket(version_6).map_err(failed("make a socket in the pod's network"))?;
+        self.clients.reply(asker, Ok(Answer::Done), vec![socket]);
+        Ok(None)
+    }
+
     fn resize(&mut self, exec: u64, size: TerminalSize) -> Result<Option<Answer>, Refusal> {
         let visitor = self.visitors.get(&exec).ok_or_else(|| invalid(format!("there is no exec {exec}")))?;
         let terminal =
@@ -194,10 +208,10 @@ pub(super) fn check_name(name: &str) -> Result<(), Refusal> {
     if fits { Ok(()) } else { Err(invalid(format!("`{name}` cannot be a container's name"))) }
 }
 
-fn invalid(message: String) -> Refusal {
+pub(super) fn invalid(message: String) -> Refusal {
     Refusal { reason: RefusalReason::Invalid, message }
 }
 
-fn failed(what: &'static str) -> impl Fn(io::Error) -> Refusal {
+pub(super) fn failed(what: &'static str) -> impl Fn(io::Error) -> Refusal {
     move |error| Refusal { reason: RefusalReason::Failed, message: format!("{what}: {error}") }
 }

@@ -56,8 +56,14 @@ impl Shim {
                 Exit::Signal(libc::SIGKILL)
             }
         };
-        guest.pump(Stream::Stdout, usize::MAX);
-        guest.pump(Stream::Stderr, usize::MAX);
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            // All of it, and hence no more than a pipe holds: nobody is left to write.
+            guest.pump(stream, usize::MAX, |bytes| {
+                self.attachments.show(name, stream, bytes);
+                true
+            });
+            self.attachments.end(name, stream);
+        }
         guest.log.finish();
         guest.look_at_limits();
         let started_at = match guest.status {
