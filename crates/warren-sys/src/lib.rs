@@ -1,12 +1,13 @@
 //! Safe wrappers for the Linux calls that containers are made of: processes and pidfds, namespaces, the new mount API,
-//! sequenced-packet sockets with descriptors, ptys, capabilities, seccomp, and cgroups of both versions behind one
-//! interface. It is the one crate with `unsafe`, and it never decides anything: which namespaces, which limits, which
-//! system calls is the caller's policy. Start reading at [`process`] and [`cgroup`].
+//! sequenced-packet sockets with descriptors, ptys, capabilities, seccomp, network devices and packet rules, and cgroups
+//! of both versions behind one interface. It is the one crate with `unsafe`, and it never decides anything: which
+//! namespaces, which limits, which system calls is the caller's policy. Start reading at [`process`] and [`cgroup`].
 
 pub mod capability;
 pub mod cgroup;
 pub mod mount;
 pub mod namespace;
+pub mod network;
 pub mod process;
 pub mod pty;
 pub mod seccomp;

@@ -1,0 +1,265 @@
+//! Devices, routes and packet rules, in a network namespace of the test's own. Needs root and the kernel's parts for it;
+//! says so and passes where they are missing.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use warren_sys::namespace;
+use warren_sys::network::link::{self, Route, Setting, Veth};
+use warren_sys::network::netlink::Netlink;
+use warren_sys::network::nftables::{self, Chain, Hook, Match, Rule, Set, Table, Verdict};
+use warren_sys::process::Namespaces;
+
+const HERE: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+const THERE: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 2);
+const HARDWARE_HERE: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const HARDWARE_THERE: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+/// Runs `work` on a thread in a fresh network namespace. The thread ends with it, so nothing is left.
+fn in_new_namespace(work: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        if let Err(error) = namespace::unshare(Namespaces::NETWORK) {
+            eprintln!("skipped: no network namespace can be made here: {error}");
+            return;
+        }
+        namespace::loopback_up().unwrap();
+        work();
+    });
+    thread.join().expect("the test in its namespace");
+}
+
+/// Whether the kernel lacks what the test is about.
+fn missing(what: &str, outcome: io::Result<()>) -> bool {
+    match outcome {
+        Ok(()) => false,
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)) => {
+            eprintln!("skipped: the kernel has no {what}: {error}");
+            true
+        }
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+/// A pair of devices from here to a second namespace, in which the function given runs.
+fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
+    let (send, receive) = std::sync::mpsc::channel();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let neighbour = std::thread::spawn(move || {
+        namespace::unshare(Namespaces::NETWORK).unwrap();
+        // `self` is the process, whose first thread is elsewhere.
+        send.send(std::fs::File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
+        wait.recv().unwrap();
+        let device = link::index("eth0").unwrap();
+        let mut netlink = Netlink::route().unwrap();
+        netlink
+            .apply(&[
+                Setting::Up { device },
+                Setting::Address { device, address: THERE, prefix: 32 },
+                Setting::Route(Route { destination: HERE, prefix: 32, device, gateway: None, source: None }),
+                Setting::Neighbour { device, address: HERE, hardware: HARDWARE_HERE },
+                Setting::Route(Route {
+                    destination: Ipv4Addr::UNSPECIFIED,
+                    prefix: 0,
+                    device,
+                    gateway: Some(HERE),
+                    source: None,
+                }),
+            ])
+            .unwrap();
+        there();
+    });
+    let namespace = receive.recv().unwrap();
+    let mut netlink = Netlink::route().unwrap();
+    let veth = Veth {
+        name: "test-veth",
+        hardware: HARDWARE_HERE,
+        peer_name: "eth0",
+        peer_hardware: HARDWARE_THERE,
+        namespace: namespace.as_fd(),
+    };
+    netlink.add_veth(&veth).unwrap();
+    assert_eq!(netlink.add_veth(&veth).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    let device = link::index("test-veth").unwrap();
+    netlink
+        .apply(&[
+            Setting::Address { device, address: HERE, prefix: 32 },
+            Setting::Route(Route {
+                destination: THERE,
+                prefix: 32,
+                device,
+                gateway: None,
+                source: Some(HERE),
+            }),
+            Setting::Neighbour { device, address: THERE, hardware: HARDWARE_THERE },
+        ])
+        .unwrap();
+    here();
+    go.send(()).unwrap();
+    neighbour.join().expect("the neighbour");
+}
+
+fn echo_once(listener: TcpListener) {
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.write_all(b"hello");
+        }
+    });
+}
+
+fn greeting(address: Ipv4Addr, port: u16) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&(address, port).into(), Duration::from_secs(60))?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[test]
+fn a_bridge_has_an_address_and_a_route_and_goes_away() {
+    in_new_namespace(|| {
+        let mut netlink = Netlink::route().unwrap();
+        if missing("bridges", netlink.add_bridge("test-bridge")) {
+            return;
+        }
+        assert!(netlink.links().unwrap().contains(&"test-bridge".to_owned()));
+        let device = link::index("test-bridge").unwrap();
+        let address = Setting::Address { device, address: HERE, prefix: 24 };
+        netlink.apply(&[address]).unwrap();
+        // Repeated: no error.
+        netlink.apply(&[address]).unwrap();
+        let range = (Ipv4Addr::new(10, 99, 0, 0), 24, device);
+        assert!(netlink.routes().unwrap().contains(&range), "{:?}", netlink.routes());
+        UdpSocket::bind((HERE, 0)).expect("the address is this machine's");
+        netlink.delete_link("test-bridge").unwrap();
+        assert!(!netlink.links().unwrap().contains(&"test-bridge".to_owned()));
+        assert!(netlink.delete_link("test-bridge").is_err());
+    });
+}
+
+#[test]
+fn a_pair_of_devices_carries_connections_both_ways() {
+    in_new_namespace(|| {
+        with_neighbour(
+            || assert_eq!(greeting(HERE, 7000).unwrap(), "hello"),
+            || echo_once(TcpListener::bind((HERE, 7000)).unwrap()),
+        );
+        // The neighbour's namespace is gone, and the pair with it, sooner or later.
+    });
+}
+
+#[test]
+fn rules_let_through_what_they_name_and_nothing_else() {
+    in_new_namespace(|| {
+        if missing("packet rules", nftables::remove("test")) {
+            return;
+        }
+        with_neighbour(
+            || {
+                assert_eq!(greeting(HERE, 7001).unwrap(), "hello");
+                assert!(greeting(HERE, 7002).is_err(), "a port that no rule names");
+                assert!(greeting(HERE, 7003).is_err(), "a set that this sender is not in");
+                assert_eq!(greeting(HERE, 7004).unwrap(), "hello");
+                assert_eq!(greeting(HERE, 7005).unwrap(), "hello");
+            },
+            || {
+                for port in 7001..=7005 {
+                    echo_once(TcpListener::bind((HERE, port)).unwrap());
+                }
+                let table = table();
+                nftables::replace(&table).unwrap();
+                // In force already: taken anew all the same.
+                nftables::replace(&table).unwrap();
+            },
+        );
+        nftables::remove("test").unwrap();
+        nftables::remove("test").unwrap();
+    });
+}
+
+fn table() -> Table {
+    let port = |first, last, sources: Option<&str>| {
+        let mut matches = vec![
+            Match::Destination(HERE),
+            Match::Protocol(libc::IPPROTO_TCP as u8),
+            Match::Ports(first, last),
+        ];
+        matches.extend(sources.map(|set| Match::SourceIn(set.to_owned())));
+        Rule { matches, verdict: Verdict::Accept }
+    };
+    let ours = || "test-".to_owned();
+    Table {
+        name: "test".to_owned(),
+        sets: vec![
+            Set {
+                name: "strangers".to_owned(),
+                intervals: vec![(Ipv4Addr::new(10, 99, 0, 3), Ipv4Addr::BROADCAST)],
+            },
+            Set {
+                name: "friends".to_owned(),
+                intervals: vec![
+                    (Ipv4Addr::new(1, 2, 3, 4), Ipv4Addr::new(1, 2, 3, 4)),
+                    (Ipv4Addr::new(10, 99, 0, 2), Ipv4Addr::new(10, 99, 0, 7)),
+                ],
+            },
+        ],
+        chains: vec![
+            Chain {
+                name: "from-ours".to_owned(),
+                hook: None,
+                rules: vec![
+                    Rule { matches: vec![Match::Established], verdict: Verdict::Accept },
+                    port(7001, 7001, None),
+                    port(7003, 7003, Some("strangers")),
+                    port(7004, 7005, Some("friends")),
+                    Rule { matches: vec![], verdict: Verdict::Reject },
+                ],
+            },
+            Chain {
+                name: "arrival".to_owned(),
+                hook: Some(Hook::Arrival),
+                rules: vec![
+                    Rule {
+                        matches: vec![Match::FromDevices(ours()), Match::NotVersion4],
+                        verdict: Verdict::Drop,
+                    },
+                    Rule {
+                        matches: vec![Match::FromDevices(ours()), Match::WrongSource],
+                        verdict: Verdict::Drop,
+                    },
+                ],
+            },
+            Chain {
+                name: "input".to_owned(),
+                hook: Some(Hook::Input),
+                rules: vec![Rule {
+                    matches: vec![Match::FromDevices(ours())],
+                    verdict: Verdict::Jump("from-ours".to_owned()),
+                }],
+            },
+            Chain {
+                name: "forward".to_owned(),
+                hook: Some(Hook::Forward),
+                rules: vec![
+                    Rule {
+                        matches: vec![Match::ToDevices(ours()), Match::DestinationIn("friends".to_owned())],
+                        verdict: Verdict::Return,
+                    },
+                    Rule { matches: vec![Match::FromDevices(ours())], verdict: Verdict::Drop },
+                ],
+            },
+            Chain {
+                name: "leave".to_owned(),
+                hook: Some(Hook::SourceNat),
+                rules: vec![Rule {
+                    matches: vec![
+                        Match::Version4,
+                        Match::NotToDevices(ours()),
+                        Match::SourceIn("friends".to_owned()),
+                    ],
+                    verdict: Verdict::Masquerade,
+                }],
+            },
+        ],
+    }
+}
