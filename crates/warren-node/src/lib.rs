@@ -15,6 +15,7 @@ mod log_file;
 mod machine;
 mod node;
 mod pod_api;
+mod pod_images;
 mod pod_request;
 mod readiness;
 mod registration;

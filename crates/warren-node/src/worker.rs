@@ -14,21 +14,17 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::json;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
-use warren_decide::pod::{
-    BuiltInImage, Exit, ImageState, Images, Machine, PullPolicy, Report, Step, World, decide, last_exit,
-    same_status,
-};
-use warren_image::store::Image;
+use warren_decide::pod::{Exit, Machine, Report, Step, World, decide, last_exit, same_status};
 use warren_oci::cleanup;
 use warren_oci::client::CallError;
 use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus, PodState, Target};
 
 use crate::directory_watch::DirectoryWatch;
-use crate::images;
 use crate::machine;
 use crate::node::Shared;
 use crate::pod_api::{bind, name, pods, resource_version, status_patch};
-use crate::pod_request::{ContainerImage, PodDirectory, RequestError};
+use crate::pod_images::PodImages;
+use crate::pod_request::{PodDirectory, RequestError};
 use crate::registry::Seen;
 use crate::shim::Shim;
 
@@ -54,10 +50,7 @@ pub(crate) struct Worker {
     machine: Machine,
     /// How earlier runs ended, by container; the shim keeps only the last.
     previous: BTreeMap<String, Exit>,
-    /// What was found out about the pod's images, and those that were found.
-    images: Images,
-    found_images: BTreeMap<String, Arc<Image>>,
-    image_changes: watch::Receiver<u64>,
+    images: PodImages,
     asked_to_stop: Option<Timestamp>,
     /// Starts in a row that led to nothing.
     failed_starts: u32,
@@ -118,7 +111,7 @@ impl Worker {
         seen: watch::Receiver<Seen>,
         state: watch::Sender<Option<PodState>>,
     ) -> Worker {
-        let image_changes = shared.images.changes();
+        let images = PodImages::new(&shared);
         Worker {
             shared,
             uid,
@@ -128,9 +121,7 @@ impl Worker {
             shim: None,
             machine: Machine::Absent,
             previous: BTreeMap::new(),
-            images: Images::new(),
-            found_images: BTreeMap::new(),
-            image_changes,
+            images,
             asked_to_stop: None,
             failed_starts: 0,
             bound: false,
@@ -166,7 +157,7 @@ impl Worker {
                         }
                     }
                     state = next_state(&mut self.shim) => self.heard(state),
-                    Ok(()) = self.image_changes.changed() => self.ask_for_images_again(),
+                    () = self.images.changed() => {}
                     () = wake => {}
                 }
             }
@@ -290,7 +281,7 @@ impl Worker {
                 pod: &pod,
                 node: &self.shared.facts,
                 machine: &self.machine,
-                images: &self.images,
+                images: self.images.states(),
                 asked_to_stop: self.asked_to_stop,
             };
             let now = Timestamp::now();
@@ -338,7 +329,7 @@ impl Worker {
                 Step::Bind => Ok(()),
                 Step::CleanUp => self.clean_up().await,
                 Step::FetchImage { name, policy } => {
-                    self.fetch_image(name, policy);
+                    self.images.fetch(&self.shared, pod, name, policy);
                     Ok(())
                 }
                 Step::StartSandbox => {
@@ -380,30 +371,6 @@ impl Worker {
         result
     }
 
-    fn fetch_image(&mut self, name: String, policy: PullPolicy) {
-        let state = match self.shared.images.fetch(&name, policy) {
-            Ok(image) => {
-                let facts = images::facts(&name, &image);
-                self.found_images.insert(name.clone(), image);
-                ImageState::Present(facts)
-            }
-            Err(failure) => {
-                let attempts = match self.images.get(&name) {
-                    Some(ImageState::Failed { attempts, .. }) => attempts + 1,
-                    _ => 1,
-                };
-                let (reason, message) = (failure.reason, failure.message);
-                ImageState::Failed { reason, message, attempts, at: Timestamp::now() }
-            }
-        };
-        self.images.insert(name, state);
-    }
-
-    /// An image has come or gone: what could not be had before may be there now.
-    fn ask_for_images_again(&mut self) {
-        self.images.retain(|_, state| !matches!(state, ImageState::Failed { .. }));
-    }
-
     async fn start_sandbox(&mut self, pod: &Arc<Pod>, starts: Vec<(String, u32)>) -> Result<(), StepError> {
         match self.try_start_sandbox(pod, starts).await {
             Ok(()) => Ok(()),
@@ -422,7 +389,7 @@ impl Worker {
         starts: Vec<(String, u32)>,
     ) -> Result<(), StartError> {
         let begun = Instant::now();
-        self.hold_images().await?;
+        self.images.hold(&self.shared, &self.directory.0).await?;
         let ids = self.shared.ids().allocate(&self.uid)?;
         let mut request = self.shared.builder.pod(pod, &self.directory, ids)?;
         for (name, attempt) in &starts {
@@ -448,29 +415,18 @@ impl Worker {
         Ok(())
     }
 
-    /// Keeps the layers of the pod's images from being removed.
-    async fn hold_images(&self) -> io::Result<()> {
-        let images: Vec<Arc<Image>> = self.found_images.values().cloned().collect();
-        self.shared.images.hold(&self.directory.0, &images).await
-    }
-
     fn container(&self, pod: &Pod, name: &str, attempt: u32) -> Result<ContainerRequest, RequestError> {
         let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
         let wanted = containers
             .filter(|container| container.name == name)
             .find_map(|container| container.image.as_deref());
-        let wanted = wanted.unwrap_or_default();
-        let image = match (BuiltInImage::named(wanted), self.found_images.get(wanted)) {
-            (Some(BuiltInImage::Host), _) => ContainerImage::Host,
-            (None, Some(image)) => ContainerImage::Stored(image.clone()),
-            (None, None) => return Err(RequestError::NoImage(wanted.to_owned())),
-        };
+        let image = self.images.of(wanted.unwrap_or_default())?;
         self.shared.builder.container(pod, name, attempt, &self.directory, &image)
     }
 
     /// Starts containers in the sandbox that is there: restarts, mostly.
     async fn start_containers(&mut self, pod: &Pod, starts: Vec<(String, u32)>) -> Result<(), StepError> {
-        if let Err(problem) = self.hold_images().await {
+        if let Err(problem) = self.images.hold(&self.shared, &self.directory.0).await {
             self.broken(chain(&problem));
             return Ok(());
         }
