@@ -125,6 +125,7 @@ impl Builder {
             directory: directory.0.clone(),
             hostname,
             ids,
+            network: None,
             limits: spec::Limits::default(),
             containers: Vec::new(),
             trace: false,

@@ -89,6 +89,7 @@ fn pod_request(
         cgroup: format!("{}/{uid}", cleanup::home_cgroup(HOME)),
         hostname: uid.to_owned(),
         ids,
+        network: None,
         limits: Limits::default(),
         containers: vec![ContainerRequest {
             name: "main".to_owned(),

@@ -5,6 +5,7 @@
 //! never change its meaning.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use jiff::Timestamp;
@@ -27,6 +28,9 @@ pub struct PodRequest {
     pub hostname: String,
     /// The host ids that belong to this pod alone.
     pub ids: IdRange,
+    /// Its way to the host; `None`: it has only its own loopback.
+    #[serde(default)]
+    pub network: Option<PodNetwork>,
     /// Limits over all containers together.
     #[serde(default)]
     pub limits: Limits,
@@ -36,6 +40,21 @@ pub struct PodRequest {
     /// Write down when each step of a start was over, to `timeline` in the pod's directory. For benchmarks.
     #[serde(default)]
     pub trace: bool,
+}
+
+/// A pod's device, address and routes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodNetwork {
+    /// The name of the host's end of the pair of devices, at most 15 bytes.
+    pub device: String,
+    /// The pod's address.
+    pub address: Ipv4Addr,
+    /// The host's, as the pod sees it. It must be the host's already.
+    pub gateway: Ipv4Addr,
+    /// Further destinations (address, prefix) that the pod reaches through the host; what the host does with such packets
+    /// is the host's affair.
+    #[serde(default)]
+    pub routes: Vec<(Ipv4Addr, u8)>,
 }
 
 /// One container to start.

@@ -140,6 +140,7 @@ impl Home {
             cgroup: format!("{}/{uid}", cleanup::home_cgroup(&self.id)),
             hostname: uid.to_owned(),
             ids,
+            network: None,
             limits: Limits::default(),
             containers,
             trace: false,

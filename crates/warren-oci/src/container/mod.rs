@@ -12,6 +12,7 @@
 mod child;
 mod exec;
 mod network;
+mod pod_network;
 mod rootfs;
 mod streams;
 
@@ -33,7 +34,7 @@ use self::rootfs::{Detached, Kept, Layers, Step, StepError};
 use self::streams::Outside;
 use crate::defaults;
 use crate::kernel::{self, Layering};
-use crate::protocol::{ContainerRequest, PodRequest, Refusal, RefusalReason};
+use crate::protocol::{ContainerRequest, PodNetwork, PodRequest, Refusal, RefusalReason};
 use crate::spec::Spec;
 use crate::timeline::Timeline;
 use crate::wire;
@@ -159,7 +160,8 @@ fn start_steps(
                 child_before_mounts(pod, is_first, born_inside, has_terminal, &starter_inside, timeline)?;
             let terminal = equipment.terminal.take();
             let streams = inside.streams(&null, terminal.as_ref())?;
-            child_after_mounts(workshop, &request.spec, equipment, streams, timeline)
+            let network = pod.network.as_ref().filter(|_| is_first).map(|network| (network, &starter_inside));
+            child_after_mounts(workshop, &request.spec, equipment, network, streams, timeline)
         };
         finish_child(&report_inside, life)
     };
@@ -215,9 +217,7 @@ impl PodNamespaces {
     /// host's.
     fn complete(&mut self) -> io::Result<[BorrowedFd<'_>; 4]> {
         if let Network::Promised(socket) = &self.network {
-            let packet = socket.receive(16)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-            let network = packet.descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?;
-            self.network = Network::Here(network);
+            self.network = Network::Here(receive_network(socket)?);
         }
         match &self.network {
             // The user namespace last: entering it takes away the right to enter the others.
@@ -227,6 +227,12 @@ impl PodNamespaces {
             Network::Promised(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
+}
+
+/// Waits for the network namespace that the first container's process makes.
+fn receive_network(starter: &Seqpacket) -> io::Result<OwnedFd> {
+    let packet = starter.receive(16)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(packet.descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?)
 }
 
 /// Where an attempt of a container writes.
@@ -356,10 +362,20 @@ fn equip(
     descriptors.extend(terminal_inside.as_ref().map(AsFd::as_fd));
     wire::send(&starter, &list, &descriptors).step(|| "hand over the mounts".to_owned())?;
     timeline.mark("shim", "mounts");
+    let network = match (&fresh, &pod.network) {
+        (Some(_), Some(wanted)) => {
+            let step = || "make the network devices".to_owned();
+            let namespace = receive_network(&starter).step(step)?;
+            pod_network::connect(wanted, namespace.as_fd()).step(step)?;
+            starter.send(b"go", &[]).step(step)?;
+            timeline.mark("shim", "network");
+            Network::Here(namespace)
+        }
+        _ => Network::Promised(starter),
+    };
     // Only now that nothing can fail any more: a second container must not find the namespaces of one that never was.
     if let Some((user, ipc, uts)) = fresh {
-        *namespaces =
-            Some(PodNamespaces { user, ipc, uts, network: Network::Promised(starter), layers: Vec::new() });
+        *namespaces = Some(PodNamespaces { user, ipc, uts, network, layers: Vec::new() });
     }
     if let Some(namespaces) = namespaces {
         namespaces.layers.append(&mut kept.detached);
@@ -389,6 +405,9 @@ fn child_before_mounts(
     if is_first {
         rustix::system::sethostname(pod.hostname.as_bytes()).step(|| "set the host name".to_owned())?;
         let network = child::make_network()?;
+        if pod.network.is_some() {
+            pod_network::without_version_6().step(|| "switch off IP version 6".to_owned())?;
+        }
         // The shim reads it when it has time, for the pod's other containers.
         starter.send(b"net", &[network.as_fd()]).step(|| "hand over the network namespace".to_owned())?;
     }
@@ -416,6 +435,7 @@ fn child_after_mounts(
     workshop: &Workshop,
     spec: &Spec,
     equipment: Equipment,
+    network: Option<(&PodNetwork, &Seqpacket)>,
     streams: Streams<'_>,
     timeline: &mut Timeline,
 ) -> Result<std::convert::Infallible, Failure> {
@@ -426,6 +446,13 @@ fn child_after_mounts(
     child::become_root()?;
     child::enter_root(spec, equipment.mounts)?;
     timeline.mark("container", "root file system");
+    if let Some((network, starter)) = network {
+        // The shim makes the devices meanwhile. If it cannot, it kills this process and says why.
+        let step = || "set up the network".to_owned();
+        starter.receive(16).step(step)?;
+        pod_network::configure(network).step(step)?;
+        timeline.mark("container", "network");
+    }
     let environment =
         exec::environment(&spec.process, &[], spec.process.terminal.then_some(streams::FIRST_SIZE));
     timeline.flush();

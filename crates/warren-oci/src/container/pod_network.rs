@@ -1,0 +1,87 @@
+//! A pod's way to its host: a pair of devices, one end in the pod's network namespace, the other in the host's.
+//!
+//! The pod shares no segment with anybody. What it sends reaches the host, which routes or drops it; the host has a route
+//! of its own for each pod. A bridge with all pods as its ports would be the other way to do it, but a kernel bridge takes
+//! no more than 1,023 ports, and would carry packets between pods that the host's rules never see.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::BorrowedFd;
+
+use warren_sys::network::link::{self, HardwareAddress, Route, Setting, Veth};
+use warren_sys::network::netlink::Netlink;
+
+use crate::protocol::PodNetwork;
+
+/// The device's name inside.
+const INSIDE: &str = "eth0";
+
+/// The host's hardware address, on every pair: no two of them meet. Locally administered.
+const HOST_HARDWARE: HardwareAddress = [0x02, b'w', 0, 0, 0, 1];
+
+/// Both sides are told each other's hardware address, so nobody has to ask, and nobody can answer in another's place.
+fn pod_hardware(address: Ipv4Addr) -> HardwareAddress {
+    let [a, b, c, d] = address.octets();
+    [0x02, b'p', a, b, c, d]
+}
+
+/// From the host's side: makes the pair, with its other end in `namespace`, and the route to the pod. Both go with the
+/// namespace, however it ends.
+pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let mut netlink = Netlink::route()?;
+    let veth = Veth {
+        name: &network.device,
+        hardware: HOST_HARDWARE,
+        peer_name: INSIDE,
+        peer_hardware: pod_hardware(network.address),
+        namespace,
+    };
+    match netlink.add_veth(&veth) {
+        // Left from a namespace of this pod that has ended: the kernel takes its time to remove it.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let _ = netlink.delete_link(&network.device);
+            netlink.add_veth(&veth)?;
+        }
+        other => other?,
+    }
+    let device = link::index(&network.device)?;
+    let (destination, source) = (network.address, Some(network.gateway));
+    netlink.apply(&[
+        Setting::Route(Route { destination, prefix: 32, device, gateway: None, source }),
+        Setting::Neighbour { device, address: network.address, hardware: pod_hardware(network.address) },
+    ])
+}
+
+/// From inside, once the pair is there: address and routes. Needs the namespace owner's rights, which the program that
+/// runs later does not have.
+pub(super) fn configure(network: &PodNetwork) -> io::Result<()> {
+    let mut netlink = Netlink::route()?;
+    let device = link::index(INSIDE)?;
+    let mut settings = vec![
+        Setting::Up { device },
+        Setting::Address { device, address: network.address, prefix: 32 },
+        Setting::Route(Route {
+            destination: network.gateway,
+            prefix: 32,
+            device,
+            gateway: None,
+            source: None,
+        }),
+        Setting::Neighbour { device, address: network.gateway, hardware: HOST_HARDWARE },
+    ];
+    settings.extend(network.routes.iter().map(|(destination, prefix)| {
+        let gateway = Some(network.gateway);
+        Setting::Route(Route { destination: *destination, prefix: *prefix, device, gateway, source: None })
+    }));
+    netlink.apply(&settings)
+}
+
+/// Devices that come into this network namespace from now on have no IP version 6: no rule of ours is about it. Loopback,
+/// which is there already, keeps it.
+pub(super) fn without_version_6() -> io::Result<()> {
+    match std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1") {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        // A kernel without it.
+        _ => Ok(()),
+    }
+}
