@@ -66,6 +66,13 @@ pub const MIGRATION_SOURCE_TEMPLATE: &str = "agents.x-k8s.io/migration-source-te
 /// The network mode of a Pod: `none`, `restricted` or `full`.
 pub const NETWORK: &str = "warren.dev/network";
 
+/// What a restricted Pod may reach through the egress proxy: host names, `*.` and a name, or blocks of IPv4 addresses, with
+/// commas between.
+pub const NETWORK_ALLOWED_HOSTS: &str = "warren.dev/network-allowed-hosts";
+
+/// And on which ports: numbers or ranges such as `8000-8100`, with commas between.
+pub const NETWORK_ALLOWED_PORTS: &str = "warren.dev/network-allowed-ports";
+
 /// The isolation level that a Pod asks for; in a Pod's status metadata, the level that was reached.
 pub const ISOLATION: &str = "warren.dev/isolation";
 

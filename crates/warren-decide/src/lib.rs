@@ -7,6 +7,7 @@
 mod bounded;
 pub mod claim;
 pub mod merge;
+pub mod network;
 pub mod node;
 pub mod ownership;
 pub mod pod;

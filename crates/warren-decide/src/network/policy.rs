@@ -1,0 +1,285 @@
+//! NetworkPolicy objects as rules about addresses.
+//!
+//! Read as Kubernetes reads them, with one difference: a pod that no policy selects is not open to other pods, but closed.
+//! So a connection from one pod to another needs an ingress rule that lets it in, and where egress policies select the
+//! sender, an egress rule that lets it out.
+
+mod addresses;
+mod selector;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use k8s_openapi::api::networking::v1::{
+    NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::address::Block;
+use super::mode::Mode;
+
+pub use addresses::Addresses;
+pub use selector::selects;
+
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
+
+/// What a rule has to know of a pod with an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodFacts {
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its labels.
+    pub labels: Labels,
+    /// How much network it has.
+    pub mode: Mode,
+    /// The named ports of its containers.
+    pub ports: Vec<NamedPort>,
+}
+
+/// A port that has a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedPort {
+    /// The name.
+    pub name: String,
+    /// Of which protocol.
+    pub protocol: Protocol,
+    /// The number.
+    pub number: u16,
+}
+
+/// A protocol with ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// What is meant without a word.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+impl Protocol {
+    /// By the name that the API has for it.
+    pub fn named(name: Option<&str>) -> Option<Protocol> {
+        match name {
+            None | Some("TCP") => Some(Protocol::Tcp),
+            Some("UDP") => Some(Protocol::Udp),
+            Some("SCTP") => Some(Protocol::Sctp),
+            Some(_) => None,
+        }
+    }
+
+    /// Its number in IP's header.
+    pub fn number(self) -> u8 {
+        match self {
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+            Protocol::Sctp => 132,
+        }
+    }
+}
+
+/// What rules are made from.
+#[derive(Debug, Clone)]
+pub struct World<'a> {
+    /// Pods with an address on this node.
+    pub pods: &'a [PodFacts],
+    /// Labels of namespaces, by name.
+    pub namespaces: &'a BTreeMap<String, Labels>,
+    /// All policies.
+    pub policies: &'a [NetworkPolicy],
+}
+
+/// What may pass.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Pods that have a way out of their own.
+    pub full: Addresses,
+    /// Pods that reach only what `egress` says.
+    pub egress_isolated: Addresses,
+    /// What those reach.
+    pub egress: Vec<Allow>,
+    /// What reaches pods from other pods.
+    pub ingress: Vec<Allow>,
+}
+
+/// Connections that may be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allow {
+    /// By whom.
+    pub from: Addresses,
+    /// To whom.
+    pub to: Addresses,
+    /// On which ports; none named: on all, by any protocol.
+    pub ports: Vec<Ports>,
+}
+
+/// Ports of a protocol, from the first to the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ports {
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The lowest.
+    pub first: u16,
+    /// The highest.
+    pub last: u16,
+}
+
+impl Allow {
+    fn covers(&self, from: Ipv4Addr, to: Ipv4Addr) -> bool {
+        self.from.contains(from) && self.to.contains(to)
+    }
+
+    fn covers_port(&self, protocol: Protocol, port: u16) -> bool {
+        self.ports.is_empty()
+            || self
+                .ports
+                .iter()
+                .any(|ports| ports.protocol == protocol && (ports.first..=ports.last).contains(&port))
+    }
+}
+
+impl Rules {
+    /// Whether the policies let a pod make this connection to somewhere that is no pod.
+    pub fn allows_egress(&self, from: Ipv4Addr, to: Ipv4Addr, protocol: Protocol, port: u16) -> bool {
+        !self.egress_isolated.contains(from)
+            || self.egress.iter().any(|allow| allow.covers(from, to) && allow.covers_port(protocol, port))
+    }
+
+    /// Whether one pod reaches another on any port at all.
+    pub fn connects(&self, from: Ipv4Addr, to: Ipv4Addr) -> bool {
+        let goes_out =
+            !self.egress_isolated.contains(from) || self.egress.iter().any(|allow| allow.covers(from, to));
+        from == to || goes_out && self.ingress.iter().any(|allow| allow.covers(from, to))
+    }
+}
+
+/// The rules as things are.
+pub fn rules(world: &World<'_>) -> Rules {
+    let full = world.pods.iter().filter(|pod| pod.mode == Mode::Full).map(|pod| pod.address);
+    let mut rules = Rules { full: Addresses::of(full), ..Rules::default() };
+    let mut isolated = Vec::new();
+    for policy in world.policies {
+        let Some(spec) = &policy.spec else { continue };
+        let namespace = policy.metadata.namespace.as_deref().unwrap_or_default();
+        let selected: Vec<&PodFacts> = world
+            .pods
+            .iter()
+            .filter(|pod| pod.namespace == namespace && selects(spec.pod_selector.as_ref(), &pod.labels))
+            .collect();
+        if selected.is_empty() {
+            continue;
+        }
+        let own = Addresses::of(selected.iter().map(|pod| pod.address));
+        if concerns(spec, "Ingress") {
+            for rule in spec.ingress.iter().flatten() {
+                let from = peers(world, namespace, rule.from.as_deref());
+                for (to, ports) in expand(rule.ports.as_deref(), &own, &selected) {
+                    push(&mut rules.ingress, Allow { from: from.clone(), to, ports });
+                }
+            }
+        }
+        if concerns(spec, "Egress") {
+            isolated.extend(selected.iter().map(|pod| pod.address));
+            for rule in spec.egress.iter().flatten() {
+                let to = peers(world, namespace, rule.to.as_deref());
+                let reached: Vec<&PodFacts> =
+                    world.pods.iter().filter(|pod| to.contains(pod.address)).collect();
+                for (to, ports) in expand(rule.ports.as_deref(), &to, &reached) {
+                    push(&mut rules.egress, Allow { from: own.clone(), to, ports });
+                }
+            }
+        }
+    }
+    rules.egress_isolated = Addresses::of(isolated);
+    rules
+}
+
+fn push(rules: &mut Vec<Allow>, allow: Allow) {
+    if !allow.from.is_empty() && !allow.to.is_empty() {
+        rules.push(allow);
+    }
+}
+
+/// A policy without types is about ingress, and about egress if it has rules for it.
+fn concerns(spec: &NetworkPolicySpec, direction: &str) -> bool {
+    match spec.policy_types.as_deref() {
+        Some(types) if !types.is_empty() => types.iter().any(|found| found == direction),
+        _ => direction == "Ingress" || spec.egress.is_some(),
+    }
+}
+
+/// Who is meant by a rule's list of peers; without one, everybody.
+fn peers(world: &World<'_>, namespace: &str, peers: Option<&[NetworkPolicyPeer]>) -> Addresses {
+    match peers {
+        None | Some([]) => Addresses::everything(),
+        Some(peers) => Addresses::union(peers.iter().map(|one| peer(world, namespace, one))),
+    }
+}
+
+fn peer(world: &World<'_>, namespace: &str, peer: &NetworkPolicyPeer) -> Addresses {
+    if let Some(block) = &peer.ip_block {
+        // A block of version 6 holds none of our addresses.
+        let Ok(whole) = block.cidr.parse::<Block>() else { return Addresses::default() };
+        let except = block.except.iter().flatten().filter_map(|except| except.parse::<Block>().ok());
+        return Addresses::block(whole).without(&Addresses::union(except.map(Addresses::block)));
+    }
+    let nothing = Labels::new();
+    let is_peer = |pod: &PodFacts| {
+        let in_namespace = match &peer.namespace_selector {
+            None => pod.namespace == namespace,
+            Some(selector) => {
+                selects(Some(selector), world.namespaces.get(&pod.namespace).unwrap_or(&nothing))
+            }
+        };
+        in_namespace && peer.pod_selector.as_ref().is_none_or(|selector| selects(Some(selector), &pod.labels))
+    };
+    Addresses::of(world.pods.iter().filter(|pod| is_peer(pod)).map(|pod| pod.address))
+}
+
+/// A rule's ports with those whom they are about. A port by name is each pod's own affair.
+fn expand(
+    ports: Option<&[NetworkPolicyPort]>,
+    to: &Addresses,
+    pods: &[&PodFacts],
+) -> Vec<(Addresses, Vec<Ports>)> {
+    let ports = match ports {
+        None | Some([]) => return vec![(to.clone(), Vec::new())],
+        Some(ports) => ports,
+    };
+    let mut numbered = Vec::new();
+    let mut expanded = Vec::new();
+    for port in ports {
+        let Some(protocol) = Protocol::named(port.protocol.as_deref()) else { continue };
+        match &port.port {
+            None => numbered.push(Ports { protocol, first: 0, last: u16::MAX }),
+            Some(IntOrString::Int(number)) => {
+                let Ok(first) = u16::try_from(*number) else { continue };
+                let last = port.end_port.map_or(Some(first), |end| u16::try_from(end).ok());
+                numbered.extend(last.filter(|last| first <= *last).map(|last| Ports {
+                    protocol,
+                    first,
+                    last,
+                }));
+            }
+            Some(IntOrString::String(name)) => {
+                for pod in pods {
+                    let same = |found: &&NamedPort| found.name == *name && found.protocol == protocol;
+                    if let Some(found) = pod.ports.iter().find(same) {
+                        let ports = Ports { protocol, first: found.number, last: found.number };
+                        expanded.push((Addresses::of([pod.address]), vec![ports]));
+                    }
+                }
+            }
+        }
+    }
+    if !numbered.is_empty() {
+        expanded.insert(0, (to.clone(), numbered));
+    }
+    expanded
+}

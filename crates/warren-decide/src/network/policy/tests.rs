@@ -1,0 +1,127 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+const A: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const B: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 3);
+const C: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 4);
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
+
+fn pod(address: Ipv4Addr, namespace: &str, app: &str) -> PodFacts {
+    PodFacts {
+        address,
+        namespace: namespace.to_owned(),
+        labels: [("app".to_owned(), app.to_owned())].into(),
+        mode: Mode::Full,
+        ports: vec![NamedPort { name: "web".to_owned(), protocol: Protocol::Tcp, number: 8080 }],
+    }
+}
+
+/// `a` and `b` in `one`, `c` in `two`, whose label is `team: two`.
+fn rules_of(policies: Value) -> Rules {
+    let pods = [pod(A, "one", "a"), pod(B, "one", "b"), pod(C, "two", "c")];
+    let namespaces: BTreeMap<String, Labels> = [
+        ("one".to_owned(), Labels::new()),
+        ("two".to_owned(), [("team".to_owned(), "two".to_owned())].into()),
+    ]
+    .into();
+    let policies = policies
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|spec| {
+            let policy = json!({"metadata": {"namespace": "one", "name": "p"}, "spec": spec});
+            serde_json::from_value(policy).unwrap()
+        })
+        .collect::<Vec<NetworkPolicy>>();
+    rules(&World { pods: &pods, namespaces: &namespaces, policies: &policies })
+}
+
+#[test]
+fn without_policies_pods_do_not_reach_each_other_and_all_reach_out() {
+    let rules = rules_of(json!([]));
+    assert!(!rules.connects(A, B) && !rules.connects(C, A));
+    assert!(rules.connects(A, A));
+    assert!(rules.allows_egress(A, OUTSIDE, Protocol::Tcp, 443));
+    assert!(rules.full.contains(A) && !rules.full.contains(OUTSIDE));
+}
+
+#[test]
+fn an_ingress_rule_lets_in_whom_it_names() {
+    let rules = rules_of(json!([{
+        "podSelector": {"matchLabels": {"app": "b"}},
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "a"}}}], "ports": [{"port": 80}]}],
+    }]));
+    assert!(rules.connects(A, B));
+    assert!(!rules.connects(B, A) && !rules.connects(C, B));
+    let allow = &rules.ingress[0];
+    assert!(allow.covers_port(Protocol::Tcp, 80) && !allow.covers_port(Protocol::Tcp, 81));
+    assert!(!allow.covers_port(Protocol::Udp, 80));
+    // It is about ingress alone.
+    assert!(rules.egress_isolated.is_empty());
+}
+
+#[test]
+fn namespaces_are_selected_by_their_labels() {
+    let from = |peer: Value| {
+        rules_of(json!([{"podSelector": {"matchLabels": {"app": "b"}}, "ingress": [{"from": [peer]}]}]))
+    };
+    let two = json!({"matchLabels": {"team": "two"}});
+    let rules = from(json!({"namespaceSelector": two}));
+    assert!(rules.connects(C, B) && !rules.connects(A, B));
+    let rules = from(json!({"namespaceSelector": two, "podSelector": {"matchLabels": {"app": "z"}}}));
+    assert!(!rules.connects(C, B));
+    let rules = from(json!({"namespaceSelector": {}}));
+    assert!(rules.connects(C, B) && rules.connects(A, B));
+    let rules = from(
+        json!({"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}}),
+    );
+    assert!(!rules.connects(C, B) && rules.connects(A, B));
+}
+
+#[test]
+fn an_egress_policy_holds_back_whom_it_selects() {
+    let rules = rules_of(json!([
+        {"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Egress"],
+         "egress": [{"to": [{"ipBlock": {"cidr": "8.0.0.0/8", "except": ["8.8.0.0/16"]}}],
+                     "ports": [{"port": 443, "endPort": 450}]}]},
+        {"podSelector": {}, "ingress": [{}]},
+    ]));
+    let reaches = |from, to: &str, port| rules.allows_egress(from, to.parse().unwrap(), Protocol::Tcp, port);
+    assert!(reaches(A, "8.1.1.1", 443) && reaches(A, "8.1.1.1", 450));
+    assert!(!reaches(A, "8.1.1.1", 451) && !reaches(A, "8.8.8.8", 443) && !reaches(A, "9.9.9.9", 443));
+    assert!(reaches(B, "9.9.9.9", 1));
+    // Everybody is let in to both, but A is not let out.
+    assert!(rules.connects(B, A) && !rules.connects(A, B));
+}
+
+#[test]
+fn a_policy_without_rules_lets_nothing_through() {
+    let rules = rules_of(json!([{"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}]));
+    assert!(!rules.allows_egress(A, OUTSIDE, Protocol::Tcp, 443));
+    assert!(rules.allows_egress(C, OUTSIDE, Protocol::Tcp, 443), "another namespace");
+    assert!(rules.ingress.is_empty() && rules.egress.is_empty());
+}
+
+#[test]
+fn a_port_by_name_is_each_pods_own() {
+    let rules =
+        rules_of(json!([{"podSelector": {}, "ingress": [{"ports": [{"port": "web"}, {"port": "gone"}]}]}]));
+    assert_eq!(rules.ingress.len(), 2);
+    assert!(rules.ingress.iter().all(|allow| allow.covers_port(Protocol::Tcp, 8080)));
+    assert!(rules.connects(C, A) && !rules.connects(A, C));
+}
+
+#[test]
+fn sets_are_joined_and_cut() {
+    let set = |blocks: &[&str]| {
+        Addresses::union(blocks.iter().map(|block| Addresses::block(block.parse().unwrap())))
+    };
+    assert_eq!(set(&["10.0.0.0/9", "10.128.0.0/9", "10.1.1.1"]), set(&["10.0.0.0/8"]));
+    assert_eq!(Addresses::everything().without(&Addresses::everything()), Addresses::default());
+    let rest = set(&["10.0.0.0/30"]).without(&set(&["10.0.0.0", "10.0.0.2"]));
+    assert_eq!(rest, set(&["10.0.0.1", "10.0.0.3"]));
+    let rest = Addresses::everything().without(&set(&["255.255.255.255"]));
+    assert!(rest.contains(Ipv4Addr::new(255, 255, 255, 254)) && !rest.contains(Ipv4Addr::BROADCAST));
+    assert!(!Addresses::default().contains(A));
+}
