@@ -11,6 +11,7 @@ pub mod conformance;
 pub mod controllers;
 pub mod disk;
 pub mod embedded;
+pub mod escape;
 pub mod foreground;
 pub mod fuzz;
 pub mod local_home;

@@ -2,13 +2,16 @@
 //!
 //! `/usr` (and `/bin`, `/sbin`, `/lib*` where they are no links into it) is the host's, below an overlay. Everything else
 //! is a skeleton in the data directory, made from an allow-list: a file of the host is in the container only if it is
-//! named here.
+//! named here. What in the system directories is not for everybody to read is hidden ([`private_files`]).
+
+mod private_files;
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use self::private_files::Covers;
 use crate::protocol::{Overlay, Rootfs};
 
 /// Where the program that is the image's default entry point appears inside.
@@ -22,6 +25,7 @@ pub const INIT_ARGUMENT: &str = "init";
 pub struct HostImage {
     skeleton: PathBuf,
     system: Vec<PathBuf>,
+    covers: Covers,
 }
 
 /// The image could not be prepared.
@@ -145,8 +149,9 @@ impl HostImage {
         let stamp = stamp();
         let skeleton = parent.join(&stamp);
         let system = system_directories();
+        let covers = Covers::begin(system.clone(), parent.clone());
         if skeleton.join("etc").is_dir() {
-            return Ok(Self { skeleton, system });
+            return Ok(Self { skeleton, system, covers });
         }
         let unfinished = parent.join(format!("{stamp}.unfinished"));
         if unfinished.exists() {
@@ -156,17 +161,17 @@ impl HostImage {
         fill(&unfinished)?;
         // Running pods hold an older skeleton as their lower directory, so it is left for them; it is small.
         at(&skeleton, fs::rename(&unfinished, &skeleton))?;
-        Ok(Self { skeleton, system })
+        Ok(Self { skeleton, system, covers })
     }
 
-    /// The root file system of a container on this image. `init` is the binary that appears at [`INIT_PATH`].
+    /// The root file system of a container on this image. `init` is the binary that appears at [`INIT_PATH`]. The first
+    /// call may wait, for at most as long as it takes to look at every file of the system directories.
     pub fn rootfs(&self, init: &Path) -> Rootfs {
         let mut overlays = vec![Overlay { target: "/".into(), lower: vec![self.skeleton.clone()] }];
-        overlays.extend(
-            self.system
-                .iter()
-                .map(|directory| Overlay { target: directory.clone(), lower: vec![directory.clone()] }),
-        );
+        overlays.extend(self.system.iter().map(|directory| {
+            let lower = self.covers.of(directory).into_iter().chain([directory.clone()]).collect();
+            Overlay { target: directory.clone(), lower }
+        }));
         Rootfs { overlays, files: vec![(init.to_owned(), INIT_PATH.into())] }
     }
 

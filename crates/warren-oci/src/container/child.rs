@@ -276,6 +276,16 @@ pub(super) fn become_program(
             .step(step)
             .map_err(starting)?;
     }
+    // A directory by the name of one of our descriptors (`/proc/self/fd/7`) would be a foothold outside (CVE-2024-21626). The
+    // kernel says of such a place that it cannot be reached from the root.
+    let here = rustix::process::getcwd(Vec::new()).step(|| "look where it is".to_owned())?;
+    if !here.to_bytes().starts_with(b"/") {
+        let source = io::Error::new(io::ErrorKind::PermissionDenied, "it is not in the container");
+        return Err(starting(StepError {
+            step: format!("change to the directory {}", cwd.display()),
+            source,
+        }));
+    }
     // The kernel takes a filter without privileges only from those who can gain none. Others install it while they have
     // the privileges, and everything that follows here is on its list.
     if !process.no_new_privileges {
