@@ -1,36 +1,40 @@
-//! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/containerLogs`, `/pods`, `/healthz`; and `/images`, which is
+//! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/attach`, `/portForward`, `/containerLogs`, `/pods`, `/healthz`; and `/images`, which is
 //! ours: people reach it through the API server as `/api/v1/nodes/NAME/proxy/images`.
 
+mod attach;
 mod channel;
 mod exec;
 mod images;
+mod port_forward;
+mod session;
+mod upgrade;
 
 use std::convert::Infallible;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::{StreamExt as _, stream};
-use http::header::{
-    CONNECTION, CONTENT_TYPE, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
-};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use futures::StreamExt as _;
+use http::header::CONTENT_TYPE;
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tracing::debug;
 use warren_oci::protocol::{ContainerStatus, PodState};
 
 use crate::log_file::{LogOptions, LogRequestError, read_log};
 use crate::node::Shared;
-use crate::registry::Seen;
+use crate::registry::{Entry, Seen};
 use crate::shim::Shim;
+use attach::AttachTarget;
 use channel::Protocol;
-use exec::{ExecOptions, ExecTarget};
+use exec::ExecTarget;
+use session::StreamOptions;
+use upgrade::Handshake;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -68,12 +72,20 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
         // With the pod's uid between, too: kubelet has both.
         (
             &Method::GET | &Method::POST,
-            ["exec", namespace, pod, container] | ["exec", namespace, pod, _, container],
+            [verb @ ("exec" | "attach"), namespace, pod, container]
+            | [verb @ ("exec" | "attach"), namespace, pod, _, container],
         ) => {
-            let (namespace, pod, container) =
-                ((*namespace).to_owned(), (*pod).to_owned(), (*container).to_owned());
-            exec(shared, request, &namespace, &pod, &container)
+            let place = Place::find(shared, namespace, pod, container);
+            let answered = place.and_then(|place| match *verb {
+                "exec" => exec(request, place),
+                _ => attach(request, place),
+            });
+            answered.unwrap_or_else(|refusal| refusal)
         }
+        (
+            &Method::GET | &Method::POST,
+            ["portForward", namespace, pod] | ["portForward", namespace, pod, _],
+        ) => port_forward::answer(shared, request, namespace, pod),
         _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
     }
 }
@@ -125,79 +137,94 @@ fn logs(
     }
 }
 
-/// The values of a header that may come several times and hold several values each.
-fn joined(headers: &HeaderMap, name: http::HeaderName) -> String {
-    let values: Vec<&str> = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
-    values.join(",")
+/// Which streams of a container a request is about, and how it is spoken of.
+struct Place {
+    entry: Arc<Entry>,
+    pod: Arc<Pod>,
+    container: String,
 }
 
-fn exec(
-    shared: &Shared,
-    mut request: Request<Incoming>,
-    namespace: &str,
-    pod: &str,
-    container: &str,
-) -> Response<Body> {
-    let options = match ExecOptions::parse(request.uri().query().unwrap_or_default()) {
-        Ok(options) => options,
-        Err(problem) => return text(StatusCode::BAD_REQUEST, problem),
-    };
-    let Some((entry, object)) = shared.registry.named(namespace, pod) else {
-        return text(StatusCode::NOT_FOUND, "pod does not exist");
-    };
-    if !object.spec.iter().flat_map(|spec| &spec.containers).any(|known| known.name == container) {
-        return text(StatusCode::NOT_FOUND, format!("container not found (\"{container}\")"));
-    }
-    let runs = |state: &PodState| {
-        let found = state.containers.get(container);
-        found.is_some_and(|container| matches!(container.status, ContainerStatus::Running { .. }))
-    };
-    // A node that has just started may not have heard of the shim yet: the shim itself is asked then. Connected before the
-    // upgrade is through, it answers while the client reads our answer.
-    let known_not_to_run = entry.state.borrow().as_ref().is_some_and(|state| !runs(state));
-    let shim = match Shim::connect(&entry.directory.0) {
-        Ok(shim) if !known_not_to_run => shim,
-        _ => {
-            return text(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("container \"{container}\" is not running"),
-            );
+impl Place {
+    fn find(shared: &Shared, namespace: &str, pod: &str, container: &str) -> Result<Place, Response<Body>> {
+        let Some((entry, object)) = shared.registry.named(namespace, pod) else {
+            return Err(text(StatusCode::NOT_FOUND, "pod does not exist"));
+        };
+        let container = container.to_owned();
+        let place = Place { entry, pod: object, container };
+        match place.container_spec() {
+            Some(_) => Ok(place),
+            None => {
+                Err(text(StatusCode::NOT_FOUND, format!("container not found (\"{}\")", place.container)))
+            }
         }
-    };
-    let headers = request.headers();
-    let wants_websocket =
-        joined(headers, UPGRADE).to_ascii_lowercase().split(',').any(|word| word.trim() == "websocket");
-    let key = headers.get(SEC_WEBSOCKET_KEY).map(|key| derive_accept_key(key.as_bytes()));
-    let (true, Some(accept)) = (wants_websocket, key) else {
-        return text(StatusCode::BAD_REQUEST, "exec needs a WebSocket: SPDY is not supported");
-    };
-    let Some(protocol) = Protocol::negotiate(&joined(headers, SEC_WEBSOCKET_PROTOCOL)) else {
-        return text(
-            StatusCode::BAD_REQUEST,
-            "exec needs the subprotocol v5.channel.k8s.io or v4.channel.k8s.io",
-        );
-    };
+    }
 
+    fn container_spec(&self) -> Option<&Container> {
+        let spec = self.pod.spec.as_ref()?;
+        let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+        containers.into_iter().find(|known| known.name == self.container)
+    }
+
+    /// A connection to the shim of a container that runs, as far as we know.
+    fn shim(&self) -> Result<Shim, Response<Body>> {
+        let runs = |state: &PodState| {
+            let found = state.containers.get(&self.container);
+            found.is_some_and(|container| matches!(container.status, ContainerStatus::Running { .. }))
+        };
+        // A node that has just started may not have heard of the shim yet: the shim itself is asked then. Connected before
+        // the upgrade is through, it answers while the client reads our answer.
+        let known_not_to_run = self.entry.state.borrow().as_ref().is_some_and(|state| !runs(state));
+        match Shim::connect(&self.entry.directory.0) {
+            Ok(shim) if !known_not_to_run => Ok(shim),
+            _ => Err(text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("container \"{}\" is not running", self.container),
+            )),
+        }
+    }
+}
+
+/// The handshake of a session with streams, and the version of the protocol for it.
+fn stream_handshake(request: &Request<Incoming>) -> Result<(Handshake, Protocol), Response<Body>> {
+    let Some(handshake) = Handshake::begun(request.headers()) else {
+        return Err(text(StatusCode::BAD_REQUEST, "streams need a WebSocket: SPDY is not supported"));
+    };
+    match Protocol::negotiate(&handshake.offered) {
+        Some(protocol) => Ok((handshake, protocol)),
+        None => Err(text(
+            StatusCode::BAD_REQUEST,
+            "streams need the subprotocol v5.channel.k8s.io or v4.channel.k8s.io",
+        )),
+    }
+}
+
+fn exec(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Response<Body>> {
+    let options = StreamOptions::parse(request.uri().query().unwrap_or_default())
+        .and_then(|options| match options.command.is_empty() {
+            true => Err("you must specify at least 1 command"),
+            false => Ok(options),
+        })
+        .map_err(|problem| text(StatusCode::BAD_REQUEST, problem))?;
+    let shim = place.shim()?;
+    let (handshake, protocol) = stream_handshake(&request)?;
     let target = ExecTarget {
         shim,
-        pod_uid: object.metadata.uid.clone().unwrap_or_default(),
-        container: container.to_owned(),
+        pod_uid: place.pod.metadata.uid.clone().unwrap_or_default(),
+        container: place.container,
     };
-    let upgrade = hyper::upgrade::on(&mut request);
-    tokio::spawn(async move {
-        match upgrade.await {
-            Ok(upgraded) => exec::serve(TokioIo::new(upgraded), protocol, target, options).await,
-            Err(error) => debug!(%error, "client left before the upgrade"),
-        }
-    });
-    let mut response = Response::new(StreamBody::new(stream::empty()).boxed_unsync());
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-    let answered = response.headers_mut();
-    answered.insert(CONNECTION, http::HeaderValue::from_static("Upgrade"));
-    answered.insert(UPGRADE, http::HeaderValue::from_static("websocket"));
-    answered.insert(SEC_WEBSOCKET_PROTOCOL, http::HeaderValue::from_static(protocol.name()));
-    if let Ok(accept) = http::HeaderValue::from_str(&accept) {
-        answered.insert(SEC_WEBSOCKET_ACCEPT, accept);
-    }
-    response
+    Ok(handshake.complete(request, Some(protocol.name()), move |stream| {
+        exec::serve(stream, protocol, target, options)
+    }))
+}
+
+fn attach(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Response<Body>> {
+    let options = StreamOptions::parse(request.uri().query().unwrap_or_default())
+        .map_err(|problem| text(StatusCode::BAD_REQUEST, problem))?;
+    let shim = place.shim()?;
+    let (handshake, protocol) = stream_handshake(&request)?;
+    let input_once = place.container_spec().and_then(|container| container.stdin_once) == Some(true);
+    let target = AttachTarget { shim, container: place.container, input_once };
+    Ok(handshake.complete(request, Some(protocol.name()), move |stream| {
+        attach::serve(stream, protocol, target, options)
+    }))
 }

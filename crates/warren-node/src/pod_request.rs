@@ -17,7 +17,7 @@ use warren_image::user::{self, UserError};
 use warren_oci::host_image::HostImage;
 use warren_oci::idmap::IdRange;
 use warren_oci::protocol::{ContainerRequest, LogFile, Overlay, PodRequest, Rootfs};
-use warren_oci::spec::{self, CpuQuota, Mount, MountKind, Process, Spec, User};
+use warren_oci::spec::{self, CpuQuota, Mount, MountKind, Process, Spec, StandardInput, User};
 
 /// CPU limits are counted in this period, as the container engines do: 100 ms.
 const CPU_PERIOD_MICROSECONDS: u64 = 100_000;
@@ -166,6 +166,8 @@ impl Builder {
         let limits = Limits::of(container)?;
         let security = container.security_context.as_ref();
         let mut spec = Spec::new(process);
+        spec.process.terminal = container.tty == Some(true);
+        spec.process.stdin = standard_input(container);
         spec.root.readonly =
             security.and_then(|security| security.read_only_root_filesystem).unwrap_or(false);
         spec.mounts = base.mounts;
@@ -288,6 +290,14 @@ fn command(
         (true, true) => [image.entrypoint.clone(), image.cmd.clone()].concat(),
     };
     words.first().is_some_and(|program| !program.is_empty()).then_some(words)
+}
+
+fn standard_input(container: &Container) -> StandardInput {
+    match (container.stdin, container.stdin_once) {
+        (Some(true), Some(true)) => StandardInput::Once,
+        (Some(true), _) => StandardInput::Open,
+        _ => StandardInput::Empty,
+    }
 }
 
 fn pod_security(pod: &Pod) -> Option<&PodSecurityContext> {

@@ -200,8 +200,6 @@ fn refused_container(container: &Container, volumes: &[Volume]) -> Option<Refusa
         (container.env_from.as_ref().is_some_and(|sources| !sources.is_empty()), "envFrom"),
         (container.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()), "volumeDevices"),
         (container.restart_policy.is_some(), "restartPolicy"),
-        (container.tty == Some(true), "tty"),
-        (container.stdin == Some(true), "stdin"),
     ] {
         if there {
             return Some(unsupported(at(field)));

@@ -103,7 +103,6 @@ pub(super) fn exit_status(exit_code: i32) -> Bytes {
 /// The last message of a session that has no exit code. As kubelet's, with one cause more: the exit code that a shell would
 /// give a command that cannot be started, so that a client can pass it on.
 pub(super) fn failure_status(error: &str, exit_code: Option<i32>) -> Bytes {
-    let error = format!("error executing command in container: {error}");
     let mut causes = vec![json!({"message": error})];
     causes.extend(exit_code.map(|code| json!({"reason": "ExitCode", "message": code.to_string()})));
     let status = json!({

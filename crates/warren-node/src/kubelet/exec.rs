@@ -1,76 +1,20 @@
-//! `/exec`: a process in a running container, its streams in WebSocket messages.
-//!
-//! Nothing is buffered beyond one message in each direction, so a process that writes for ever waits for its client,
-//! and a client that writes for ever waits for the process. When the client goes away, the process is killed.
+//! A process in a container, its streams in WebSocket messages. When the client goes away, the process is killed.
 
 use std::io;
-use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
-use futures::stream::{SplitSink, SplitStream};
-use futures::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Mutex;
-use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig, frame::coding::CloseCode};
 use tracing::debug;
 use warren_oci::client::CallError;
 use warren_oci::protocol::{Answer, Call, ExecRequest, ExitStatus, RefusalReason, Target, TerminalSize};
 
-use super::channel::{self, Input, Protocol};
+use super::channel::{self, Protocol};
+use super::session::{self, CHUNK, InputEnd, InputOver, Sink, StreamOptions, read_from, send};
 use crate::descriptor::Descriptor;
 use crate::shim::Shim;
 
-/// What is read from a process at once, and hence the longest message we send.
-const CHUNK: usize = 32 << 10;
-/// No client sends longer messages (kubectl and kube-rs copy by 32 KiB or less).
-const LONGEST_MESSAGE: usize = 1 << 20;
-/// While a process does not take its input we do not read from the client, so a client that is gone shows only when we
-/// write to it. This is how often we do.
-const STALLED_PING: Duration = Duration::from_secs(5);
-/// How long a client has to answer our goodbye, so that its unread bytes do not cost it the last of ours.
-const GOODBYE: Duration = Duration::from_secs(2);
 /// Kubelet starts terminals with no size and lets the client say; programs prefer the customary one until then.
 const FIRST_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
-
-/// What a client wants to run, from the query of its request.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct ExecOptions {
-    pub(super) command: Vec<String>,
-    pub(super) stdin: bool,
-    pub(super) stdout: bool,
-    pub(super) stderr: bool,
-    pub(super) tty: bool,
-}
-
-impl ExecOptions {
-    /// `command` once for each word; the rest as kubelet names it (`input`) or as the API server does (`stdin`).
-    pub(super) fn parse(query: &str) -> Result<ExecOptions, &'static str> {
-        let mut options = ExecOptions::default();
-        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-            let yes = matches!(value.as_ref(), "1" | "true");
-            match name.as_ref() {
-                "command" => options.command.push(value.into_owned()),
-                "input" | "stdin" => options.stdin = yes,
-                "output" | "stdout" => options.stdout = yes,
-                "error" | "stderr" => options.stderr = yes,
-                "tty" => options.tty = yes,
-                _ => {}
-            }
-        }
-        if options.command.is_empty() {
-            return Err("you must specify at least 1 command");
-        }
-        if !options.stdin && !options.stdout && !options.stderr {
-            return Err("you must specify at least 1 of stdin, stdout, stderr");
-        }
-        // A terminal has one stream out.
-        options.stderr &= !options.tty;
-        Ok(options)
-    }
-}
 
 /// Where a process is to run.
 pub(super) struct ExecTarget {
@@ -79,35 +23,32 @@ pub(super) struct ExecTarget {
     pub(super) container: String,
 }
 
-type Sink<S> = Arc<Mutex<SplitSink<WebSocketStream<S>, Message>>>;
-
 /// Runs the process and carries its streams until it ends or the client goes away.
-pub(super) async fn serve<S>(stream: S, protocol: Protocol, target: ExecTarget, options: ExecOptions)
+pub(super) async fn serve<S>(stream: S, protocol: Protocol, target: ExecTarget, options: StreamOptions)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let config = WebSocketConfig::default()
-        .read_buffer_size(CHUNK)
-        .write_buffer_size(0)
-        .max_write_buffer_size(LONGEST_MESSAGE)
-        .max_message_size(Some(LONGEST_MESSAGE))
-        .max_frame_size(Some(LONGEST_MESSAGE));
-    let socket = WebSocketStream::from_raw_socket(stream, Role::Server, Some(config)).await;
-    let (sink, mut messages) = socket.split();
-    let sink = Arc::new(Mutex::new(sink));
-
+    let (sink, mut messages) = session::split(session::open(stream).await);
+    let failure = |error: &dyn std::fmt::Display, code| {
+        channel::failure_status(&format!("error executing command in container: {error}"), code)
+    };
     let last = match start(target, &options).await {
         Ok((mut process, input)) => {
+            let client_gone = async {
+                while session::carry_input(&input, &mut messages, &sink, protocol).await == InputOver::Ended {
+                    input.close().await;
+                }
+            };
             let outcome = tokio::select! {
                 ended = carry_output(&mut process, &sink, &options) => Some(ended),
-                () = carry_input(&input, &mut messages, &sink, protocol) => None,
+                () = client_gone => None,
             };
             match outcome {
                 Some(Ok(exit)) => channel::exit_status(exit.code),
                 // Either the client or the shim is gone; in both cases nobody waits for the process.
                 Some(Err(error)) => {
                     process.kill();
-                    channel::failure_status(&error.to_string(), None)
+                    failure(&error, None)
                 }
                 None => return process.kill(),
             }
@@ -115,32 +56,11 @@ where
         Err(CallError::Refused(refusal)) => {
             // What a shell would say: 127 is `not found`, which is how nearly all failed starts come about.
             let code = (refusal.reason == RefusalReason::StartFailed).then_some(127);
-            channel::failure_status(&refusal.message, code)
+            failure(&refusal.message, code)
         }
-        Err(CallError::Connection(error)) => channel::failure_status(&error.to_string(), None),
+        Err(CallError::Connection(error)) => failure(&error, None),
     };
-    goodbye(last, &sink, &mut messages).await;
-}
-
-/// Sends the last word and waits until the client has taken it.
-async fn goodbye<S>(last: Bytes, sink: &Sink<S>, messages: &mut SplitStream<WebSocketStream<S>>)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
-    let said = async {
-        let mut sink = sink.lock().await;
-        sink.send(Message::Binary(last)).await?;
-        sink.send(Message::Close(Some(frame))).await
-    };
-    let heard = async {
-        if said.await.is_ok() {
-            while let Some(Ok(_)) = messages.next().await {}
-        }
-    };
-    if tokio::time::timeout(GOODBYE, heard).await.is_err() {
-        debug!("client did not answer the close of an exec");
-    }
+    session::goodbye(last, &sink, &mut messages).await;
 }
 
 /// A process that was started over its own connection to the shim.
@@ -151,12 +71,6 @@ struct Process {
     pid: i32,
     pod_uid: String,
     outputs: Vec<(u8, Descriptor)>,
-}
-
-/// Where the client's input goes: behind a lock, as closing it is something that happens to it.
-struct InputEnd {
-    descriptor: Mutex<Option<Descriptor>>,
-    terminal: Option<rustix::fd::OwnedFd>,
 }
 
 impl Process {
@@ -178,7 +92,7 @@ impl Process {
     }
 }
 
-async fn start(target: ExecTarget, options: &ExecOptions) -> Result<(Process, InputEnd), CallError> {
+async fn start(target: ExecTarget, options: &StreamOptions) -> Result<(Process, InputEnd), CallError> {
     let ExecTarget { mut shim, pod_uid, container } = target;
     let call = Call::Exec(ExecRequest {
         container,
@@ -218,12 +132,11 @@ async fn start(target: ExecTarget, options: &ExecOptions) -> Result<(Process, In
 async fn carry_output<S>(
     process: &mut Process,
     sink: &Sink<S>,
-    options: &ExecOptions,
+    options: &StreamOptions,
 ) -> io::Result<ExitStatus>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let wanted = |channel: u8| if channel == channel::STDOUT { options.stdout } else { options.stderr };
     let Process { shim, exec, outputs, .. } = process;
     let mut buffers = [vec![0; CHUNK], vec![0; CHUNK]];
     let mut open = [!outputs.is_empty(), outputs.len() > 1];
@@ -237,7 +150,7 @@ where
         let data = if index == 0 { &first_buffer[..length] } else { &second_buffer[..length] };
         if length == 0 {
             open[index] = false;
-        } else if wanted(outputs[index].0) {
+        } else if options.shows(outputs[index].0) {
             send(sink, channel::message(outputs[index].0, data)).await?;
         }
     };
@@ -251,120 +164,10 @@ where
                 break;
             }
             left -= read.min(left);
-            if wanted(*channel) {
+            if options.shows(*channel) {
                 send(sink, channel::message(*channel, &first_buffer[..read])).await?;
             }
         }
     }
     Ok(exit)
-}
-
-async fn read_from(outputs: &[(u8, Descriptor)], index: usize, buffer: &mut [u8]) -> io::Result<usize> {
-    match outputs.get(index) {
-        Some((_, descriptor)) => descriptor.read(buffer).await,
-        None => Ok(0),
-    }
-}
-
-async fn send<S>(sink: &Sink<S>, message: Bytes) -> io::Result<()>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    sink.lock().await.send(Message::Binary(message)).await.map_err(io::Error::other)
-}
-
-/// Input from the client until it goes away.
-async fn carry_input<S>(
-    input: &InputEnd,
-    messages: &mut SplitStream<WebSocketStream<S>>,
-    sink: &Sink<S>,
-    protocol: Protocol,
-) where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    while let Some(Ok(message)) = messages.next().await {
-        let data = match message {
-            Message::Binary(data) => data,
-            Message::Text(text) => text.into(),
-            Message::Close(_) => return,
-            // The library answers pings by itself.
-            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
-        };
-        match channel::parse(protocol, data) {
-            Input::Stdin(data) => {
-                let mut descriptor = input.descriptor.lock().await;
-                if let Some(open) = descriptor.as_ref() {
-                    match write_all(open, &data, sink).await {
-                        Ok(()) => {}
-                        Err(Stalled::ClientGone) => return,
-                        // The process has closed its input: what else comes is for nobody.
-                        Err(Stalled::ProcessGone) => *descriptor = None,
-                    }
-                }
-            }
-            Input::CloseStdin => {
-                // The end of input of a terminal is a character that its user types.
-                if input.terminal.is_none() {
-                    *input.descriptor.lock().await = None;
-                }
-            }
-            Input::Resize { columns, rows } => {
-                if let Some(terminal) = &input.terminal {
-                    let size = rustix::termios::Winsize {
-                        ws_row: rows,
-                        ws_col: columns,
-                        ws_xpixel: 0,
-                        ws_ypixel: 0,
-                    };
-                    // The process may be gone already, and its terminal with it.
-                    let _ = rustix::termios::tcsetwinsize(terminal, size);
-                }
-            }
-            Input::Other => {}
-        }
-    }
-}
-
-enum Stalled {
-    ClientGone,
-    ProcessGone,
-}
-
-async fn write_all<S>(descriptor: &Descriptor, mut data: &[u8], sink: &Sink<S>) -> Result<(), Stalled>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    while !data.is_empty() {
-        match tokio::time::timeout(STALLED_PING, descriptor.write(data)).await {
-            Ok(Ok(written)) => data = &data[written..],
-            Ok(Err(_)) => return Err(Stalled::ProcessGone),
-            Err(_) => {
-                if sink.lock().await.send(Message::Ping(Bytes::new())).await.is_err() {
-                    return Err(Stalled::ClientGone);
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_are_read_in_kubelets_and_in_the_api_servers_spelling() {
-        let kubelet =
-            ExecOptions::parse("command=sh&command=-c&command=echo+%26&input=1&output=1&error=1").unwrap();
-        assert_eq!(kubelet.command, ["sh", "-c", "echo &"]);
-        assert_eq!(
-            kubelet,
-            ExecOptions::parse("command=sh&command=-c&command=echo%20%26&stdin=true&stdout=true&stderr=true")
-                .unwrap()
-        );
-        let terminal = ExecOptions::parse("command=sh&tty=1&input=1&output=1&error=1").unwrap();
-        assert!(terminal.tty && !terminal.stderr);
-        assert!(ExecOptions::parse("output=1").is_err());
-        assert!(ExecOptions::parse("command=sh").is_err());
-    }
 }

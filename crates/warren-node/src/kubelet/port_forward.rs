@@ -1,0 +1,153 @@
+//! Port-forward: connections to the loopback of a pod's network, many over one WebSocket.
+//!
+//! Clients speak one of two protocols: kubectl tunnels a SPDY session ([`tunnel`]), kube-rs and others number their
+//! messages ([`channels`]). Both make connections the same way, which is here.
+
+mod channels;
+mod spdy;
+mod tunnel;
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::mpsc;
+use warren_oci::client::CallError;
+use warren_oci::protocol::Call;
+
+use super::session::CHUNK;
+use super::upgrade::Handshake;
+use super::{Body, text};
+use crate::node::Shared;
+use crate::shim::Shim;
+
+/// Messages that may wait for the client, over all connections of a session.
+const MESSAGES_AHEAD: usize = 16;
+/// Messages of the client that may wait for one connection. Then the session waits, as there is no way to tell the client
+/// which of its connections is meant.
+const INPUT_AHEAD: usize = 16;
+
+/// The pod whose ports are meant.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    directory: PathBuf,
+    name: String,
+    uid: String,
+}
+
+/// A connection that did not come about.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("the pod is not running")]
+    Shim(#[source] io::Error),
+    #[error(transparent)]
+    Refused(#[from] CallError),
+    #[error("failed to connect to localhost:{port} inside the pod: IPv4: {first}, IPv6: {second}")]
+    Nobody { port: u16, first: io::Error, second: io::Error },
+}
+
+pub(super) fn answer(
+    shared: &Shared,
+    request: Request<Incoming>,
+    namespace: &str,
+    pod: &str,
+) -> Response<Body> {
+    let Some((entry, object)) = shared.registry.named(namespace, pod) else {
+        return text(StatusCode::NOT_FOUND, "pod does not exist");
+    };
+    let target = Target {
+        directory: entry.directory.0.clone(),
+        name: format!("{namespace}/{pod}"),
+        uid: object.metadata.uid.clone().unwrap_or_default(),
+    };
+    let Some(handshake) = Handshake::begun(request.headers()) else {
+        return text(StatusCode::BAD_REQUEST, "port-forward needs a WebSocket: SPDY is not supported alone");
+    };
+    let offered = handshake.offered.clone();
+    let offered: Vec<&str> = offered.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+    if offered.contains(&tunnel::PROTOCOL) {
+        return handshake.complete(request, Some(tunnel::PROTOCOL), |stream| tunnel::serve(stream, target));
+    }
+    // Without a subprotocol the same is meant, as kubelet has it.
+    let protocol = offered.contains(&channels::PROTOCOL).then_some(channels::PROTOCOL);
+    if protocol.is_none() && !offered.is_empty() {
+        let known = [tunnel::PROTOCOL, channels::PROTOCOL].join(" or ");
+        return text(StatusCode::BAD_REQUEST, format!("port-forward needs the subprotocol {known}"));
+    }
+    match channels::ports(request.uri().query().unwrap_or_default()) {
+        Ok(ports) => handshake.complete(request, protocol, |stream| channels::serve(stream, target, ports)),
+        Err(problem) => text(StatusCode::BAD_REQUEST, problem),
+    }
+}
+
+impl Target {
+    /// Connects to a port on the pod's loopback, IPv4 first.
+    async fn connect(&self, port: u16) -> Result<TcpStream, ConnectError> {
+        let mut shim = Shim::connect(&self.directory).map_err(ConnectError::Shim)?;
+        let first = match connect_to(&mut shim, SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await? {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        match connect_to(&mut shim, SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(second)) => Err(ConnectError::Nobody { port, first, second }),
+            Err(error) => Err(ConnectError::Nobody { port, first, second: io::Error::other(error) }),
+        }
+    }
+
+    /// Carries one connection until the pod's side of it has ended: what comes in from the client, and what goes out as
+    /// `encode` makes messages of it. The error is for the client to read.
+    async fn carry(
+        &self,
+        port: u16,
+        mut input: mpsc::Receiver<Bytes>,
+        output: &mpsc::Sender<Bytes>,
+        encode: impl Fn(&[u8]) -> Bytes,
+    ) -> Result<(), String> {
+        let told = |error: &dyn std::fmt::Display| {
+            format!("error forwarding port {port} to pod {}, uid {}: {error}", self.name, self.uid)
+        };
+        let stream = self.connect(port).await.map_err(|error| told(&error))?;
+        let (mut reader, mut writer) = stream.into_split();
+        let to_pod = async {
+            while let Some(data) = input.recv().await {
+                writer.write_all(&data).await?;
+            }
+            writer.shutdown().await
+        };
+        let from_pod = async {
+            let mut buffer = vec![0; CHUNK];
+            loop {
+                let length = reader.read(&mut buffer).await?;
+                // Without a client there is nobody to go on for.
+                if length == 0 || output.send(encode(&buffer[..length])).await.is_err() {
+                    return io::Result::Ok(());
+                }
+            }
+        };
+        tokio::pin!(to_pod, from_pod);
+        let ended = tokio::select! {
+            ended = &mut from_pod => ended,
+            // What was written may be answered still. If it could not be written, that is what the pod's end is about.
+            _ = &mut to_pod => from_pod.await,
+        };
+        match ended {
+            // How the pod ended its side is no failure of forwarding.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
+            ended => ended.map_err(|error| told(&error)),
+        }
+    }
+}
+
+/// The outer error is ours, the inner one the pod's.
+async fn connect_to(shim: &mut Shim, address: SocketAddr) -> Result<io::Result<TcpStream>, CallError> {
+    let (_, sockets) = shim.call(Call::Socket { version_6: address.is_ipv6() }).await?;
+    let socket = sockets.into_iter().next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    // Not connected yet, whatever the type says: this is how tokio takes over a socket.
+    Ok(TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(address).await)
+}

@@ -1,0 +1,71 @@
+//! Requests that want to become a WebSocket.
+
+use bytes::Bytes;
+use futures::stream;
+use http::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tracing::debug;
+
+use super::Body;
+
+/// A WebSocket handshake that a client has begun.
+pub(super) struct Handshake {
+    /// The subprotocols that it offers, in the order it prefers.
+    pub(super) offered: String,
+    accept: HeaderValue,
+}
+
+impl Handshake {
+    pub(super) fn begun(headers: &HeaderMap) -> Option<Handshake> {
+        let upgrades = joined(headers, UPGRADE).to_ascii_lowercase();
+        if !upgrades.split(',').any(|word| word.trim() == "websocket") {
+            return None;
+        }
+        let key = headers.get(SEC_WEBSOCKET_KEY)?;
+        Some(Handshake {
+            offered: joined(headers, SEC_WEBSOCKET_PROTOCOL),
+            accept: HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok()?,
+        })
+    }
+
+    /// Completes it: the answer, and the session that begins once the client has it.
+    pub(super) fn complete<F>(
+        self,
+        mut request: Request<Incoming>,
+        protocol: Option<&'static str>,
+        session: impl FnOnce(TokioIo<Upgraded>) -> F + Send + 'static,
+    ) -> Response<Body>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let upgrade = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            match upgrade.await {
+                Ok(upgraded) => session(TokioIo::new(upgraded)).await,
+                Err(error) => debug!(%error, "client left before the upgrade"),
+            }
+        });
+        let nothing = stream::empty::<Result<Frame<Bytes>, std::convert::Infallible>>();
+        let mut response = Response::new(StreamBody::new(nothing).boxed_unsync());
+        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let answered = response.headers_mut();
+        answered.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+        answered.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        answered.insert(SEC_WEBSOCKET_ACCEPT, self.accept);
+        if let Some(protocol) = protocol {
+            answered.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
+        }
+        response
+    }
+}
+
+/// The values of a header that may come several times and hold several values each.
+fn joined(headers: &HeaderMap, name: HeaderName) -> String {
+    let values: Vec<&str> = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
+    values.join(",")
+}
