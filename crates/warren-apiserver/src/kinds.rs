@@ -315,6 +315,7 @@ static TABLE: &[Row] = &[
         short_names: &["no"],
         namespaced: false,
         status: true,
+        subresources: &[("proxy", "NodeProxyOptions", &["create", "delete", "get", "patch", "update"])],
         schema: "io.k8s.api.core.v1.Node",
         fields: &["spec.unschedulable"],
         columns: columns::NODE,

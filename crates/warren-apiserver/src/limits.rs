@@ -23,6 +23,7 @@ use tokio::time::Sleep;
 use tower::BoxError;
 
 use crate::identity::Identity;
+use crate::node;
 use crate::query::Query;
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
@@ -146,7 +147,8 @@ where
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let server = Arc::clone(server);
     let answer = async move {
-        let request = request.map(|body| PatientBody::new(body, gate));
+        let limited = !node::is_for_a_node(request.uri().path());
+        let request = request.map(|body| PatientBody::new(body, gate, limited));
         service::handle(&server, request).await
     };
     // A write is carried through even if its client goes away: what follows from it has to happen as well.
@@ -162,7 +164,8 @@ where
 
 fn class<B>(request: &Request<B>) -> Class {
     let streams = ["/exec", "/attach", "/portforward"];
-    if streams.iter().any(|end| request.uri().path().ends_with(end)) {
+    let path = request.uri().path();
+    if streams.iter().any(|end| path.ends_with(end)) || node::is_for_a_node(path) {
         return Class::Watch;
     }
     match request.uri().query() {
@@ -275,11 +278,13 @@ struct PatientBody<B> {
     gate: Arc<Gate>,
     counted: usize,
     deadline: Option<Pin<Box<Sleep>>>,
+    /// Not for one that is passed on as it comes.
+    limited: bool,
 }
 
 impl<B> PatientBody<B> {
-    fn new(body: B, gate: Arc<Gate>) -> PatientBody<B> {
-        PatientBody { body, gate, counted: 0, deadline: None }
+    fn new(body: B, gate: Arc<Gate>, limited: bool) -> PatientBody<B> {
+        PatientBody { body, gate, counted: 0, deadline: None, limited }
     }
 }
 
@@ -303,6 +308,8 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         match Pin::new(&mut this.body).poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) if !this.limited => Poll::Ready(Some(Ok(frame))),
+            Poll::Pending if !this.limited => Poll::Pending,
             Poll::Ready(Some(Ok(frame))) => {
                 let length = frame.data_ref().map_or(0, Bytes::len);
                 this.counted += length;

@@ -1,5 +1,7 @@
 //! Logs and exec: the request is checked here and carried out by the node that runs the pod, over the kubelet's API.
 
+mod proxy;
+
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
@@ -21,6 +23,8 @@ use crate::respond::ResponseBody;
 use crate::route::ResourcePath;
 use crate::server::Inner;
 use crate::status::{ApiError, FieldError, Subject};
+
+pub(crate) use proxy::{is_for_a_node, proxy};
 
 /// A two-way stream of bytes to a node.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}

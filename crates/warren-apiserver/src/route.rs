@@ -95,6 +95,8 @@ fn resource<'a>(group: &'a str, version: &'a str, rest: &[&'a str]) -> Route<'a>
         [plural] => path(None, plural, None, None),
         [plural, name] => path(None, plural, Some(name), None),
         [plural, name, subresource] => path(None, plural, Some(name), Some(subresource)),
+        // What is behind it is for the node to understand.
+        ["nodes", name, "proxy", ..] if group.is_empty() => path(None, "nodes", Some(name), Some("proxy")),
         _ => Route::TooDeep { group },
     }
 }

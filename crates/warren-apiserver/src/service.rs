@@ -263,6 +263,10 @@ where
             _ => {}
         }
     }
+    if let ("nodes", Some(node), Some("proxy")) = (&*target.definition.resource, path.name, path.subresource)
+    {
+        return node::proxy(server, parts, body, node).await;
+    }
     let headers = std::mem::take(&mut parts.headers);
     let call = Call {
         representation: Representation::negotiate(

@@ -91,7 +91,7 @@ fn expressions_are_flat_enough_to_be_parsed() {
 async fn a_body_that_does_not_come_is_given_up() {
     let gate = gate(Limits::default());
     let never = StreamBody::new(futures::stream::pending::<Result<Frame<Bytes>, BoxError>>());
-    let error = PatientBody::new(never, Arc::clone(&gate)).collect().await.unwrap_err();
+    let error = PatientBody::new(never, Arc::clone(&gate), true).collect().await.unwrap_err();
     assert_eq!(error.downcast_ref(), Some(&BodyRefused::Slow(gate.limits.body_time)));
 }
 
@@ -99,12 +99,12 @@ async fn a_body_that_does_not_come_is_given_up() {
 async fn bodies_share_what_memory_there_is_for_them() {
     let gate = gate(Limits { unread_body_bytes: 10, ..Limits::default() });
     let body = |size: usize| http_body_util::Full::new(Bytes::from(vec![b'x'; size]));
-    let mut first = PatientBody::new(body(8), Arc::clone(&gate));
+    let mut first = PatientBody::new(body(8), Arc::clone(&gate), true);
     first.frame().await.unwrap().unwrap();
-    let error = PatientBody::new(body(8), Arc::clone(&gate)).collect().await.unwrap_err();
+    let error = PatientBody::new(body(8), Arc::clone(&gate), true).collect().await.unwrap_err();
     assert_eq!(error.downcast_ref(), Some(&BodyRefused::Crowded));
     drop(first);
-    assert!(PatientBody::new(body(8), Arc::clone(&gate)).collect().await.is_ok());
+    assert!(PatientBody::new(body(8), Arc::clone(&gate), true).collect().await.is_ok());
     assert_eq!(gate.unread_body_bytes.load(Ordering::Relaxed), 0);
 }
 
