@@ -50,6 +50,14 @@ pub enum ImportError {
     /// It has more images than the one that was given a name.
     #[error("the archive has {0} images, and a name was given for one")]
     TooManyForOneName(usize),
+    /// A name says which content it means, and it is another.
+    #[error("the image to be called {name} is {digest}")]
+    OtherDigest {
+        /// The name.
+        name: String,
+        /// What it is.
+        digest: Digest,
+    },
     /// A name in the archive is no name.
     #[error(transparent)]
     Name(#[from] reference::ParseError),
@@ -97,6 +105,10 @@ pub fn import(
             None => image.names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?,
         };
         let digest = image.store(&archive, store, limits)?;
+        // A digest in a name is believed later on, so it has to be true.
+        if let Some(wrong) = names.iter().find(|name| name.digest().is_some_and(|named| *named != digest)) {
+            return Err(ImportError::OtherDigest { name: wrong.to_string(), digest });
+        }
         for name in names {
             store.name(&name, &digest)?;
             imported.push(Imported { name, digest: digest.clone() });

@@ -210,10 +210,12 @@ impl Store {
 
     /// The image of this name, if it is here. One that was asked for by its digest is found under any name.
     pub fn find(&self, reference: &Reference) -> Result<Option<Image>, StoreError> {
-        let digest = match reference.digest() {
-            Some(digest) => self.names().values().find(|known| *known == digest).cloned(),
-            None => self.names().get(&reference.to_string()).cloned(),
-        };
+        let names = self.names();
+        // A digest may be that of an index; the name then leads to the manifest for this machine.
+        let named = names.get(&reference.to_string());
+        let digest =
+            named.or_else(|| names.values().find(|known| Some(*known) == reference.digest())).cloned();
+        drop(names);
         digest.map(|digest| self.load(&reference.to_string(), &digest)).transpose()
     }
 
@@ -227,9 +229,8 @@ impl Store {
         names.into_iter().map(load).collect()
     }
 
-    /// Takes a name away, and with it what no other name needs. Layers that containers stand on stay until those are gone:
-    /// `in_use` holds the directories. Says whether the name was there.
-    pub fn remove(&self, reference: &Reference, in_use: &BTreeSet<PathBuf>) -> Result<bool, StoreError> {
+    /// Takes a name away, and says whether it was there. What only it needed goes with the next [`Store::collect`].
+    pub fn forget(&self, reference: &Reference) -> Result<bool, StoreError> {
         let mut names = self.names();
         let mut changed = names.clone();
         if changed.remove(&reference.to_string()).is_none() {
@@ -237,8 +238,6 @@ impl Store {
         }
         self.save(&changed)?;
         *names = changed;
-        drop(names);
-        self.collect(in_use)?;
         Ok(true)
     }
 

@@ -24,6 +24,8 @@ pub struct NodeConfig {
     pub bind_unassigned: bool,
     /// The address that pods report as their `hostIP`.
     pub host_ip: IpAddr,
+    /// How images are pulled.
+    pub registries: RegistryConfig,
     /// How often to renew the node's lease; `None` in the local home, where nobody watches it.
     pub heartbeat: Option<Duration>,
 }
@@ -45,7 +47,32 @@ impl NodeConfig {
             executable,
             bind_unassigned: true,
             host_ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            registries: RegistryConfig::default(),
             heartbeat: None,
+        }
+    }
+}
+
+/// How images are pulled from registries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegistryConfig {
+    /// Files of credentials, as `docker login` and `podman login` write them. Those that are not there are passed over.
+    pub credential_files: Vec<PathBuf>,
+    /// Registries, as images name them (`host:port`), that are spoken to without TLS. Those on loopback always are.
+    pub insecure: Vec<String>,
+    /// Directories with one of the registry's name in each, which has the certificates to believe it by.
+    pub certificate_directories: Vec<PathBuf>,
+}
+
+impl Default for RegistryConfig {
+    /// No credentials, and the places where other engines keep certificates.
+    fn default() -> Self {
+        Self {
+            credential_files: Vec::new(),
+            insecure: Vec::new(),
+            certificate_directories: ["/etc/containers/certs.d", "/etc/docker/certs.d"]
+                .map(PathBuf::from)
+                .to_vec(),
         }
     }
 }

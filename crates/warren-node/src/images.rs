@@ -7,12 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 use tracing::{info, warn};
-use warren_decide::pod::{ImageFacts, PullPolicy};
+use warren_decide::pod::ImageFacts;
 use warren_image::import::{ImportError, Imported, import};
 use warren_image::reference::{self, Reference};
 use warren_image::store::{Image, Named, Store, StoreError};
 use warren_image::unpack::Limits;
 
+use crate::config::RegistryConfig;
+use crate::pull::credentials::Credential;
+use crate::pull::{Progress, PullError, Puller};
 use crate::worker::chain;
 
 /// A file in a pod's directory that lists the layers its containers stand on, so that also the next daemon knows.
@@ -21,23 +24,44 @@ const LAYERS_IN_USE: &str = "layers";
 /// The images of this node.
 #[derive(Debug)]
 pub(crate) struct Images {
-    store: Store,
+    store: Arc<Store>,
+    puller: Puller,
     pods: PathBuf,
     /// What was looked up before, by the name that pods use.
     known: Mutex<HashMap<String, Arc<Image>>>,
-    /// Held while layers come or go, so that none goes that is about to be used.
-    changing: tokio::sync::RwLock<()>,
+    /// Held for writing while layers are removed, so that none goes that is about to be used.
+    removing: tokio::sync::RwLock<()>,
+    /// How many images are on their way in; nothing is removed meanwhile, because what they bring has no name yet.
+    adding: Mutex<Adding>,
     /// Counts changes, for pods that wait for an image.
     changes: watch::Sender<u64>,
 }
 
-/// Why an image cannot be had.
-#[derive(Debug)]
-pub(crate) struct FetchFailure {
-    /// As kubelet spells it.
-    pub(crate) reason: &'static str,
-    /// For people.
-    pub(crate) message: String,
+#[derive(Debug, Default)]
+struct Adding {
+    count: usize,
+    /// Something was to be removed meanwhile.
+    remove_after: bool,
+}
+
+/// An image is on its way in for as long as this lives.
+struct Arriving(Arc<Images>);
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        let mut adding = self.0.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        adding.count -= 1;
+        if adding.count == 0 && std::mem::take(&mut adding.remove_after) {
+            let images = self.0.clone();
+            // Without a runtime the node goes down, and the next one removes what is unused when it starts.
+            let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+            runtime.spawn(async move {
+                if let Err(problem) = images.remove_unused().await {
+                    warn!(error = %chain(&problem), "unused layers not removed");
+                }
+            });
+        }
+    }
 }
 
 /// An image could not be taken in or out.
@@ -49,6 +73,8 @@ pub(crate) enum ChangeError {
     Import(#[from] ImportError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Pull(#[from] PullError),
     #[error("find out which layers are in use")]
     InUse(#[source] io::Error),
     #[error("there is no image `{0}`")]
@@ -59,13 +85,14 @@ pub(crate) enum ChangeError {
 
 impl Images {
     /// Opens the store of a data directory, and removes layers that nothing needs any more.
-    pub(crate) fn open(data_dir: &Path, pods: &Path) -> Result<Self, StoreError> {
-        let store = Store::open(&data_dir.join("images"))?;
+    pub(crate) fn open(data_dir: &Path, pods: &Path, registries: RegistryConfig) -> Result<Self, StoreError> {
         let images = Self {
-            store,
+            store: Arc::new(Store::open(&data_dir.join("images"))?),
+            puller: Puller::new(registries),
             pods: pods.to_owned(),
             known: Mutex::default(),
-            changing: tokio::sync::RwLock::default(),
+            removing: tokio::sync::RwLock::default(),
+            adding: Mutex::default(),
             changes: watch::Sender::new(0),
         };
         match images.in_use() {
@@ -81,26 +108,8 @@ impl Images {
         self.changes.subscribe()
     }
 
-    /// The image that a pod asks for. There are no registries yet to ask for another, so what is here is taken, whatever the
-    /// policy.
-    pub(crate) fn fetch(&self, name: &str, policy: PullPolicy) -> Result<Arc<Image>, FetchFailure> {
-        match self.find(name) {
-            Ok(Some(image)) => Ok(image),
-            Ok(None) if policy == PullPolicy::Never => Err(FetchFailure {
-                reason: "ErrImageNeverPull",
-                message: format!("Container image \"{name}\" is not present with pull policy of Never"),
-            }),
-            Ok(None) => Err(FetchFailure {
-                reason: "ErrImagePull",
-                message: format!(
-                    "image \"{name}\" is not on this node, which fetches from no registry; bring it with `warren image import FILE`"
-                ),
-            }),
-            Err(problem) => Err(FetchFailure { reason: "ErrImagePull", message: chain(&problem) }),
-        }
-    }
-
-    fn find(&self, name: &str) -> Result<Option<Arc<Image>>, ChangeError> {
+    /// The image of this name, if it is here.
+    pub(crate) fn find(&self, name: &str) -> Result<Option<Arc<Image>>, ChangeError> {
         if let Some(image) = self.known().get(name) {
             return Ok(Some(image.clone()));
         }
@@ -111,12 +120,40 @@ impl Images {
         Ok(found)
     }
 
+    /// Fetches an image from its registry, or what has changed of it. Cancelling this leaves whole layers in the store, for the
+    /// next try, and nothing else.
+    pub(crate) async fn pull(
+        self: &Arc<Self>,
+        name: &str,
+        mut credentials: Vec<Credential>,
+        progress: &Progress,
+    ) -> Result<Arc<Image>, ChangeError> {
+        let reference: Reference = name.parse()?;
+        credentials.extend(self.puller.own_credentials(&reference));
+        let arriving = self.arriving().await;
+        let pulled = self.puller.pull(&self.store, &reference, credentials, progress).await?;
+        let before = self.store.find(&reference)?.map(|image| image.digest);
+        let image = self
+            .change(arriving, move |store| {
+                pulled.name(store, &reference)?;
+                store.find(&reference)?.ok_or_else(|| ChangeError::NotFound(reference.to_string()))
+            })
+            .await?;
+        if before.is_some_and(|before| before != image.digest) {
+            // The name has moved on; what it meant before may be needed by nobody.
+            self.remove_soon().await?;
+        }
+        let image = Arc::new(image);
+        self.known().insert(name.to_owned(), image.clone());
+        Ok(image)
+    }
+
     /// Says in a pod's directory which layers it stands on. Before anything is started on them.
     pub(crate) async fn hold(&self, pod: &Path, images: &[Arc<Image>]) -> io::Result<()> {
         if images.is_empty() {
             return Ok(());
         }
-        let _no_layer_goes = self.changing.read().await;
+        let _no_layer_goes = self.removing.read().await;
         let layers: BTreeSet<&Path> =
             images.iter().flat_map(|image| &image.layers).map(PathBuf::as_path).collect();
         if let Some(gone) = layers.iter().find(|layer| !layer.is_dir()) {
@@ -155,7 +192,9 @@ impl Images {
         name: Option<&str>,
     ) -> Result<Vec<Imported>, ChangeError> {
         let name: Option<Reference> = name.map(str::parse).transpose()?;
-        self.change(move |store| Ok(import(store, archive, name.as_ref(), Limits::default())?)).await
+        let arriving = self.arriving().await;
+        self.change(arriving, move |store| Ok(import(store, archive, name.as_ref(), Limits::default())?))
+            .await
     }
 
     /// All images.
@@ -163,38 +202,77 @@ impl Images {
         self.store.list()
     }
 
-    /// Takes a name away, and what only it needed.
+    /// Takes a name away, and what only it needed. What containers stand on stays until they are gone.
     pub(crate) async fn remove(self: &Arc<Self>, name: &str) -> Result<(), ChangeError> {
         let reference: Reference = name.parse()?;
-        let images = self.clone();
-        self.change(move |store| {
-            let in_use = images.in_use().map_err(ChangeError::InUse)?;
-            match store.remove(&reference, &in_use)? {
-                true => Ok(()),
-                false => Err(ChangeError::NotFound(reference.to_string())),
-            }
-        })
-        .await
+        if !self.store.forget(&reference)? {
+            return Err(ChangeError::NotFound(reference.to_string()));
+        }
+        self.changed();
+        self.remove_soon().await
     }
 
-    /// One change at a time, on a thread that may block, to its end also when the client has left.
+    /// Removes what is not needed, now or when nothing is on its way in any more.
+    async fn remove_soon(self: &Arc<Self>) -> Result<(), ChangeError> {
+        {
+            let mut adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+            if adding.count > 0 {
+                adding.remove_after = true;
+                return Ok(());
+            }
+        }
+        self.remove_unused().await
+    }
+
+    async fn remove_unused(self: &Arc<Self>) -> Result<(), ChangeError> {
+        let images = self.clone();
+        let task = tokio::spawn(async move {
+            let _nothing_comes = images.removing.write().await;
+            {
+                let mut adding = images.adding.lock().unwrap_or_else(PoisonError::into_inner);
+                if adding.count > 0 {
+                    adding.remove_after = true;
+                    return Ok(());
+                }
+            }
+            let working = images.clone();
+            let removing = tokio::task::spawn_blocking(move || {
+                let in_use = working.in_use().map_err(ChangeError::InUse)?;
+                Ok(working.store.collect(&in_use)?)
+            });
+            removing.await.unwrap_or(Err(ChangeError::Cancelled))
+        });
+        task.await.unwrap_or(Err(ChangeError::Cancelled))
+    }
+
+    /// From now on nothing is removed.
+    async fn arriving(self: &Arc<Self>) -> Arriving {
+        let _not_while_removing = self.removing.read().await;
+        self.adding.lock().unwrap_or_else(PoisonError::into_inner).count += 1;
+        Arriving(self.clone())
+    }
+
+    /// A change to the store, on a thread that may block, to its end also when the client has left.
     async fn change<T: Send + 'static>(
         self: &Arc<Self>,
+        arriving: Arriving,
         change: impl FnOnce(&Store) -> Result<T, ChangeError> + Send + 'static,
     ) -> Result<T, ChangeError> {
         let images = self.clone();
-        let task = tokio::spawn(async move {
-            let alone = images.changing.write().await;
-            let working = images.clone();
-            let result = tokio::task::spawn_blocking(move || change(&working.store)).await;
-            images.known().clear();
-            drop(alone);
-            images.changes.send_modify(|count| *count += 1);
-            result.map_err(|_| ChangeError::Cancelled)?
+        let task = tokio::task::spawn_blocking(move || {
+            let result = change(&images.store);
+            images.changed();
+            (result, arriving)
         });
-        let result = task.await.map_err(|_| ChangeError::Cancelled)?;
+        let (result, arriving) = task.await.map_err(|_| ChangeError::Cancelled)?;
+        drop(arriving);
         info!(ok = result.is_ok(), "images changed");
         result
+    }
+
+    fn changed(&self) {
+        self.known().clear();
+        self.changes.send_modify(|count| *count += 1);
     }
 
     fn known(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<Image>>> {

@@ -9,6 +9,7 @@
 mod config;
 mod descriptor;
 mod directory_watch;
+mod events;
 mod images;
 mod kubelet;
 mod log_file;
@@ -17,11 +18,12 @@ mod node;
 mod pod_api;
 mod pod_images;
 mod pod_request;
+mod pull;
 mod readiness;
 mod registration;
 mod registry;
 mod shim;
 mod worker;
 
-pub use config::NodeConfig;
+pub use config::{NodeConfig, RegistryConfig};
 pub use node::{Node, StartError, home_id};

@@ -21,6 +21,7 @@ use warren_oci::idmap::IdAllocator;
 use warren_oci::zygote::Zygote;
 
 use crate::config::NodeConfig;
+use crate::events::Events;
 use crate::images::Images;
 use crate::kubelet;
 use crate::pod_request::{Builder, PodDirectory};
@@ -36,6 +37,7 @@ pub(crate) struct Shared {
     pub(crate) zygote: Arc<Zygote>,
     pub(crate) builder: Builder,
     pub(crate) images: Arc<Images>,
+    pub(crate) events: Events,
     pub(crate) registry: Registry,
     pods: PathBuf,
     ids: Mutex<IdAllocator>,
@@ -116,7 +118,8 @@ impl Node {
             home_id,
             zygote: config.zygote.clone(),
             builder,
-            images: Arc::new(Images::open(&config.data_dir, &pods)?),
+            images: Arc::new(Images::open(&config.data_dir, &pods, config.registries.clone())?),
+            events: Events::start(config.client.clone(), config.name.clone()),
             registry: Registry::default(),
             pods,
             ids: Mutex::new(ids),

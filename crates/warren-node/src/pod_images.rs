@@ -1,30 +1,58 @@
-//! The images of one pod: what has been found out about each, and those that are here.
+//! The images of one pod: what has been found out about each, those that are here, and those that are on their way.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::{Api, Client};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tracing::debug;
 use warren_decide::pod::{BuiltInImage, ImageState, Images, PullPolicy};
+use warren_image::reference::Reference;
 use warren_image::store::Image;
 
-use crate::images;
+use crate::events::{Events, Severity};
+use crate::images::{self, ChangeError};
 use crate::node::Shared;
 use crate::pod_request::{ContainerImage, RequestError};
+use crate::pull::Progress;
+use crate::pull::credentials::{self, Credential};
+use crate::worker::chain;
 
-/// The images of one pod.
+/// The images of one pod. Dropping this gives up what is on its way.
 pub(crate) struct PodImages {
+    shared: Arc<Shared>,
     states: Images,
     found: BTreeMap<String, Arc<Image>>,
+    /// How often in a row each could not be had.
+    failures: BTreeMap<String, u32>,
+    pulls: JoinSet<Outcome>,
     changes: watch::Receiver<u64>,
 }
 
+/// How fetching an image ended.
+struct Outcome {
+    pod: Arc<Pod>,
+    name: String,
+    result: Result<Arc<Image>, ChangeError>,
+    took: std::time::Duration,
+}
+
 impl PodImages {
-    pub(crate) fn new(shared: &Shared) -> Self {
-        Self { states: Images::new(), found: BTreeMap::new(), changes: shared.images.changes() }
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: shared.clone(),
+            states: Images::new(),
+            found: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            pulls: JoinSet::new(),
+            changes: shared.images.changes(),
+        }
     }
 
     /// What decisions rest on.
@@ -33,39 +61,97 @@ impl PodImages {
     }
 
     /// Finds an image, or begins to fetch it.
-    pub(crate) fn fetch(&mut self, shared: &Arc<Shared>, _pod: &Arc<Pod>, name: String, policy: PullPolicy) {
-        let state = match shared.images.fetch(&name, policy) {
-            Ok(image) => {
-                let facts = images::facts(&name, &image);
-                self.found.insert(name.clone(), image);
-                ImageState::Present(facts)
-            }
-            Err(failure) => {
-                let attempts = match self.states.get(&name) {
-                    Some(ImageState::Failed { attempts, .. }) => attempts + 1,
-                    _ => 1,
-                };
-                let (reason, message) = (failure.reason, failure.message);
-                ImageState::Failed { reason, message, attempts, at: Timestamp::now() }
-            }
+    pub(crate) fn fetch(&mut self, pod: &Arc<Pod>, name: String, policy: PullPolicy) {
+        let present = match policy {
+            PullPolicy::Always => Ok(None),
+            PullPolicy::IfNotPresent | PullPolicy::Never => self.shared.images.find(&name),
         };
-        self.states.insert(name, state);
+        let events = self.shared.events.clone();
+        match present {
+            Ok(Some(image)) => {
+                let message = format!("Container image \"{name}\" already present on machine");
+                events.record(pod, None, Severity::Normal, "Pulled", message);
+                self.has_come(name, image);
+            }
+            Ok(None) if policy == PullPolicy::Never => {
+                let message = format!("Container image \"{name}\" is not present with pull policy of Never");
+                events.record(pod, None, Severity::Warning, "ErrImageNeverPull", message.clone());
+                self.has_failed(name, "ErrImageNeverPull", message);
+            }
+            Ok(None) => {
+                events.record(pod, None, Severity::Normal, "Pulling", format!("Pulling image \"{name}\""));
+                self.states.insert(name.clone(), ImageState::Fetching);
+                self.pulls.spawn(pull(self.shared.clone(), pod.clone(), name));
+            }
+            Err(problem) => {
+                let message = format!("Failed to inspect image \"{name}\": {}", chain(&problem));
+                events.record(pod, None, Severity::Warning, "InspectFailed", message.clone());
+                self.has_failed(name, "ImageInspectError", message);
+            }
+        }
     }
 
     /// Waits until something about the pod's images may have changed. Nothing is lost when this is cancelled.
     pub(crate) async fn changed(&mut self) {
-        if self.changes.changed().await.is_err() {
-            // The node goes down.
-            std::future::pending::<()>().await;
+        tokio::select! {
+            Some(ended) = self.pulls.join_next() => match ended {
+                Ok(outcome) => self.has_ended(outcome),
+                // A mistake of ours, said by the panic itself: the image is asked for again.
+                Err(_) => self.states.retain(|_, state| *state != ImageState::Fetching),
+            },
+            Ok(()) = self.changes.changed() => {
+                // What could not be had before may be there now, brought by somebody.
+                let images = &self.shared.images;
+                self.states.retain(|name, state| {
+                    !matches!(state, ImageState::Failed { .. }) || !matches!(images.find(name), Ok(Some(_)))
+                });
+            }
+            else => std::future::pending().await,
         }
-        // An image has come or gone: what could not be had before may be there now.
-        self.states.retain(|_, state| !matches!(state, ImageState::Failed { .. }));
+    }
+
+    fn has_ended(&mut self, outcome: Outcome) {
+        let Outcome { pod, name, result, took } = outcome;
+        let events = self.shared.events.clone();
+        match result {
+            Ok(image) => {
+                let message = format!(
+                    "Successfully pulled image \"{name}\" in {}ms. Image size: {} bytes.",
+                    took.as_millis(),
+                    image.size
+                );
+                events.record(&pod, None, Severity::Normal, "Pulled", message);
+                self.has_come(name, image);
+            }
+            Err(problem) => {
+                let message = format!("failed to pull image \"{name}\": {}", chain(&problem));
+                let said = format!("Failed to pull image \"{name}\": {}", chain(&problem));
+                events.record(&pod, None, Severity::Warning, "Failed", said);
+                events.record(&pod, None, Severity::Warning, "Failed", "Error: ErrImagePull");
+                let waits = format!("Back-off pulling image \"{name}\"");
+                events.record(&pod, None, Severity::Normal, "BackOff", waits);
+                self.has_failed(name, "ErrImagePull", message);
+            }
+        }
+    }
+
+    fn has_come(&mut self, name: String, image: Arc<Image>) {
+        self.failures.remove(&name);
+        self.states.insert(name.clone(), ImageState::Present(images::facts(&name, &image)));
+        self.found.insert(name, image);
+    }
+
+    fn has_failed(&mut self, name: String, reason: &'static str, message: String) {
+        let attempts = self.failures.entry(name.clone()).or_default();
+        *attempts += 1;
+        let state = ImageState::Failed { reason, message, attempts: *attempts, at: Timestamp::now() };
+        self.states.insert(name, state);
     }
 
     /// Keeps the layers of the pod's images from being removed. If one was removed already, the images are asked for again.
-    pub(crate) async fn hold(&mut self, shared: &Shared, pod_directory: &Path) -> io::Result<()> {
+    pub(crate) async fn hold(&mut self, pod_directory: &Path) -> io::Result<()> {
         let images: Vec<Arc<Image>> = self.found.values().cloned().collect();
-        let held = shared.images.hold(pod_directory, &images).await;
+        let held = self.shared.images.hold(pod_directory, &images).await;
         if held.is_err() {
             self.states.clear();
             self.found.clear();
@@ -81,4 +167,53 @@ impl PodImages {
             (None, None) => Err(RequestError::NoImage(name.to_owned())),
         }
     }
+}
+
+async fn pull(shared: Arc<Shared>, pod: Arc<Pod>, name: String) -> Outcome {
+    let begun = Instant::now();
+    let credentials = match name.parse() {
+        Ok(image) => pull_secrets(&shared.client, &shared.events, &pod, &image).await,
+        // The pull says so as well.
+        Err(_) => Vec::new(),
+    };
+    let result = shared.images.pull(&name, credentials, &Progress::default()).await;
+    Outcome { pod, name, result, took: begun.elapsed() }
+}
+
+/// What a pod's own secrets have for an image. One that cannot be read is said to be so; the image may be open to everybody.
+async fn pull_secrets(client: &Client, events: &Events, pod: &Pod, image: &Reference) -> Vec<Credential> {
+    let names = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
+    let names: Vec<&str> = names.map(|secret| secret.name.as_str()).filter(|name| !name.is_empty()).collect();
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let mut found = Vec::new();
+    let mut missing = Vec::new();
+    for name in names {
+        let secret = match secrets.get(name).await {
+            Ok(secret) => secret,
+            Err(error) => {
+                debug!(%name, %error, "pull secret not read");
+                missing.push(name);
+                continue;
+            }
+        };
+        let data = |key: &str| secret.data.as_ref().and_then(|data| data.get(key));
+        let read = match (data(".dockerconfigjson"), data(".dockercfg")) {
+            (Some(text), _) => credentials::in_config(&text.0, image),
+            (None, Some(text)) => credentials::in_old_config(&text.0, image),
+            (None, None) => Ok(Vec::new()),
+        };
+        match read {
+            Ok(credentials) => found.extend(credentials),
+            Err(_) => missing.push(name),
+        }
+    }
+    if !missing.is_empty() {
+        let message = format!(
+            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+            missing.join(", ")
+        );
+        events.record(pod, None, Severity::Warning, "FailedToRetrieveImagePullSecret", message);
+    }
+    found
 }

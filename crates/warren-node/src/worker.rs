@@ -329,7 +329,7 @@ impl Worker {
                 Step::Bind => Ok(()),
                 Step::CleanUp => self.clean_up().await,
                 Step::FetchImage { name, policy } => {
-                    self.images.fetch(&self.shared, pod, name, policy);
+                    self.images.fetch(pod, name, policy);
                     Ok(())
                 }
                 Step::StartSandbox => {
@@ -389,7 +389,7 @@ impl Worker {
         starts: Vec<(String, u32)>,
     ) -> Result<(), StartError> {
         let begun = Instant::now();
-        self.images.hold(&self.shared, &self.directory.0).await?;
+        self.images.hold(&self.directory.0).await?;
         let ids = self.shared.ids().allocate(&self.uid)?;
         let mut request = self.shared.builder.pod(pod, &self.directory, ids)?;
         for (name, attempt) in &starts {
@@ -426,7 +426,7 @@ impl Worker {
 
     /// Starts containers in the sandbox that is there: restarts, mostly.
     async fn start_containers(&mut self, pod: &Pod, starts: Vec<(String, u32)>) -> Result<(), StepError> {
-        if let Err(problem) = self.images.hold(&self.shared, &self.directory.0).await {
+        if let Err(problem) = self.images.hold(&self.directory.0).await {
             self.broken(chain(&problem));
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::refusal::{BuiltInImage, ContainerProblem};
@@ -86,24 +86,24 @@ pub(super) fn readiness<'a>(images: &'a Images, container: &Container, now: Time
         Some(ImageState::Fetching) => Readiness::Coming,
         Some(ImageState::Failed { reason, message, attempts, at }) => {
             let due = *at + restart_delay(*attempts);
-            match now >= due {
-                true => Readiness::Wanted,
-                false => Readiness::Failing(failure(name, reason, message, *attempts), due),
+            let fresh_until = *at + FRESH;
+            if now >= due {
+                Readiness::Wanted
+            } else if *reason == PULL_FAILED && now >= fresh_until {
+                let message = format!("Back-off pulling image \"{name}\": {reason}: {message}");
+                Readiness::Failing(ContainerProblem { reason: "ImagePullBackOff", message }, due)
+            } else {
+                let look_again = if *reason == PULL_FAILED { fresh_until } else { due };
+                Readiness::Failing(ContainerProblem { reason, message: message.clone() }, look_again)
             }
         }
     }
 }
 
-/// As kubelet says it: the failure itself at first, and that it keeps failing from then on.
-fn failure(image: &str, reason: &'static str, message: &str, attempts: u32) -> ContainerProblem {
-    match (reason, attempts) {
-        ("ErrImagePull", 2..) => ContainerProblem {
-            reason: "ImagePullBackOff",
-            message: format!("Back-off pulling image \"{image}\": {reason}: {message}"),
-        },
-        _ => ContainerProblem { reason, message: message.to_owned() },
-    }
-}
+/// An image could not be pulled, in kubelet's word.
+const PULL_FAILED: &str = "ErrImagePull";
+/// Kubelet shows a failure until it looks at the pod again, and from then on that it waits.
+const FRESH: SignedDuration = SignedDuration::from_secs(2);
 
 /// Whether an image that names its own user may run in a pod that must not be root.
 pub(super) fn user_problem(pod: &Pod, container: &Container, facts: &ImageFacts) -> Option<ContainerProblem> {

@@ -721,7 +721,8 @@ fn a_container_waits_for_its_image() {
         on_image(json!({}), None, 0),
         on_image(json!({}), Some(ImageState::Fetching), 0),
         on_image(json!({}), failed(1), 1),
-        on_image(json!({}), failed(2), 1),
+        on_image(json!({}), failed(1), 2),
+        on_image(json!({}), failed(2), 5),
         on_image(json!({}), failed(2), 1000),
         on_image(json!({}), present(""), 0),
         on_image(careful.clone(), present(""), 0),
@@ -732,7 +733,8 @@ fn a_container_waits_for_its_image() {
     expect![[r#"
         [FetchImage { name: "tool:1", policy: IfNotPresent }] ContainerCreating
         [] ContainerCreating
-        [], again at 10 ErrImagePull: no such tool
+        [], again at 2 ErrImagePull: no such tool
+        [], again at 10 ImagePullBackOff: Back-off pulling image "tool:1": ErrImagePull: no such tool
         [], again at 20 ImagePullBackOff: Back-off pulling image "tool:1": ErrImagePull: no such tool
         [FetchImage { name: "tool:1", policy: IfNotPresent }] ContainerCreating
         [StartSandbox, StartContainer { name: "main", attempt: 0 }] ContainerCreating

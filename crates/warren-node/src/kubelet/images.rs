@@ -1,26 +1,42 @@
 //! The images of this node, for people: `GET /images` lists them, `POST /images[?name=NAME]` takes in those of the archive in
-//! its body, `DELETE /images?name=NAME` takes one away.
+//! its body, `POST /images?pull=NAME` fetches one from its registry, `DELETE /images?name=NAME` takes one away.
+//!
+//! A pull is answered by lines of JSON: how far it has come while it lasts, and at last the image or what went wrong.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use bytes::Bytes;
+use futures::stream;
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
-use serde_json::json;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
+use serde_json::{Value, json};
 use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 
 use super::{Body, json_text, text};
 use crate::images::ChangeError;
 use crate::node::Shared;
+use crate::pull::Progress;
 use crate::worker::chain;
+
+/// How often a pull says how far it has come: often enough to look alive, seldom enough to cost nothing.
+const BETWEEN_LINES: Duration = Duration::from_millis(200);
 
 pub(super) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
     let query = request.uri().query().unwrap_or_default().to_owned();
-    let name = form_urlencoded::parse(query.as_bytes())
-        .find(|(key, _)| key == "name")
-        .map(|(_, value)| value.into_owned());
+    let parameter = |wanted: &str| {
+        let found = form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == wanted);
+        found.map(|(_, value)| value.into_owned())
+    };
+    let name = parameter("name");
     match (request.method().clone(), name) {
         (Method::GET, _) => list(shared),
+        (Method::POST, _) if parameter("pull").is_some() => {
+            pull(shared, parameter("pull").unwrap_or_default())
+        }
         (Method::POST, name) => match import(shared, request.into_body(), name.as_deref()).await {
             Ok(answer) => answer,
             Err(problem) => failed(&problem),
@@ -48,6 +64,40 @@ fn list(shared: &Shared) -> Response<Body> {
         }
         Err(problem) => text(StatusCode::INTERNAL_SERVER_ERROR, chain(&problem)),
     }
+}
+
+/// Fetches an image for as long as the client listens.
+fn pull(shared: &Arc<Shared>, name: String) -> Response<Body> {
+    let progress = Arc::new(Progress::default());
+    let (images, wanted, shown) = (shared.images.clone(), name.clone(), progress.clone());
+    let pulling = Box::pin(async move {
+        let result = images.pull(&wanted, Vec::new(), &progress).await;
+        match result {
+            Ok(image) => json!({"image": {"name": wanted, "digest": image.digest, "size": image.size}}),
+            Err(problem) => json!({"error": chain(&problem)}),
+        }
+    });
+    let lines = stream::unfold(Some(pulling), move |pulling| {
+        let shown = shown.clone();
+        async move {
+            let mut pulling = pulling?;
+            let (line, rest) = tokio::select! {
+                last = &mut pulling => (last, None),
+                () = tokio::time::sleep(BETWEEN_LINES) => {
+                    let [done, total] = [&shown.done, &shown.total].map(|count| count.load(Ordering::Relaxed));
+                    (json!({"progress": {"done": done, "total": total}}), Some(pulling))
+                }
+            };
+            Some((Ok::<_, Infallible>(Frame::data(line_of(&line))), rest))
+        }
+    });
+    let mut response = json_text(&Value::Null);
+    *response.body_mut() = StreamBody::new(lines).boxed_unsync();
+    response
+}
+
+fn line_of(value: &Value) -> Bytes {
+    Bytes::from(format!("{value}\n"))
 }
 
 /// An archive did not come in.
