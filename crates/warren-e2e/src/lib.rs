@@ -17,3 +17,4 @@ pub mod fuzz;
 pub mod local_home;
 pub mod memory;
 pub mod storm;
+pub mod streams;

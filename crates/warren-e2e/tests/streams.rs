@@ -1,0 +1,174 @@
+//! Attach, terminals, forwarded ports and logs, as kube-rs uses them.
+
+use futures::SinkExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use warren_client::kube::api::{AttachParams, LogParams, TerminalSize};
+use warren_e2e::streams::{DEADLINE, Pods, exit_code};
+
+/// Reads until this has come, and returns all that came.
+async fn read_until(stream: &mut (impl AsyncRead + Unpin), wanted: &str) -> String {
+    let mut seen = String::new();
+    let reading = async {
+        while !seen.contains(wanted) {
+            let mut buffer = [0; 4096];
+            let length = stream.read(&mut buffer).await.expect("read");
+            assert!(length > 0, "ended before {wanted:?}: {seen:?}");
+            seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
+        }
+    };
+    if tokio::time::timeout(DEADLINE, reading).await.is_err() {
+        panic!("waited in vain for {wanted:?}: {seen:?}");
+    }
+    seen
+}
+
+async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut text = String::new();
+    tokio::time::timeout(DEADLINE, stream.read_to_string(&mut text)).await.expect("ends").expect("read");
+    text
+}
+
+#[tokio::test]
+async fn an_attached_client_sees_both_streams_and_ends_the_input() {
+    let Some(pods) = Pods::up().await else { return };
+    let script = "while read line; do echo \"out $line\"; echo \"err $line\" >&2; done; echo over; exit 5";
+    let container = json!({"command": ["sh", "-c", script], "stdin": true, "stdinOnce": true});
+    pods.start("once", "Never", container).await;
+    let mut attached =
+        pods.api.attach("once", &AttachParams::default().stdin(true).stderr(true)).await.expect("attach");
+    let (mut stdin, mut stdout, mut stderr) = (
+        attached.stdin().expect("stdin"),
+        attached.stdout().expect("stdout"),
+        attached.stderr().expect("stderr"),
+    );
+    stdin.write_all(b"one\n").await.expect("write");
+    stdin.flush().await.expect("flush");
+    assert_eq!(read_until(&mut stdout, "one\n").await, "out one\n");
+    assert_eq!(read_until(&mut stderr, "one\n").await, "err one\n");
+    stdin.shutdown().await.expect("close");
+    drop(stdin);
+    assert_eq!(read_to_end(&mut stdout).await, "over\n");
+    pods.wait("once", "ended", |pod: &Pod| exit_code(pod) == Some(5)).await;
+    let log = pods.api.logs("once", &LogParams::default()).await.expect("logs");
+    assert!(log.contains("out one\n") && log.contains("err one\n") && log.ends_with("over\n"), "{log}");
+}
+
+#[tokio::test]
+async fn terminals_have_the_size_of_their_clients() {
+    let Some(pods) = Pods::up().await else { return };
+    let container =
+        json!({"command": ["sh"], "stdin": true, "tty": true, "env": [{"name": "PS1", "value": "> "}]});
+    pods.start("shell", "Never", container).await;
+    let interactive = AttachParams::interactive_tty();
+    // The container's own terminal, and one of an exec beside it.
+    for exec in [true, false] {
+        let mut process = match exec {
+            true => pods.api.exec("shell", ["sh"], &interactive).await.expect("exec"),
+            false => pods.api.attach("shell", &interactive).await.expect("attach"),
+        };
+        let (mut stdin, mut stdout) = (process.stdin().expect("stdin"), process.stdout().expect("stdout"));
+        let mut size = process.terminal_size().expect("a terminal");
+        for (width, height) in [(101, 33), (120, 44)] {
+            size.send(TerminalSize { width, height }).await.expect("resize");
+            // Sizes and input travel in order, but what is typed may be read before the size is looked at.
+            let typed = format!(
+                "until [ \"$(stty size)\" = '{height} {width}' ]; do :; done; echo is-$((6*7)); tty\n"
+            );
+            stdin.write_all(typed.as_bytes()).await.expect("type");
+            stdin.flush().await.expect("flush");
+            let seen = read_until(&mut stdout, "/dev/pts/").await;
+            assert!(seen.contains("is-42\r\n"), "{seen:?}");
+        }
+        stdin.write_all(b"exit 3\n").await.expect("type");
+        stdin.flush().await.expect("flush");
+        let status = process.take_status().expect("a status");
+        let status = tokio::time::timeout(DEADLINE, status).await.expect("ends").expect("a status");
+        // An exec has its own end; that of the container is in the pod's status.
+        let reason = if exec { Some("NonZeroExitCode") } else { None };
+        assert_eq!(status.reason.as_deref(), reason, "{status:?}");
+    }
+    pods.wait("shell", "ended", |pod: &Pod| exit_code(pod) == Some(3)).await;
+}
+
+#[tokio::test]
+async fn ports_are_forwarded_both_ways_and_a_closed_one_says_so() {
+    let Some(pods) = Pods::up().await else { return };
+    if !pods.start_echo("echo", 8080).await {
+        return;
+    }
+    let data: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
+    let mut forwarder = pods.api.portforward("echo", &[8080, 9]).await.expect("forward");
+    let stream = forwarder.take_stream(8080).expect("a stream");
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let mut back = vec![0; data.len()];
+    let both = async { tokio::join!(writer.write_all(&data), reader.read_exact(&mut back)) };
+    let (written, read) = tokio::time::timeout(DEADLINE, both).await.expect("all of it comes back");
+    written.expect("write");
+    read.expect("read");
+    assert!(back == data, "the same comes back");
+    let problem = forwarder.take_error(9).expect("an error stream");
+    let problem = tokio::time::timeout(DEADLINE, problem).await.expect("it is said").expect("a message");
+    assert!(problem.contains("error forwarding port 9 to pod default/echo"), "{problem}");
+    assert!(problem.contains("refused"), "{problem}");
+    drop((reader, writer));
+    forwarder.abort();
+
+    // Many at once, each a session of its own.
+    let sessions = (0..20_u8).map(|number| {
+        let api = pods.api.clone();
+        async move {
+            let mut forwarder = api.portforward("echo", &[8080]).await.expect("forward");
+            let mut stream = forwarder.take_stream(8080).expect("a stream");
+            stream.write_all(&[number; 1000]).await.expect("write");
+            let mut back = [0; 1000];
+            stream.read_exact(&mut back).await.expect("read");
+            assert_eq!(back, [number; 1000]);
+        }
+    });
+    tokio::time::timeout(DEADLINE, futures::future::join_all(sessions)).await.expect("all of them");
+}
+
+#[tokio::test]
+async fn logs_are_those_of_the_run_and_the_lines_that_were_asked_for() {
+    let Some(pods) = Pods::up().await else { return };
+    // The second run, and only it, goes on.
+    let script = "test -e /data/again && { for n in 1 2 3 4 5; do echo second $n; done; exec sleep 1000; }; \
+                  touch /data/again; echo first; exit 1";
+    let pod = json!({
+        "metadata": {"name": "logs"},
+        "spec": {
+            "volumes": [{"name": "data", "emptyDir": {}}],
+            "containers": [{
+                "name": "main", "image": "warren.dev/host", "command": ["sh", "-c", script],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            }],
+        },
+    });
+    let pod: Pod = serde_json::from_value(pod).expect("a pod");
+    pods.api.create(&Default::default(), &pod).await.expect("create the pod");
+    let restarted = |pod: &Pod| {
+        let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+        statuses.and_then(|all| all.first()).is_some_and(|status| status.restart_count == 1 && status.ready)
+    };
+    pods.wait("logs", "was started again", restarted).await;
+    pods.wait_for_log("logs", "second 5\n").await;
+    let read = async |parameters: LogParams| pods.api.logs("logs", &parameters).await.expect("logs");
+    assert_eq!(read(LogParams { previous: true, ..LogParams::default() }).await, "first\n");
+    let tail = LogParams { tail_lines: Some(2), ..LogParams::default() };
+    assert_eq!(read(tail.clone()).await, "second 4\nsecond 5\n");
+    let timed = read(LogParams { timestamps: true, tail_lines: Some(1), ..LogParams::default() }).await;
+    let (time, text) = timed.split_once(' ').expect("a time and a line");
+    assert_eq!(text, "second 5\n");
+    let time: jiff::Timestamp = time.parse().expect("a time");
+    // kube-rs asks in whole seconds.
+    let (before, after) =
+        (time - jiff::SignedDuration::from_hours(1), time + jiff::SignedDuration::from_hours(1));
+    assert_eq!(read(LogParams { since_time: Some(after), ..LogParams::default() }).await, "");
+    assert!(
+        read(LogParams { since_time: Some(before), ..LogParams::default() }).await.ends_with("second 5\n")
+    );
+    assert_eq!(read(LogParams { limit_bytes: Some(8), ..LogParams::default() }).await, "second 1");
+    assert!(read(LogParams { since_seconds: Some(3600), ..tail }).await.ends_with("second 5\n"));
+}
