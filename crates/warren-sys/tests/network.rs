@@ -100,6 +100,11 @@ fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
     neighbour.join().expect("the neighbour");
 }
 
+/// As this thread's own namespace has it.
+fn forwarding(device: &str) -> String {
+    std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{device}/forwarding")).unwrap()
+}
+
 fn echo_once(listener: TcpListener) {
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
@@ -122,8 +127,10 @@ fn a_bridge_has_an_address_and_a_route_and_goes_away() {
         if missing("bridges", netlink.add_bridge("test-bridge")) {
             return;
         }
-        assert!(netlink.links().unwrap().contains(&"test-bridge".to_owned()));
         let device = link::index("test-bridge").unwrap();
+        assert!(netlink.links().unwrap().contains(&(device, "test-bridge".to_owned())));
+        netlink.apply(&[Setting::Forward { device }]).unwrap();
+        assert_eq!(forwarding("test-bridge").trim(), "1");
         let address = Setting::Address { device, address: HERE, prefix: 24 };
         netlink.apply(&[address]).unwrap();
         // Repeated: no error.
@@ -132,7 +139,7 @@ fn a_bridge_has_an_address_and_a_route_and_goes_away() {
         assert!(netlink.routes().unwrap().contains(&range), "{:?}", netlink.routes());
         UdpSocket::bind((HERE, 0)).expect("the address is this machine's");
         netlink.delete_link("test-bridge").unwrap();
-        assert!(!netlink.links().unwrap().contains(&"test-bridge".to_owned()));
+        assert!(!netlink.links().unwrap().iter().any(|(_, name)| name == "test-bridge"));
         assert!(netlink.delete_link("test-bridge").is_err());
     });
 }

@@ -47,6 +47,8 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
     let device = link::index(&network.device)?;
     let (destination, source) = (network.address, Some(network.gateway));
     netlink.apply(&[
+        // To other pods and out, if the host's rules let it.
+        Setting::Forward { device },
         Setting::Route(Route { destination, prefix: 32, device, gateway: None, source }),
         Setting::Neighbour { device, address: network.address, hardware: pod_hardware(network.address) },
     ])

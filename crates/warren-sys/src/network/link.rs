@@ -108,12 +108,14 @@ impl Netlink {
         self.request(&[message])
     }
 
-    /// The names of all devices.
-    pub fn links(&mut self) -> io::Result<Vec<String>> {
+    /// All devices, by number and name.
+    pub fn links(&mut self) -> io::Result<Vec<(u32, String)>> {
         let links = self.dump(&Message::new(GET_LINK, 0, &[0; LINK_FIXED]))?;
         let names = links.iter().filter(|link| link.kind == NEW_LINK).filter_map(|link| {
+            let index = link.body.get(4..8).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok())?;
             let name = link.attribute(LINK_FIXED, LINK_NAME)?;
-            Some(String::from_utf8_lossy(name.strip_suffix(&[0]).unwrap_or(name)).into_owned())
+            let name = String::from_utf8_lossy(name.strip_suffix(&[0]).unwrap_or(name)).into_owned();
+            Some((u32::from_ne_bytes(index), name))
         });
         Ok(names.collect())
     }
@@ -160,6 +162,11 @@ pub enum Setting {
         /// How many leading bits it has in common with its neighbours.
         prefix: u8,
     },
+    /// Lets packets that come in through a device be sent on to others.
+    Forward {
+        /// The device.
+        device: u32,
+    },
     /// Adds a route.
     Route(Route),
     /// Says what a neighbour's hardware address is, so that nobody asks.
@@ -180,6 +187,23 @@ impl Setting {
                 let mut fixed = link_up();
                 fixed[4..8].copy_from_slice(&device.to_ne_bytes());
                 Message::new(NEW_LINK, 0, &fixed)
+            }
+            Setting::Forward { device } => {
+                const OF_FAMILIES: u16 = 26;
+                const VERSION_4: u16 = libc::AF_INET as u16;
+                const CONFIGURATION: u16 = 1;
+                const FORWARDING: u16 = 1;
+                let mut fixed = [0; LINK_FIXED];
+                fixed[4..8].copy_from_slice(&device.to_ne_bytes());
+                let mut message = Message::new(NEW_LINK, 0, &fixed);
+                message.nested(OF_FAMILIES, |families| {
+                    families.nested(VERSION_4, |version_4| {
+                        version_4.nested(CONFIGURATION, |configuration| {
+                            configuration.number(FORWARDING, 1);
+                        });
+                    });
+                });
+                message
             }
             Setting::Address { device, address, prefix } => {
                 const ADDRESS: u16 = 1;

@@ -1,0 +1,261 @@
+//! The pod network of a home: who has which address, and what keeps pods apart.
+//!
+//! Each pod with a network has a device pair of its own to the host (the shim makes it), and the host routes. The home has
+//! a bridge without ports that carries the gateway's address, and one nftables table that says what passes: from pods
+//! to the name server and the proxy at the gateway, from pods with a full network out, between pods what policies allow,
+//! and nothing else. Names carry the home's id. Devices go with their pods, whoever dies; bridge and table stay until
+//! the home is taken down, and a daemon that finds them goes on with them.
+//!
+//! Start with [`Network`]; then `keeper`, the loop that keeps the table as the policies say, `proxy` and `name_server`.
+
+mod decisions;
+mod dns;
+mod firewall;
+mod host;
+mod keeper;
+mod lease;
+mod name_server;
+mod proxy;
+mod resolver;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::task::JoinSet;
+use tracing::{info, warn};
+use warren_decide::network::policy::{NamedPort, PodFacts, Protocol, Rules};
+use warren_decide::network::{Block, Mode};
+use warren_oci::protocol::PodNetwork;
+
+use crate::node::Shared;
+use crate::registry::{Registry, Seen};
+
+pub(crate) use decisions::Decisions;
+pub(crate) use lease::Lease;
+
+/// The port of the proxy, as squid has it.
+pub(crate) const PROXY_PORT: u16 = 3128;
+const NAME_PORT: u16 = 53;
+
+/// The network of a home.
+#[derive(Debug)]
+pub(crate) struct Network {
+    /// What the names of all our devices begin with; the bridge has nothing more.
+    devices: String,
+    table: String,
+    range: Block,
+    gateway: Ipv4Addr,
+    leases: Mutex<lease::Leases>,
+    /// What is in force.
+    rules: RwLock<Arc<Rules>>,
+    keeper: keeper::Keeper,
+    pub(crate) decisions: Decisions,
+}
+
+/// A home has no pod network.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    #[error("read or write {path}")]
+    Record {
+        path: std::path::PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("ask the kernel for its routes")]
+    Routes(#[source] io::Error),
+    #[error("all of 10.0.0.0/8 is in use on this machine")]
+    NoRange,
+    #[error("make bridge {name}")]
+    Bridge {
+        name: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("put packet rules in force")]
+    Rules(#[source] io::Error),
+}
+
+/// A pod cannot be given an address.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeaseError {
+    #[error("all addresses of {0} are taken")]
+    Exhausted(Block),
+    #[error("record the pod's address")]
+    Record(#[source] io::Error),
+    #[error("put packet rules in force")]
+    Rules(#[source] io::Error),
+}
+
+/// The names of a home's things.
+fn names(home_id: &str) -> (String, String) {
+    (format!("wrn{home_id}"), format!("warren-{home_id}"))
+}
+
+/// Removes what a home's network has on the machine. For a home whose pods have ended.
+pub fn remove_network(home_id: &str) -> io::Result<()> {
+    let (devices, table) = names(home_id);
+    host::remove(&devices, &table)
+}
+
+impl Network {
+    /// The network of a home, made or found again. `wanted` is the range that its pods shall have addresses from.
+    pub(crate) fn open(
+        home_id: &str,
+        data_dir: &Path,
+        pods: &Path,
+        wanted: Option<Block>,
+    ) -> Result<Network, OpenError> {
+        let (devices, table) = names(home_id);
+        let (range, is_new) = host::prepare(&devices, home_id, data_dir, wanted)?;
+        let gateway = range.nth(1).ok_or(OpenError::NoRange)?;
+        let network = Network {
+            leases: Mutex::new(lease::Leases::load(pods, range)),
+            rules: RwLock::default(),
+            keeper: keeper::Keeper::default(),
+            decisions: Decisions::default(),
+            devices,
+            table,
+            range,
+            gateway,
+        };
+        if is_new {
+            // Nothing passes until the policies are known. Rules of an earlier daemon hold until then.
+            network.put_in_force(&Rules::default()).map_err(OpenError::Rules)?;
+        }
+        info!(%range, "pod network");
+        Ok(network)
+    }
+
+    /// Where programs in pods find the proxy.
+    pub(crate) fn proxy_address(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(self.gateway, PROXY_PORT)
+    }
+
+    fn leases(&self) -> MutexGuard<'_, lease::Leases> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn rules(&self) -> Arc<Rules> {
+        self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn put_in_force(&self, rules: &Rules) -> io::Result<()> {
+        firewall::put_in_force(&self.table, &self.devices, self.range, self.gateway, rules)
+    }
+
+    /// The pods with an address, as rules see them.
+    fn facts(&self, registry: &Registry) -> Vec<PodFacts> {
+        let leases: Vec<(String, Lease)> = self.leases().all();
+        let facts = leases.into_iter().filter_map(|(uid, lease)| {
+            let Seen::Pod(pod) = registry.get(&uid)?.seen.borrow().clone() else { return None };
+            Some(PodFacts {
+                address: lease.address,
+                namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+                labels: pod.metadata.labels.clone().unwrap_or_default(),
+                mode: lease.mode,
+                ports: named_ports(&pod),
+            })
+        });
+        facts.collect()
+    }
+
+    /// The pod that an address belongs to.
+    fn pod_at(&self, registry: &Registry, address: Ipv4Addr) -> Option<(Arc<Pod>, Lease)> {
+        let (uid, lease) = self.leases().at(address)?;
+        match &*registry.get(&uid)?.seen.borrow() {
+            Seen::Pod(pod) => Some((pod.clone(), lease)),
+            Seen::Gone => None,
+        }
+    }
+
+    /// Says that a pod, a policy or a lease has changed.
+    pub(crate) fn changed(&self) {
+        self.keeper.changed();
+    }
+
+    fn release(&self, uid: &str) {
+        self.leases().release(uid);
+        self.changed();
+    }
+}
+
+fn named_ports(pod: &Pod) -> Vec<NamedPort> {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
+        Some(NamedPort {
+            name: port.name.clone()?,
+            protocol: Protocol::named(port.protocol.as_deref())?,
+            number: u16::try_from(port.container_port).ok()?,
+        })
+    });
+    ports.collect()
+}
+
+/// Gives a pod that is about to start the network it asks for. The lease is recorded in the pod's directory, where it holds
+/// until the directory goes.
+pub(crate) async fn lease(
+    shared: &Shared,
+    pod: &Pod,
+    uid: &str,
+    directory: &Path,
+) -> Result<Option<PodNetwork>, LeaseError> {
+    let Some(network) = &shared.network else { return Ok(None) };
+    // One that cannot be read was refused before.
+    let mode = Mode::asked(pod).ok().flatten().unwrap_or(Mode::Restricted);
+    if mode == Mode::None {
+        return Ok(None);
+    }
+    let lease = network.leases().take(uid, directory, mode, network.gateway)?;
+    if lease.mode == Mode::Full {
+        // Its way out is there when its program starts, and so are the policies that narrow it.
+        keeper::settle(shared, network).await.map_err(LeaseError::Rules)?;
+    } else {
+        network.changed();
+    }
+    let routes = match lease.mode {
+        Mode::Full => vec![(Ipv4Addr::UNSPECIFIED, 0)],
+        // Only to pods that let it in.
+        _ => vec![(network.range.first(), network.range.prefix())],
+    };
+    // The offset in the range is unique in the home, and so is the name.
+    let offset = u32::from(lease.address) - u32::from(network.range.first());
+    let device = format!("{}{offset:04x}", network.devices);
+    Ok(Some(PodNetwork { device, address: lease.address, gateway: network.gateway, routes }))
+}
+
+/// After a pod's directory has been removed.
+pub(crate) fn release(shared: &Shared, uid: &str) {
+    if let Some(network) = &shared.network {
+        network.release(uid);
+    }
+}
+
+/// Serves a home's pods until it is dropped.
+pub(crate) fn serve(shared: &Arc<Shared>) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    if let Some(network) = &shared.network {
+        keeper::watch(shared, network, &mut tasks);
+        proxy::listen(shared, network, &mut tasks);
+        name_server::listen(shared, network, &mut tasks);
+    }
+    tasks
+}
+
+/// The network of a home, or word of why there is none: pods that ask for one are refused then.
+pub(crate) fn open(
+    home_id: &str,
+    data_dir: &Path,
+    pods: &Path,
+    wanted: Option<Block>,
+) -> Option<Arc<Network>> {
+    match Network::open(home_id, data_dir, pods, wanted) {
+        Ok(network) => Some(Arc::new(network)),
+        Err(problem) => {
+            warn!(error = %crate::worker::chain(&problem), "no pod network: pods have only their own loopback");
+            None
+        }
+    }
+}

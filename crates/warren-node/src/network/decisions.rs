@@ -1,0 +1,78 @@
+//! What was let through and what was not: counted by kind and reason, and logged.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::{Mutex, PoisonError};
+
+use k8s_openapi::api::core::v1::Pod;
+use tracing::info;
+use warren_decide::network::Denial;
+
+/// Who decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Service {
+    /// The egress proxy.
+    Proxy,
+    /// The name server.
+    Names,
+}
+
+impl Service {
+    fn name(self) -> &'static str {
+        match self {
+            Service::Proxy => "proxy",
+            Service::Names => "dns",
+        }
+    }
+}
+
+/// Counters, by who decided and what. Bounded: reasons are a handful of words.
+#[derive(Debug, Default)]
+pub(crate) struct Decisions {
+    counts: Mutex<BTreeMap<(Service, &'static str), u64>>,
+}
+
+/// A name as a pod spelt it is cut to this many bytes in a log.
+const LONGEST_HOST: usize = 253;
+
+impl Decisions {
+    /// Notes a decision about a pod's wish.
+    pub(super) fn note(
+        &self,
+        service: Service,
+        pod: Option<&Pod>,
+        host: &str,
+        port: u16,
+        outcome: Result<(), Denial>,
+    ) {
+        let reason = outcome.err().map_or("allowed", Denial::reason);
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((service, reason)).or_default() +=
+            1;
+        let name = |part: fn(&Pod) -> Option<&String>| pod.and_then(part).map_or("", String::as_str);
+        let host: String = host.chars().take(LONGEST_HOST).filter(|letter| !letter.is_control()).collect();
+        info!(
+            service = service.name(),
+            namespace = name(|pod| pod.metadata.namespace.as_ref()),
+            pod = name(|pod| pod.metadata.name.as_ref()),
+            host,
+            port,
+            outcome = reason,
+            "egress"
+        );
+    }
+
+    /// The counters as Prometheus reads them.
+    pub(crate) fn metrics(&self) -> String {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text =
+            "# HELP warren_egress_decisions_total Wishes of pods to reach something, by what came of them.\n\
+                        # TYPE warren_egress_decisions_total counter\n"
+                .to_owned();
+        for ((service, outcome), count) in &*counts {
+            let labels = format!("service=\"{}\",outcome=\"{outcome}\"", service.name());
+            // Writing to a text cannot fail.
+            let _ = writeln!(text, "warren_egress_decisions_total{{{labels}}} {count}");
+        }
+        text
+    }
+}

@@ -1,0 +1,97 @@
+//! What a home has on the machine for all its pods: a range of addresses, and a bridge with the gateway's.
+
+use std::io;
+use std::path::Path;
+
+use warren_decide::network::{Block, choose};
+use warren_sys::network::link::{self, Setting};
+use warren_sys::network::netlink::Netlink;
+use warren_sys::network::nftables;
+
+use super::OpenError;
+
+/// The file in the data directory that says which range the home has.
+const RECORD: &str = "pod-network";
+
+/// Finds or makes them: the range, and whether the bridge is new.
+pub(super) fn prepare(
+    bridge: &str,
+    home_id: &str,
+    data_dir: &Path,
+    wanted: Option<Block>,
+) -> Result<(Block, bool), OpenError> {
+    let mut netlink = Netlink::route().map_err(OpenError::Routes)?;
+    let path = data_dir.join(RECORD);
+    let recorded = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<Block>().ok());
+    let taken = others(&mut netlink, bridge).map_err(OpenError::Routes)?;
+    let is_free = |range: &Block| !taken.iter().any(|taken| taken.prefix() > 0 && taken.overlaps(*range));
+    let range = match wanted {
+        // Whoever names one knows better.
+        Some(range) => range,
+        None => match recorded.filter(is_free) {
+            Some(range) => range,
+            None => choose(home_id, &taken).ok_or(OpenError::NoRange)?,
+        },
+    };
+    if recorded != Some(range) {
+        if recorded.is_some() {
+            // It has the former gateway's address.
+            let _ = netlink.delete_link(bridge);
+        }
+        let written = std::fs::write(&path, format!("{range}\n"));
+        written.map_err(|source| OpenError::Record { path, source })?;
+    }
+    let is_new = make_bridge(&mut netlink, bridge, range)
+        .map_err(|source| OpenError::Bridge { name: bridge.to_owned(), source })?;
+    Ok((range, is_new))
+}
+
+/// Blocks that the machine has routes for, other than those of this home's own devices.
+fn others(netlink: &mut Netlink, own: &str) -> io::Result<Vec<Block>> {
+    let links = netlink.links()?;
+    let is_own = |device: u32| links.iter().any(|(index, name)| *index == device && name.starts_with(own));
+    let routes = netlink.routes()?.into_iter().filter(|(_, _, device)| !is_own(*device));
+    Ok(routes.map(|(address, prefix, _)| Block::new(address, prefix)).collect())
+}
+
+fn make_bridge(netlink: &mut Netlink, name: &str, range: Block) -> io::Result<bool> {
+    let is_new = match netlink.add_bridge(name) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+        other => other.map(|()| true)?,
+    };
+    let device = link::index(name)?;
+    let address = range.nth(1).ok_or(io::ErrorKind::InvalidInput)?;
+    // With the whole range behind it: others on this machine see that it is in use, and packets for an address that no pod
+    // has go nowhere.
+    netlink.apply(&[Setting::Up { device }, Setting::Address { device, address, prefix: range.prefix() }])?;
+    Ok(is_new)
+}
+
+/// Lets the machine send packets on from any device, as a way out for pods needs: answers come in through devices that are
+/// not ours. Stays on, as other container engines leave it: by then somebody else may rely on it.
+pub(super) fn forward_everywhere() -> io::Result<()> {
+    const SWITCH: &str = "/proc/sys/net/ipv4/ip_forward";
+    if std::fs::read_to_string(SWITCH)?.trim() == "1" {
+        return Ok(());
+    }
+    tracing::info!("switching on the forwarding of packets for pods with a full network");
+    std::fs::write(SWITCH, "1")
+}
+
+pub(super) fn remove(devices: &str, table: &str) -> io::Result<()> {
+    let mut netlink = Netlink::route()?;
+    let mut found = false;
+    // The bridge and, should one be left, devices of pods.
+    for (_, name) in netlink.links()?.into_iter().filter(|(_, name)| name.starts_with(devices)) {
+        found = true;
+        match netlink.delete_link(&name) {
+            // A pod's device may go by itself meanwhile.
+            Err(error) if error.raw_os_error() != Some(rustix::io::Errno::NODEV.raw_os_error()) => {
+                return Err(error);
+            }
+            _ => {}
+        }
+    }
+    // Without a bridge there never was a table.
+    if found { nftables::remove(table) } else { Ok(()) }
+}

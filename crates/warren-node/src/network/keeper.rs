@@ -1,0 +1,182 @@
+//! Keeps the rules as the policies, namespaces and pods say: they wake it, it looks at all of them, and puts in force what
+//! has changed.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{Namespace, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{Lookup, Store, reflector, store};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use tokio::sync::{Mutex, Notify};
+use tokio::task::JoinSet;
+use tracing::warn;
+use warren_decide::network::policy::{Labels, Rules, World, rules};
+
+use super::Network;
+use crate::node::Shared;
+
+/// Changes that come within this time of each other are looked at together. A policy then holds this much later, which
+/// nobody notices, and a thousand pods that start at once do not each have all of them looked at.
+const TOGETHER: Duration = Duration::from_millis(20);
+/// After the kernel refused a table.
+const AFTER_REFUSAL: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(super) struct Keeper {
+    wake: Notify,
+    policies: Watched<NetworkPolicy>,
+    namespaces: Watched<Namespace>,
+    pub(super) services: Watched<Service>,
+    /// Whether the rules of this daemon are in force. Held while they are made: one at a time.
+    in_force: Mutex<bool>,
+}
+
+/// Objects as the API last showed them.
+pub(super) struct Watched<K: Lookup + Clone + 'static>
+where
+    K::DynamicType: Eq + Hash + Clone,
+{
+    pub(super) store: Store<K>,
+    writer: std::sync::Mutex<Option<Writer<K>>>,
+    listed: AtomicBool,
+}
+
+impl<K: Lookup + Clone + 'static> Debug for Watched<K>
+where
+    K::DynamicType: Eq + Hash + Clone,
+{
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Watched").field("listed", &self.listed).finish_non_exhaustive()
+    }
+}
+
+impl<K: Lookup + Clone + 'static> Default for Watched<K>
+where
+    K::DynamicType: Eq + Hash + Clone + Default,
+{
+    fn default() -> Self {
+        let (store, writer) = store();
+        Self { store, writer: std::sync::Mutex::new(Some(writer)), listed: AtomicBool::new(false) }
+    }
+}
+
+impl Default for Keeper {
+    fn default() -> Self {
+        Keeper {
+            wake: Notify::new(),
+            policies: Watched::default(),
+            namespaces: Watched::default(),
+            services: Watched::default(),
+            in_force: Mutex::new(false),
+        }
+    }
+}
+
+impl Keeper {
+    pub(super) fn changed(&self) {
+        self.wake.notify_one();
+    }
+}
+
+/// Watches what rules are made from, and keeps them.
+pub(super) fn watch(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut JoinSet<()>) {
+    follow(shared, network, |keeper| &keeper.policies, tasks);
+    follow(shared, network, |keeper| &keeper.namespaces, tasks);
+    follow(shared, network, |keeper| &keeper.services, tasks);
+    let (shared, network) = (shared.clone(), network.clone());
+    tasks.spawn(async move {
+        loop {
+            network.keeper.wake.notified().await;
+            tokio::time::sleep(TOGETHER).await;
+            if let Err(error) = settle(&shared, &network).await {
+                warn!(%error, "packet rules not put in force; trying again");
+                tokio::time::sleep(AFTER_REFUSAL).await;
+                network.changed();
+            }
+        }
+    });
+}
+
+fn follow<K>(
+    shared: &Arc<Shared>,
+    network: &Arc<Network>,
+    part: fn(&Keeper) -> &Watched<K>,
+    tasks: &mut JoinSet<()>,
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Eq + Hash + Clone + Default,
+{
+    let writer = part(&network.keeper).writer.lock().map(|mut writer| writer.take());
+    let Ok(Some(writer)) = writer else { return };
+    let api: Api<K> = Api::all(shared.client.clone());
+    let network = network.clone();
+    tasks.spawn(async move {
+        let objects = watcher(api, watcher::Config::default())
+            .default_backoff()
+            .modify(|object| object.managed_fields_mut().clear());
+        let mut objects = reflector(writer, objects).boxed();
+        while let Some(event) = objects.next().await {
+            match event {
+                Ok(watcher::Event::InitDone) => {
+                    part(&network.keeper).listed.store(true, Ordering::Release);
+                    network.changed();
+                }
+                Ok(watcher::Event::Apply(_) | watcher::Event::Delete(_)) => network.changed(),
+                Ok(_) => {}
+                Err(error) => warn!(%error, "watch for the pod network interrupted"),
+            }
+        }
+    });
+}
+
+/// Puts in force what holds now. Without the policies, which may forbid what nothing else does, it leaves things as they
+/// are.
+pub(super) async fn settle(shared: &Shared, network: &Arc<Network>) -> io::Result<()> {
+    let keeper = &network.keeper;
+    let mut in_force = keeper.in_force.lock().await;
+    if !keeper.policies.listed.load(Ordering::Acquire) || !keeper.namespaces.listed.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    let rules = rules_now(shared, network);
+    if *in_force && *network.rules() == rules {
+        return Ok(());
+    }
+    let applied = {
+        let (network, rules) = (network.clone(), rules.clone());
+        tokio::task::spawn_blocking(move || network.put_in_force(&rules)).await
+    };
+    applied.map_err(io::Error::other)??;
+    *in_force = true;
+    *network.rules.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(rules);
+    Ok(())
+}
+
+fn rules_now(shared: &Shared, network: &Network) -> Rules {
+    let mut policies: Vec<NetworkPolicy> =
+        network.keeper.policies.store.state().iter().map(|policy| (**policy).clone()).collect();
+    // The same objects give the same rules, in whatever order they came.
+    policies.sort_by_key(|policy| (policy.metadata.namespace.clone(), policy.metadata.name.clone()));
+    let namespaces: BTreeMap<String, Labels> = network
+        .keeper
+        .namespaces
+        .store
+        .state()
+        .iter()
+        .map(|namespace| (namespace.name_any(), namespace.metadata.labels.clone().unwrap_or_default()))
+        .collect();
+    if policies.is_empty() && !network.leases().any_full() {
+        return Rules::default();
+    }
+    let pods = network.facts(&shared.registry);
+    rules(&World { pods: &pods, namespaces: &namespaces, policies: &policies })
+}
