@@ -18,5 +18,6 @@ pub mod sandbox;
 pub mod secure_defaults;
 pub mod staleness;
 pub mod step;
+pub mod storage;
 pub mod template;
 pub mod warm_queue;

@@ -6,29 +6,40 @@
 
 mod backoff;
 mod conditions;
+mod containers;
 mod environment;
+mod fields;
+mod health;
 mod image;
 mod limits;
+mod probe;
 mod quantity;
 mod refusal;
+mod sources;
 mod status;
+mod stopping;
+mod volumes;
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 pub use backoff::restart_delay;
 pub use conditions::{ISOLATION_CONDITION, LIMITS_CONDITION};
-pub use environment::{Addresses, FieldError, environment, expand};
+pub use containers::{Role, all_containers};
+pub use environment::{EnvironmentError, environment, expand};
+pub use fields::Addresses;
+pub use health::Health;
 pub use image::{ImageFacts, ImageState, Images, PullPolicy};
 pub use limits::{DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES, DEFAULT_PIDS, Limits, LimitsError};
+pub use probe::{ProbeTiming, Tally};
 pub use quantity::{Quantity, QuantityError};
 pub use refusal::{BuiltInImage, ContainerProblem, HOST_IMAGE, Refusal, container_problem, refusal};
+pub use sources::{Reference, SourceError, Sources, TokenWish, references};
 pub use status::same_status;
-
-use image::Readiness;
+pub use volumes::{VolumeFile, VolumeKind, volume_files, volume_kind};
 
 /// Everything a decision about one pod rests on.
 #[derive(Debug, Clone)]
@@ -41,8 +52,12 @@ pub struct World<'a> {
     pub machine: &'a Machine,
     /// What the node has found out about the pod's images.
     pub images: &'a Images,
-    /// When the pod's containers were asked to stop, if they were.
-    pub asked_to_stop: Option<Timestamp>,
+    /// What was found of the objects that the pod refers to.
+    pub sources: &'a Sources,
+    /// What hooks and probes have said, by container.
+    pub health: &'a BTreeMap<String, Health>,
+    /// Which containers were asked to stop, and when.
+    pub stopping: &'a BTreeMap<String, Timestamp>,
 }
 
 /// What a node knows about itself.
@@ -54,6 +69,8 @@ pub struct NodeFacts {
     pub host_ip: IpAddr,
     /// Whether this node takes pods that no scheduler has placed: true in the local home, where it is the only one.
     pub bind_unassigned: bool,
+    /// Whether pods can have a network here.
+    pub has_network: bool,
 }
 
 /// What the machine holds for a pod.
@@ -86,6 +103,8 @@ pub enum Machine {
 pub struct Report {
     /// The isolation that was reached; published as the pod condition [`ISOLATION_CONDITION`].
     pub isolation: Option<Isolation>,
+    /// Its address in the pod network, if it has one.
+    pub address: Option<Ipv4Addr>,
     /// By container name.
     pub containers: BTreeMap<String, ContainerReport>,
 }
@@ -141,6 +160,8 @@ pub struct Exit {
     pub signal: Option<i32>,
     /// Why it ended, beyond what the code says.
     pub cause: ExitCause,
+    /// What it left to be told.
+    pub message: Option<String>,
 }
 
 /// Why a container's run ended.
@@ -165,8 +186,31 @@ pub struct Plan {
     /// again afterwards, and publishes what is said when no step is left: so a start that takes milliseconds is one
     /// write, not three.
     pub status: Option<PodStatus>,
+    /// What people should hear of, as events: whatever holds now, again in every plan for as long as it does.
+    pub notices: Vec<Notice>,
     /// When to ask again even if nothing changes.
     pub look_again: Option<Timestamp>,
+}
+
+/// What people should hear of.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Notice {
+    /// Whether something is wrong.
+    pub is_warning: bool,
+    /// As kubelet spells it.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+impl Notice {
+    fn warning(reason: &'static str, message: String) -> Notice {
+        Notice { is_warning: true, reason, message }
+    }
+
+    fn normal(reason: &'static str, message: String) -> Notice {
+        Notice { is_warning: false, reason, message }
+    }
 }
 
 /// One thing to do for a pod.
@@ -192,10 +236,18 @@ pub enum Step {
         /// How often it was started before.
         attempt: u32,
     },
-    /// Ask every container to end (SIGTERM).
-    AskToStop,
-    /// End every container (SIGKILL).
-    Kill,
+    /// Ask containers to end: by their hooks, then by SIGTERM. Does not wait for it.
+    AskToStop {
+        /// Which.
+        names: BTreeSet<String>,
+        /// How many seconds they have.
+        grace: i64,
+    },
+    /// End containers (SIGKILL).
+    Kill {
+        /// Which.
+        names: BTreeSet<String>,
+    },
     /// Remove everything of the pod from the machine, logs too.
     Remove,
     /// Remove the Pod object: grace period 0, this uid only.
@@ -229,7 +281,7 @@ pub fn decide(world: &World<'_>, now: Timestamp) -> Plan {
 
 /// How a container's last run ended, for one that is about to be started again: the machine forgets it with the start.
 pub fn last_exit(world: &World<'_>, container: &str, now: Timestamp) -> Option<Exit> {
-    let container = containers(world.pod).iter().find(|known| known.name == container)?;
+    let (_, container) = all_containers(world.pod).find(|(_, known)| known.name == container)?;
     status::last_exit(world, container, now).map(|(_, exit)| exit)
 }
 
@@ -247,7 +299,11 @@ pub fn address_without_network(pod_uid: &str) -> Ipv6Addr {
 
 impl Plan {
     fn nothing() -> Plan {
-        Plan { steps: Vec::new(), status: None, look_again: None }
+        Plan { steps: Vec::new(), status: None, notices: Vec::new(), look_again: None }
+    }
+
+    fn telling(status: PodStatus) -> Plan {
+        Plan { status: Some(status), ..Plan::nothing() }
     }
 }
 
@@ -263,6 +319,11 @@ impl Machine {
         matches!(self, Machine::Present(report)
             if report.containers.values().any(|container| matches!(container.state, ContainerState::Running { .. })))
     }
+
+    fn runs(&self, container: &str) -> bool {
+        matches!(self, Machine::Present(report)
+            if report.containers.get(container).is_some_and(|found| matches!(found.state, ContainerState::Running { .. })))
+    }
 }
 
 fn has_scheduling_gates(pod: &Pod) -> bool {
@@ -275,29 +336,25 @@ fn names_other_scheduler(pod: &Pod) -> bool {
     !matches!(name, "" | "default-scheduler")
 }
 
-fn containers(pod: &Pod) -> &[Container] {
-    pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default()
-}
-
 /// Stop what runs, then remove what is left, then let the object go.
 fn decide_deletion(world: &World<'_>, now: Timestamp) -> Plan {
     let grace = world.pod.metadata.deletion_grace_period_seconds.unwrap_or(0).max(0);
     let held = world.pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
     if world.machine.runs_anything() {
-        let (steps, look_again) = stop(world, grace, now);
-        return Plan { steps, status: Some(status_while_deleted(world, now)), look_again };
+        let (steps, look_again) = stopping::stop(world, grace, now);
+        return Plan { steps, look_again, ..Plan::telling(status_while_deleted(world, now)) };
     }
     let remove = vec![Step::Remove, Step::DeleteObject];
     if !held {
         // Nobody can read the status of an object that is about to vanish: that write is saved.
-        return Plan { steps: remove, status: None, look_again: None };
+        return Plan { steps: remove, ..Plan::nothing() };
     }
     // A finalizer keeps the object for somebody who will read it, so the truth is published before its record goes.
     let status = status_while_deleted(world, now);
     let told = world.pod.status.as_ref().is_some_and(|published| same_status(published, &status));
     let already_final = grace == 0 && matches!(world.machine, Machine::Absent);
     let steps = if told && !already_final { remove } else { Vec::new() };
-    Plan { steps, status: Some(status), look_again: None }
+    Plan { steps, ..Plan::telling(status) }
 }
 
 /// Deletion makes a new generation, but nothing in it concerns the node: a write only to acknowledge it is saved.
@@ -306,19 +363,6 @@ fn status_while_deleted(world: &World<'_>, now: Timestamp) -> PodStatus {
     pod.metadata.generation =
         pod.status.as_ref().and_then(|status| status.observed_generation).or(pod.metadata.generation);
     status::status(&World { pod: &pod, ..world.clone() }, &BTreeMap::new(), now)
-}
-
-/// Steps that end all containers within `grace` seconds.
-fn stop(world: &World<'_>, grace: i64, now: Timestamp) -> (Vec<Step>, Option<Timestamp>) {
-    match world.asked_to_stop {
-        _ if grace == 0 => (vec![Step::Kill], None),
-        None => (vec![Step::AskToStop], Some(now + SignedDuration::from_secs(grace))),
-        Some(asked) => {
-            // The node's own clock, as kubelet does it: the deletion timestamp is the API server's.
-            let deadline = asked + SignedDuration::from_secs(grace);
-            if now >= deadline { (vec![Step::Kill], None) } else { (Vec::new(), Some(deadline)) }
-        }
-    }
 }
 
 fn decide_life(world: &World<'_>, now: Timestamp) -> Plan {
@@ -332,24 +376,20 @@ fn decide_life(world: &World<'_>, now: Timestamp) -> Plan {
             Machine::Present(_) | Machine::Lost { .. } => vec![Step::CleanUp],
             Machine::Absent | Machine::Broken { .. } => Vec::new(),
         };
-        return Plan { steps, status: None, look_again: None };
+        return Plan { steps, ..Plan::nothing() };
     }
-    if let Some(refusal) = refusal(pod).filter(|_| matches!(world.machine, Machine::Absent)) {
-        return Plan {
-            steps: Vec::new(),
-            status: Some(status::refused(world, &refusal, now)),
-            look_again: None,
-        };
+    if let Some(refusal) = refusal(pod, world.node).filter(|_| matches!(world.machine, Machine::Absent)) {
+        return Plan::telling(status::refused(world, &refusal, now));
     }
     if let Some(deadline) = active_deadline(pod) {
         if now >= deadline {
             return decide_overdue(world, now);
         }
-        let mut plan = decide_containers(world, now);
+        let mut plan = containers::decide(world, now);
         plan.look_again = earlier(plan.look_again, Some(deadline));
         return plan;
     }
-    decide_containers(world, now)
+    containers::decide(world, now)
 }
 
 fn active_deadline(pod: &Pod) -> Option<Timestamp> {
@@ -360,128 +400,10 @@ fn active_deadline(pod: &Pod) -> Option<Timestamp> {
 
 fn decide_overdue(world: &World<'_>, now: Timestamp) -> Plan {
     if world.machine.runs_anything() {
-        let grace =
-            world.pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
-        let (steps, look_again) = stop(world, grace.max(0), now);
-        return Plan { steps, status: Some(status::status(world, &BTreeMap::new(), now)), look_again };
+        let (steps, look_again) = stopping::stop(world, stopping::grace(world.pod), now);
+        return Plan { steps, look_again, ..Plan::telling(status::status(world, &BTreeMap::new(), now)) };
     }
-    Plan { steps: Vec::new(), status: Some(status::overdue(world, now)), look_again: None }
-}
-
-/// Starts what should run and does not.
-fn decide_containers(world: &World<'_>, now: Timestamp) -> Plan {
-    let (mut steps, mut fetches) = (Vec::new(), Vec::new());
-    let mut look_again = None;
-    let mut outlooks = BTreeMap::new();
-
-    if let Machine::Broken { attempts, at, .. } = world.machine {
-        let due = *at + restart_delay(*attempts);
-        if now < due {
-            return Plan {
-                steps,
-                status: Some(status::status(world, &outlooks, now)),
-                look_again: Some(due),
-            };
-        }
-    }
-    for container in containers(world.pod) {
-        let outlook = outlook(world, container, now);
-        match outlook {
-            Outlook::StartNow { attempt } => {
-                steps.push(Step::StartContainer { name: container.name.clone(), attempt });
-            }
-            Outlook::StartAt { at, .. } | Outlook::ImageFailing { at, .. } => {
-                look_again = earlier(look_again, Some(at));
-            }
-            Outlook::ImageWanted => fetches.push(Step::FetchImage {
-                name: container.image.clone().unwrap_or_default(),
-                policy: PullPolicy::of(container),
-            }),
-            Outlook::ImageComing | Outlook::Blocked(_) | Outlook::Done | Outlook::Runs => {}
-        }
-        outlooks.insert(container.name.clone(), outlook);
-    }
-    if !steps.is_empty() {
-        match world.machine {
-            Machine::Present(_) => {}
-            Machine::Absent => steps.insert(0, Step::StartSandbox),
-            Machine::Lost { .. } | Machine::Broken { .. } => {
-                steps.splice(0..0, [Step::CleanUp, Step::StartSandbox]);
-            }
-        }
-    }
-    // Two containers on one image ask once.
-    fetches.dedup();
-    steps.splice(0..0, fetches);
-    let status = status::status(world, &outlooks, now);
-    Plan { steps, status: Some(status), look_again }
-}
-
-/// What is to become of one container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Outlook {
-    /// It runs; leave it.
-    Runs,
-    /// It ran and must not run again.
-    Done,
-    /// Start it.
-    StartNow { attempt: u32 },
-    /// It keeps failing: start it then.
-    StartAt { at: Timestamp, delay: SignedDuration },
-    /// Its image must be asked for.
-    ImageWanted,
-    /// Its image is on its way.
-    ImageComing,
-    /// Its image could not be had: it is asked for again then.
-    ImageFailing { problem: ContainerProblem, at: Timestamp },
-    /// It cannot be started as its spec has it.
-    Blocked(ContainerProblem),
-}
-
-fn outlook(world: &World<'_>, container: &Container, now: Timestamp) -> Outlook {
-    let reported = world.machine.report().and_then(|report| report.containers.get(&container.name));
-    let last = match (world.machine, reported) {
-        (Machine::Present(_), Some(ContainerReport { state: ContainerState::Running { .. }, .. })) => {
-            return Outlook::Runs;
-        }
-        _ => status::last_exit(world, container, now),
-    };
-    if let Some(problem) = container_problem(world.pod, container) {
-        return Outlook::Blocked(problem);
-    }
-    let Some((attempt, exit)) = last else {
-        return start_on_image(world, container, 0, now);
-    };
-    let again = match world.pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()) {
-        Some("Never") => false,
-        Some("OnFailure") => exit.exit_code != 0,
-        _ => true,
-    };
-    if !again {
-        return Outlook::Done;
-    }
-    let delay = backoff::delay_after(attempt, &exit);
-    let at = exit.finished_at + delay;
-    if now >= at {
-        start_on_image(world, container, attempt + 1, now)
-    } else {
-        Outlook::StartAt { at, delay }
-    }
-}
-
-/// It is time to start a container; its image decides whether it can.
-fn start_on_image(world: &World<'_>, container: &Container, attempt: u32, now: Timestamp) -> Outlook {
-    match image::readiness(world.images, container, now) {
-        Readiness::Wanted => Outlook::ImageWanted,
-        Readiness::Coming => Outlook::ImageComing,
-        Readiness::Failing(problem, at) => Outlook::ImageFailing { problem, at },
-        Readiness::Ready(facts) => {
-            match facts.and_then(|facts| image::user_problem(world.pod, container, facts)) {
-                Some(problem) => Outlook::Blocked(problem),
-                None => Outlook::StartNow { attempt },
-            }
-        }
-    }
+    Plan::telling(status::overdue(world, now))
 }
 
 fn earlier(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {

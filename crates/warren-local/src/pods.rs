@@ -31,6 +31,9 @@ pub enum EndPodsError {
     /// What is left of a pod without a shim would not go.
     #[error(transparent)]
     Cleanup(#[from] CleanupError),
+    /// The bridge or the packet rules of the pod network would not go.
+    #[error("remove the pod network")]
+    Network(#[source] io::Error),
 }
 
 /// Ends every process of every pod of a home, and returns how many pods had any. Their files and what is known of how
@@ -54,6 +57,7 @@ pub fn end_pods(directory: &Path, home_id: &str) -> Result<usize, EndPodsError> 
         cleanup::kill_pod(home_id, &uid)?;
     }
     cleanup::remove_home_cgroup(home_id)?;
+    warren_node::remove_network(home_id).map_err(EndPodsError::Network)?;
     Ok(ended)
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use warren_decide::network::Block;
 use warren_oci::zygote::Zygote;
 
 /// What a node is told at its start.
@@ -22,6 +23,8 @@ pub struct NodeConfig {
     pub executable: PathBuf,
     /// Whether to take pods that no scheduler has placed.
     pub bind_unassigned: bool,
+    /// Addresses for pods; `None`: a range that nobody on this machine uses.
+    pub pod_range: Option<Block>,
     /// The address that pods report as their `hostIP`.
     pub host_ip: IpAddr,
     /// How images are pulled.
@@ -46,6 +49,7 @@ impl NodeConfig {
             zygote,
             executable,
             bind_unassigned: true,
+            pod_range: None,
             host_ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
             registries: RegistryConfig::default(),
             heartbeat: None,

@@ -6,6 +6,8 @@
 //!
 //! Start with [`Node`], then `worker`, the loop around one pod.
 
+mod care;
+mod claims;
 mod config;
 mod descriptor;
 mod directory_watch;
@@ -14,16 +16,23 @@ mod images;
 mod kubelet;
 mod log_file;
 mod machine;
+mod network;
 mod node;
+mod objects;
 mod pod_api;
+mod pod_etc;
 mod pod_images;
 mod pod_request;
+mod pod_sources;
 mod pull;
 mod readiness;
 mod registration;
 mod registry;
 mod shim;
+mod termination;
+mod volumes;
 mod worker;
 
 pub use config::{NodeConfig, RegistryConfig};
+pub use network::remove_network;
 pub use node::{Node, StartError, home_id};

@@ -2,24 +2,39 @@
 
 use std::collections::BTreeMap;
 
+use warren_decide::network::Mode;
 use warren_decide::pod::{ContainerReport, ContainerState, Exit, ExitCause, Isolation, Report};
 use warren_oci::protocol::{ContainerStatus, PodState};
+
+use crate::network::Lease;
 
 /// Kubelet's and the container engines' exit code for a program that could not be started.
 const START_ERROR: i32 = 128;
 
 /// What the thin path gives every container. It gives all of it or fails the container, so a container that runs has it.
-fn isolation() -> Isolation {
+fn isolation(lease: Option<&Lease>) -> Isolation {
+    let network = match lease.map(|lease| lease.mode) {
+        None | Some(Mode::None) => "no network",
+        Some(Mode::Restricted) => "network restricted to the egress proxy",
+        Some(Mode::Full) => "network full, but not to this machine or other pods",
+    };
     Isolation {
         level: "Namespaces".to_owned(),
-        detail: "user, pid, mount, network, ipc, uts and cgroup namespaces; no new privileges; reduced capabilities; \
-                 seccomp allow-list; limits on memory, processors and processes; no network"
-            .to_owned(),
+        detail: format!(
+            "user, pid, mount, network, ipc, uts and cgroup namespaces; no new privileges; reduced capabilities; \
+             seccomp allow-list; limits on memory, processors and processes; {network}"
+        ),
     }
 }
 
-/// The state of a pod as a report. `previous` are the ends of earlier runs, by container.
-pub(crate) fn report(state: &PodState, previous: &BTreeMap<String, Exit>) -> Report {
+/// The state of a pod as a report. `previous` are the ends of earlier runs, by container; `lease` is its network; `message` is
+/// asked what an ended container left to be told.
+pub(crate) fn report(
+    state: &PodState,
+    previous: &BTreeMap<String, Exit>,
+    lease: Option<&Lease>,
+    message: impl Fn(&str, u32, i32) -> Option<String>,
+) -> Report {
     let containers = state.containers.iter().filter_map(|(name, container)| {
         let state_now = match &container.status {
             // Not there yet: the shim tells when it is.
@@ -33,6 +48,7 @@ pub(crate) fn report(state: &PodState, previous: &BTreeMap<String, Exit>) -> Rep
                 exit_code: exit.code,
                 signal: exit.signal,
                 cause: if exit.oom_killed { ExitCause::OutOfMemory } else { ExitCause::Process },
+                message: message(name, container.attempt, exit.code),
             }),
             ContainerStatus::Failed { refusal, finished_at } => ContainerState::Exited(Exit {
                 started_at: *finished_at,
@@ -40,6 +56,7 @@ pub(crate) fn report(state: &PodState, previous: &BTreeMap<String, Exit>) -> Rep
                 exit_code: START_ERROR,
                 signal: None,
                 cause: ExitCause::StartError(refusal.message.clone()),
+                message: None,
             }),
         };
         let report = ContainerReport {
@@ -52,7 +69,11 @@ pub(crate) fn report(state: &PodState, previous: &BTreeMap<String, Exit>) -> Rep
         };
         Some((name.clone(), report))
     });
-    Report { isolation: Some(isolation()), containers: containers.collect() }
+    Report {
+        isolation: Some(isolation(lease)),
+        address: lease.map(|lease| lease.address),
+        containers: containers.collect(),
+    }
 }
 
 /// Whether every container has got somewhere.

@@ -20,10 +20,13 @@ use warren_oci::host_image::{HostImage, PrepareError};
 use warren_oci::idmap::IdAllocator;
 use warren_oci::zygote::Zygote;
 
+use crate::claims;
 use crate::config::NodeConfig;
 use crate::events::Events;
 use crate::images::Images;
 use crate::kubelet;
+use crate::network::{self, Network};
+use crate::objects::Objects;
 use crate::pod_request::{Builder, PodDirectory};
 use crate::registration::{MachineFacts, register};
 use crate::registry::{Entry, Registry, Seen};
@@ -38,7 +41,10 @@ pub(crate) struct Shared {
     pub(crate) builder: Builder,
     pub(crate) images: Arc<Images>,
     pub(crate) events: Events,
+    pub(crate) objects: Objects,
     pub(crate) registry: Registry,
+    /// The pod network, where there is one.
+    pub(crate) network: Option<Arc<Network>>,
     pods: PathBuf,
     ids: Mutex<IdAllocator>,
 }
@@ -54,6 +60,8 @@ pub struct Node {
     shared: Arc<Shared>,
     stopping: watch::Sender<bool>,
     registering: AbortHandle,
+    /// Serves volume claims, where nobody else does.
+    serving: Option<AbortHandle>,
     watching: AbortHandle,
 }
 
@@ -107,22 +115,31 @@ impl Node {
             node_name: config.name.clone(),
             host_ip: config.host_ip.to_string(),
             home_cgroup: cleanup::home_cgroup(&home_id),
+            claims: config.data_dir.join("volumes"),
         };
+        let network = network::open(&home_id, &config.data_dir, &pods, config.pod_range);
         let shared = Arc::new(Shared {
             client: config.client.clone(),
             facts: NodeFacts {
                 name: config.name.clone(),
                 host_ip: config.host_ip,
                 bind_unassigned: config.bind_unassigned,
+                has_network: network.is_some(),
             },
             home_id,
             zygote: config.zygote.clone(),
             builder,
             images: Arc::new(Images::open(&config.data_dir, &pods, config.registries.clone())?),
             events: Events::start(config.client.clone(), config.name.clone()),
+            objects: Objects::default(),
             registry: Registry::default(),
+            network,
             pods,
             ids: Mutex::new(ids),
+        });
+        let serving = config.bind_unassigned.then(|| {
+            let directory = shared.builder.claims.clone();
+            tokio::spawn(claims::serve(config.client.clone(), config.name.clone(), directory)).abort_handle()
         });
         let registered = tokio::spawn(register(config.client.clone(), config, MachineFacts::read()));
         let (stopping, stop) = watch::channel(false);
@@ -131,6 +148,7 @@ impl Node {
             shared,
             stopping,
             registering: registered.abort_handle(),
+            serving,
             watching: watched.abort_handle(),
         })
     }
@@ -155,6 +173,7 @@ impl Node {
     /// on the same data directory.
     pub async fn shutdown(&self) {
         self.registering.abort();
+        self.serving.iter().for_each(AbortHandle::abort);
         self.stopping.send_replace(true);
         // The watching task holds the other end until it and all workers are gone.
         self.stopping.closed().await;
@@ -164,6 +183,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.registering.abort();
+        self.serving.iter().for_each(AbortHandle::abort);
         self.watching.abort();
     }
 }
@@ -185,6 +205,7 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let pods: Api<Pod> = Api::all(shared.client.clone());
     let mut events = watch_objects(pods, config).default_backoff().boxed();
     let mut workers = JoinSet::<String>::new();
+    let mut network = network::serve(&shared);
     let mut listed = HashSet::new();
     let mut first = true;
     loop {
@@ -192,6 +213,7 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             event = events.try_next() => event,
             () = told_to_stop(&mut stop) => {
                 workers.shutdown().await;
+                network.shutdown().await;
                 return;
             }
             Some(finished) = workers.join_next() => {
@@ -245,6 +267,9 @@ fn show(shared: &Arc<Shared>, workers: &mut JoinSet<String>, pod: Pod) {
     if !is_directory_name(&uid) {
         warn!(uid = %uid.chars().take(64).collect::<String>(), "pod with an impossible uid passed over");
         return;
+    }
+    if let Some(network) = &shared.network {
+        network.changed();
     }
     let seen = Seen::Pod(Arc::new(pod));
     match known {

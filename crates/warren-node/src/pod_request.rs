@@ -2,22 +2,28 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::net::SocketAddrV4;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext, Volume};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext};
+use warren_decide::network::{Mode, proxy_environment};
 use warren_decide::pod::{
-    Addresses, BuiltInImage, FieldError, Limits, LimitsError, Quantity, address_without_network, environment,
-    expand,
+    Addresses, BuiltInImage, EnvironmentError, Limits, LimitsError, SourceError, Sources, VolumeKind,
+    address_without_network, all_containers, environment, expand, volume_kind,
 };
 use warren_image::manifest::RunConfig;
 use warren_image::store::Image;
 use warren_image::user::{self, UserError};
-use warren_oci::host_image::HostImage;
+use warren_oci::host_image::{HostImage, INIT_PATH};
 use warren_oci::idmap::IdRange;
 use warren_oci::protocol::{ContainerRequest, LogFile, Overlay, PodRequest, Rootfs};
 use warren_oci::spec::{self, CpuQuota, Mount, MountKind, Process, Spec, StandardInput, User};
+
+use crate::network::{self, Lease};
+use crate::pod_etc;
+use crate::termination;
+use crate::volumes::claim_path;
 
 /// CPU limits are counted in this period, as the container engines do: 100 ms.
 const CPU_PERIOD_MICROSECONDS: u64 = 100_000;
@@ -32,6 +38,17 @@ pub(crate) struct Builder {
     pub(crate) node_name: String,
     pub(crate) host_ip: String,
     pub(crate) home_cgroup: String,
+    /// Where claims keep their data.
+    pub(crate) claims: PathBuf,
+}
+
+/// One run of a container.
+pub(crate) struct Run<'a> {
+    pub(crate) name: &'a str,
+    /// How often it was started before.
+    pub(crate) attempt: u32,
+    pub(crate) ids: IdRange,
+    pub(crate) image: &'a ContainerImage,
 }
 
 /// A pod's directory could not be prepared, or its spec not be turned into a request.
@@ -40,7 +57,9 @@ pub(crate) enum RequestError {
     #[error("the pod has no container \"{0}\"")]
     NoContainer(String),
     #[error(transparent)]
-    Environment(#[from] FieldError),
+    Environment(#[from] EnvironmentError),
+    #[error(transparent)]
+    Source(#[from] SourceError),
     #[error(transparent)]
     Limits(#[from] LimitsError),
     #[error(transparent)]
@@ -76,8 +95,14 @@ impl PodDirectory {
         self.0.join("logs").join(container).join(format!("{attempt}.log"))
     }
 
-    fn volume(&self, name: &str) -> PathBuf {
+    /// A volume that lives as long as the pod.
+    pub(crate) fn volume(&self, name: &str) -> PathBuf {
         self.0.join("volumes").join(name)
+    }
+
+    /// The pod's network, if it has one.
+    pub(crate) fn lease(&self) -> Option<Lease> {
+        Lease::read(&self.0)
     }
 
     /// Files of `/etc` that are the pod's and not its images'.
@@ -87,7 +112,19 @@ impl PodDirectory {
 }
 
 impl Builder {
-    /// The whole pod, without containers. Makes the directories of its volumes.
+    /// The address that a pod has, or is to say that it has.
+    pub(crate) fn pod_ip(&self, pod: &Pod, directory: &PodDirectory) -> String {
+        match directory.lease() {
+            Some(lease) => lease.address.to_string(),
+            None => address_without_network(pod.metadata.uid.as_deref().unwrap_or_default()).to_string(),
+        }
+    }
+
+    pub(crate) fn addresses<'a>(&'a self, pod_ip: &'a str) -> Addresses<'a> {
+        Addresses { node_name: &self.node_name, host_ip: &self.host_ip, pod_ip }
+    }
+
+    /// The whole pod, without containers.
     pub(crate) fn pod(
         &self,
         pod: &Pod,
@@ -96,28 +133,20 @@ impl Builder {
     ) -> Result<PodRequest, RequestError> {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let spec = pod.spec.as_ref();
-        for volume in spec.and_then(|spec| spec.volumes.as_deref()).unwrap_or_default() {
-            if !in_memory(volume) {
-                let path = directory.volume(&volume.name);
-                let group = pod_security(pod)
-                    .and_then(|security| security.fs_group)
-                    .and_then(|id| u32::try_from(id).ok());
-                make_volume(&path, ids, group).map_err(|source| RequestError::Directory { path, source })?;
-            }
-        }
         let name = spec
             .and_then(|spec| spec.hostname.as_deref())
             .or(pod.metadata.name.as_deref())
             .unwrap_or("sandbox");
         let hostname: String = name.chars().take(LONGEST_HOSTNAME).collect();
         let hostname = hostname.trim_end_matches(['-', '.']).to_owned();
-        let images = spec
-            .into_iter()
-            .flat_map(|spec| &spec.containers)
-            .filter_map(|container| container.image.as_deref());
-        if images.filter(|image| BuiltInImage::named(image).is_none()).count() > 0 {
+        let mut images = all_containers(pod).filter_map(|(_, container)| container.image.as_deref());
+        let lease = directory.lease();
+        // The built-in image has them for a pod without a network.
+        if lease.is_some() || images.any(|image| BuiltInImage::named(image).is_none()) {
             let path = directory.etc();
-            make_etc(&path, &hostname, ids).map_err(|source| RequestError::Directory { path, source })?;
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            pod_etc::write(&path, &hostname, namespace, lease.as_ref(), ids)
+                .map_err(|source| RequestError::Directory { path, source })?;
         }
         Ok(PodRequest {
             cgroup: format!("{}/{uid}", self.home_cgroup),
@@ -136,22 +165,25 @@ impl Builder {
     pub(crate) fn container(
         &self,
         pod: &Pod,
-        name: &str,
-        attempt: u32,
+        run: &Run<'_>,
         directory: &PodDirectory,
-        image: &ContainerImage,
+        sources: &Sources,
     ) -> Result<ContainerRequest, RequestError> {
-        let container =
-            pod.spec.iter().flat_map(|spec| &spec.containers).find(|container| container.name == name);
-        let container = container.ok_or_else(|| RequestError::NoContainer(name.to_owned()))?;
-        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let pod_ip = address_without_network(uid).to_string();
-        let addresses = Addresses { node_name: &self.node_name, host_ip: &self.host_ip, pod_ip: &pod_ip };
-        let own_variables = environment(pod, container, &addresses)?;
+        let Run { name, attempt, ids, image } = *run;
+        let container = all_containers(pod).find(|(_, container)| container.name == name);
+        let (_, container) = container.ok_or_else(|| RequestError::NoContainer(name.to_owned()))?;
+        let lease = directory.lease();
+        let pod_ip = self.pod_ip(pod, directory);
+        let own_variables = environment(pod, container, &self.addresses(&pod_ip), sources)?;
         let values: HashMap<String, String> = own_variables.iter().cloned().collect();
         let base = self.base(image, directory)?;
 
         let mut variables = base.config.env.clone();
+        if let Some(lease) = lease.filter(|lease| lease.mode == Mode::Restricted) {
+            let proxy = SocketAddrV4::new(lease.gateway, network::PROXY_PORT);
+            variables
+                .extend(proxy_environment(proxy).into_iter().map(|(name, value)| format!("{name}={value}")));
+        }
         variables.retain(|line| line.split_once('=').is_none_or(|(name, _)| !values.contains_key(name)));
         variables.extend(own_variables.iter().map(|(name, value)| format!("{name}={value}")));
         let working_directory = [container.working_dir.as_deref(), Some(&base.config.working_dir), Some("/")];
@@ -171,7 +203,17 @@ impl Builder {
         spec.root.readonly =
             security.and_then(|security| security.read_only_root_filesystem).unwrap_or(false);
         spec.mounts = base.mounts;
-        spec.mounts.extend(mounts(pod, container, directory));
+        if matches!(image, ContainerImage::Stored(_))
+            && spec.process.args.first().is_some_and(|word| word == INIT_PATH)
+        {
+            spec.mounts.push(self.init_mount());
+        }
+        spec.mounts.extend(self.volume_mounts(pod, container, directory, sources, &values)?);
+        spec.mounts.extend(termination_mount(container, attempt, directory, ids)?);
+        spec.process.capabilities = capabilities(container);
+        // Privileges that are gained inside are the pod's own and no more, so whoever asks for it may have it.
+        spec.process.no_new_privileges =
+            security.and_then(|security| security.allow_privilege_escalation) != Some(true);
         spec.linux.resources = spec::Limits {
             memory_bytes: Some(limits.memory_bytes),
             cpu: Some(CpuQuota {
@@ -195,6 +237,69 @@ impl Builder {
         })
     }
 
+    fn volume_mounts(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        directory: &PodDirectory,
+        sources: &Sources,
+        values: &HashMap<String, String>,
+    ) -> Result<Vec<Mount>, RequestError> {
+        let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
+        let mut mounts = Vec::new();
+        for mount in container.volume_mounts.iter().flatten() {
+            let Some(volume) = volumes.iter().find(|volume| volume.name == mount.name) else { continue };
+            let Some(kind) = volume_kind(pod, volume) else { continue };
+            let mut options = vec!["nosuid".to_owned(), "nodev".to_owned()];
+            let for_reading = match kind {
+                VolumeKind::Files { .. } => true,
+                VolumeKind::Claim { read_only, .. } => read_only,
+                VolumeKind::Directory | VolumeKind::Memory { .. } => false,
+            };
+            if for_reading || mount.read_only == Some(true) {
+                options.push("ro".to_owned());
+            }
+            let inside = match (&mount.sub_path_expr, &mount.sub_path) {
+                (Some(words), _) => expand(words, values),
+                (None, given) => given.clone().unwrap_or_default(),
+            };
+            if !inside.is_empty() {
+                options.push(format!("X-mount.subdir={inside}"));
+            }
+            let (kind, source) = match kind {
+                VolumeKind::Directory | VolumeKind::Files { in_memory: false } => {
+                    (MountKind::Bind, directory.volume(&volume.name))
+                }
+                VolumeKind::Memory { .. } | VolumeKind::Files { in_memory: true } => {
+                    (MountKind::Memory, PathBuf::from(&volume.name))
+                }
+                VolumeKind::Claim { name, .. } => {
+                    // Pods come and go with ids of their own; on disk there are those that they see.
+                    options.push("idmap".to_owned());
+                    let bound = sources.bound_volume(&name)?;
+                    let path = claim_path(&self.claims, bound).map_err(|source| RequestError::Directory {
+                        path: self.claims.join(bound),
+                        source,
+                    })?;
+                    (MountKind::Bind, path)
+                }
+            };
+            let destination = PathBuf::from(&mount.mount_path);
+            mounts.push(Mount { destination, kind, source: Some(source), options });
+        }
+        Ok(mounts)
+    }
+
+    /// The init of the built-in image, for a container on another one that asks to run it.
+    fn init_mount(&self) -> Mount {
+        Mount {
+            destination: INIT_PATH.into(),
+            kind: MountKind::Bind,
+            source: Some(self.executable.clone()),
+            options: ["ro", "nosuid", "nodev"].map(str::to_owned).to_vec(),
+        }
+    }
+
     /// What an image gives to every container on it.
     fn base(&self, image: &ContainerImage, directory: &PodDirectory) -> Result<Base, RequestError> {
         match image {
@@ -206,7 +311,10 @@ impl Builder {
                 },
                 user: User::default(),
                 rootfs: self.image.rootfs(&self.executable),
-                mounts: Vec::new(),
+                mounts: match directory.lease() {
+                    Some(_) => pod_etc::mounts(&directory.etc()),
+                    None => Vec::new(),
+                },
             }),
             ContainerImage::Stored(image) => {
                 let mut config = image.config.config.clone();
@@ -226,7 +334,7 @@ impl Builder {
                 let rootfs =
                     Rootfs { overlays: vec![Overlay { target: "/".into(), lower }], files: Vec::new() };
                 let user = User { uid: found.uid, gid: found.gid, additional_gids: Vec::new() };
-                Ok(Base { config, user, rootfs, mounts: etc_mounts(directory) })
+                Ok(Base { config, user, rootfs, mounts: pod_etc::mounts(&directory.etc()) })
             }
         }
     }
@@ -238,32 +346,6 @@ struct Base {
     user: User,
     rootfs: Rootfs,
     mounts: Vec<Mount>,
-}
-
-/// Names in `/etc` that are the pod's: a container finds itself and its own loopback under the usual names.
-const ETC_FILES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
-
-fn make_etc(directory: &Path, hostname: &str, ids: IdRange) -> io::Result<()> {
-    std::fs::create_dir_all(directory)?;
-    let hosts =
-        format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.0.1\t{hostname}\n");
-    for (name, text) in ETC_FILES.into_iter().zip([format!("{hostname}\n"), hosts, String::new()]) {
-        let path = directory.join(name);
-        std::fs::write(&path, text)?;
-        std::os::unix::fs::chown(&path, ids.to_host(0), ids.to_host(0))?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
-    }
-    Ok(())
-}
-
-fn etc_mounts(directory: &PodDirectory) -> Vec<Mount> {
-    let mount = |name: &str| Mount {
-        destination: Path::new("/etc").join(name),
-        kind: MountKind::Bind,
-        source: Some(directory.etc().join(name)),
-        options: vec!["nosuid".to_owned(), "nodev".to_owned()],
-    };
-    ETC_FILES.into_iter().map(mount).collect()
 }
 
 fn empty_layer(directory: &PodDirectory) -> Result<PathBuf, RequestError> {
@@ -321,42 +403,39 @@ fn user(pod: &Pod, container: &Container, image: &User) -> User {
     }
 }
 
-fn in_memory(volume: &Volume) -> bool {
-    volume.empty_dir.as_ref().is_some_and(|empty| empty.medium.as_deref() == Some("Memory"))
+/// Where the container leaves what is to be told when it ends.
+fn termination_mount(
+    container: &Container,
+    attempt: u32,
+    directory: &PodDirectory,
+    ids: IdRange,
+) -> Result<Option<Mount>, RequestError> {
+    let Some(destination) = container.termination_message_path.as_deref().filter(|path| !path.is_empty())
+    else {
+        return Ok(None);
+    };
+    let path = termination::path(directory, &container.name, attempt);
+    let source = Some(path.clone());
+    termination::make(&path, ids).map_err(|source| RequestError::Directory { path, source })?;
+    let options = vec!["nosuid".to_owned(), "nodev".to_owned(), "noexec".to_owned()];
+    Ok(Some(Mount { destination: destination.into(), kind: MountKind::Bind, source, options }))
 }
 
-fn mounts(pod: &Pod, container: &Container, directory: &PodDirectory) -> Vec<Mount> {
-    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
-    let mounts = container.volume_mounts.iter().flatten().filter_map(|mount| {
-        let volume = volumes.iter().find(|volume| volume.name == mount.name)?;
-        let mut options = vec!["nosuid".to_owned(), "nodev".to_owned()];
-        if mount.read_only == Some(true) {
-            options.push("ro".to_owned());
-        }
-        let destination = PathBuf::from(&mount.mount_path);
-        if !in_memory(volume) {
-            let source = Some(directory.volume(&volume.name));
-            return Some(Mount { destination, kind: MountKind::Bind, source, options });
-        }
-        let size = volume.empty_dir.as_ref().and_then(|empty| empty.size_limit.as_ref());
-        if let Some(size) = size.and_then(|size| size.0.parse::<Quantity>().ok()) {
-            options.push(format!("size={}", size.units().max(0)));
-        }
-        options.push("mode=1777".to_owned());
-        Some(Mount { destination, kind: MountKind::Tmpfs, source: None, options })
-    });
-    mounts.collect()
-}
-
-/// An empty directory that belongs to the pod's root, or to its `fsGroup`, and is open to all in the pod, as kubelet makes
-/// it. Its parent is closed to everybody else on the host.
-fn make_volume(path: &Path, ids: IdRange, group: Option<u32>) -> io::Result<()> {
-    std::fs::create_dir_all(path)?;
-    let owner = ids.to_host(0);
-    let group = ids.to_host(group.unwrap_or(0));
-    std::os::unix::fs::chown(path, owner, group)?;
-    // With the bit that hands the group down, so that files in it stay the group's.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o2777))
+/// The capabilities of a container that wants others than the default. What it may not have was refused before.
+fn capabilities(container: &Container) -> Option<spec::Capabilities> {
+    let wanted = container.security_context.as_ref()?.capabilities.as_ref()?;
+    let named = |names: &Option<Vec<String>>| -> Vec<String> {
+        let names = names.iter().flatten();
+        names
+            .map(|name| format!("CAP_{}", name.strip_prefix("CAP_").unwrap_or(name).to_uppercase()))
+            .collect()
+    };
+    let (add, drop) = (named(&wanted.add), named(&wanted.drop));
+    let all = drop.iter().any(|name| name == "CAP_ALL");
+    let defaults = warren_oci::defaults::CAPABILITIES.iter().map(|name| (*name).to_owned());
+    let mut bounding: Vec<String> = defaults.filter(|name| !all && !drop.contains(name)).collect();
+    bounding.extend(add.into_iter().filter(|name| !bounding.contains(name)).collect::<Vec<_>>());
+    Some(spec::Capabilities { bounding })
 }
 
 #[cfg(test)]
@@ -400,5 +479,18 @@ mod tests {
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let image = User { uid: 7, gid: 7, additional_gids: Vec::new() };
         assert_eq!(user(&pod, container, &image), User { uid: 9, gid: 2, additional_gids: vec![4, 3] });
+    }
+
+    #[test]
+    fn capabilities_are_added_and_dropped_by_name() {
+        let set = |add: &[&str], drop: &[&str]| {
+            let container =
+                json!({"name": "main", "securityContext": {"capabilities": {"add": add, "drop": drop}}});
+            capabilities(&serde_json::from_value(container).unwrap()).unwrap().bounding
+        };
+        assert_eq!(set(&["NET_RAW", "CHOWN"], &["ALL"]), ["CAP_NET_RAW", "CAP_CHOWN"]);
+        let fewer = set(&[], &["KILL"]);
+        assert_eq!(fewer.len() + 1, warren_oci::defaults::CAPABILITIES.len());
+        assert!(!fewer.contains(&"CAP_KILL".to_owned()));
     }
 }

@@ -3,7 +3,7 @@
 //! A worker may be stopped at any point, like the whole process: what it would have known is read back from the shim, from
 //! the pod's directory and from the API.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,19 +14,28 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::json;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
-use warren_decide::pod::{Exit, Machine, Report, Step, World, decide, last_exit, same_status};
+use warren_decide::pod::{
+    Exit, Machine, Notice, Report, Step, World, all_containers, decide, last_exit, same_status,
+};
 use warren_oci::cleanup;
 use warren_oci::client::CallError;
+use warren_oci::idmap::IdRange;
 use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus, PodState, Target};
 
+use crate::care::Care;
 use crate::directory_watch::DirectoryWatch;
+use crate::events::Severity;
 use crate::machine;
+use crate::network;
 use crate::node::Shared;
 use crate::pod_api::{bind, name, pods, resource_version, status_patch};
 use crate::pod_images::PodImages;
-use crate::pod_request::{PodDirectory, RequestError};
+use crate::pod_request::{PodDirectory, RequestError, Run};
+use crate::pod_sources::PodSources;
 use crate::registry::Seen;
 use crate::shim::Shim;
+use crate::termination;
+use crate::volumes::{self, Place, PodVolumes, VolumeError};
 
 /// A pod that asks for this many rounds without coming to rest is a mistake of ours; it then waits for a moment.
 const ROUNDS: usize = 32;
@@ -51,7 +60,14 @@ pub(crate) struct Worker {
     /// How earlier runs ended, by container; the shim keeps only the last.
     previous: BTreeMap<String, Exit>,
     images: PodImages,
-    asked_to_stop: Option<Timestamp>,
+    /// What the pod takes from other objects.
+    sources: PodSources,
+    volumes: PodVolumes,
+    care: Care,
+    /// What was said in events, for as long as it holds.
+    noticed: BTreeSet<Notice>,
+    /// When containers were asked to stop.
+    stopping: BTreeMap<String, Timestamp>,
     /// Starts in a row that led to nothing.
     failed_starts: u32,
     /// Set once the API has taken our binding, which the watch may not have shown yet.
@@ -85,9 +101,13 @@ enum StartError {
     #[error(transparent)]
     Ids(#[from] warren_oci::idmap::AllocateError),
     #[error(transparent)]
+    Network(#[from] network::LeaseError),
+    #[error(transparent)]
     Spawn(#[from] warren_oci::zygote::SpawnShimError),
     #[error(transparent)]
     Shim(#[from] CallError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -122,7 +142,11 @@ impl Worker {
             machine: Machine::Absent,
             previous: BTreeMap::new(),
             images,
-            asked_to_stop: None,
+            sources: PodSources::default(),
+            volumes: PodVolumes::default(),
+            care: Care::new(),
+            noticed: BTreeSet::new(),
+            stopping: BTreeMap::new(),
             failed_starts: 0,
             bound: false,
             deleted: false,
@@ -158,6 +182,8 @@ impl Worker {
                     }
                     state = next_state(&mut self.shim) => self.heard(state),
                     () = self.images.changed() => {}
+                    () = self.sources.changed() => {}
+                    () = self.care.changed() => {}
                     () = wake => {}
                 }
             }
@@ -220,7 +246,7 @@ impl Worker {
     fn heard(&mut self, state: io::Result<PodState>) {
         match state {
             Ok(state) => {
-                self.machine = Machine::Present(machine::report(&state, &self.previous));
+                self.machine = Machine::Present(self.report(&state));
                 self.state.send_replace(Some(state));
             }
             Err(problem) => {
@@ -240,9 +266,19 @@ impl Worker {
     }
 
     fn lost(&mut self, state: &PodState) {
-        self.machine =
-            Machine::Lost { report: machine::report(state, &self.previous), noticed: Timestamp::now() };
+        self.machine = Machine::Lost { report: self.report(state), noticed: Timestamp::now() };
         self.state.send_replace(None);
+    }
+
+    fn report(&self, state: &PodState) -> Report {
+        let pod = match &*self.seen.borrow() {
+            Seen::Pod(pod) => Some(pod.clone()),
+            Seen::Gone => None,
+        };
+        machine::report(state, &self.previous, self.directory.lease().as_ref(), |name, attempt, exit_code| {
+            let (_, container) = all_containers(pod.as_ref()?).find(|(_, known)| known.name == name)?;
+            termination::read(&self.directory, container, attempt, exit_code)
+        })
     }
 
     /// The pod as far as we know it: what the watch showed, and what we have written since.
@@ -277,12 +313,15 @@ impl Worker {
                 // Only an echo of the past.
                 return Ok(Rest::Until(None));
             }
+            self.sources.follow(&self.shared, &pod);
             let world = World {
                 pod: &pod,
                 node: &self.shared.facts,
                 machine: &self.machine,
                 images: self.images.states(),
-                asked_to_stop: self.asked_to_stop,
+                sources: self.sources.found(),
+                health: self.care.health(),
+                stopping: &self.stopping,
             };
             let now = Timestamp::now();
             let plan = decide(&world, now);
@@ -294,7 +333,10 @@ impl Worker {
             });
             let restarts: Vec<(String, Exit)> = restarts.collect();
             self.previous.extend(restarts);
+            self.say(&pod, plan.notices);
             if plan.steps.is_empty() {
+                self.care.follow(&self.shared, &pod, &self.directory, self.state.borrow().as_ref());
+                self.follow_sources(&pod).await;
                 let news = plan.status.filter(|status| {
                     pod.status.as_ref().is_none_or(|published| !same_status(published, status))
                 });
@@ -340,8 +382,8 @@ impl Worker {
                     starts.push((name, attempt));
                     Ok(())
                 }
-                Step::AskToStop => self.signal_all(rustix::process::Signal::TERM).await,
-                Step::Kill => self.signal_all(rustix::process::Signal::KILL).await,
+                Step::AskToStop { names, grace } => self.ask_to_stop(pod, names, grace).await,
+                Step::Kill { names } => self.kill(names).await,
                 Step::Remove => self.remove().await,
                 Step::DeleteObject => self.delete_object(pod).await,
             };
@@ -373,7 +415,8 @@ impl Worker {
 
     async fn start_sandbox(&mut self, pod: &Arc<Pod>, starts: Vec<(String, u32)>) -> Result<(), StepError> {
         match self.try_start_sandbox(pod, starts).await {
-            Ok(()) => Ok(()),
+            Ok(left) if left.is_empty() => Ok(()),
+            Ok(left) => self.start_containers(pod, left).await,
             Err(problem) => {
                 let message = chain(&problem);
                 self.clean_up().await?;
@@ -383,17 +426,26 @@ impl Worker {
         }
     }
 
+    /// Starts the pod's shim and with it the containers, which saves a round trip for each; or without them, where they need
+    /// volumes that only a shim can make. Those are returned.
     async fn try_start_sandbox(
         &mut self,
         pod: &Arc<Pod>,
-        starts: Vec<(String, u32)>,
-    ) -> Result<(), StartError> {
+        mut starts: Vec<(String, u32)>,
+    ) -> Result<Vec<(String, u32)>, StartError> {
         let begun = Instant::now();
         self.images.hold(&self.directory.0).await?;
         let ids = self.shared.ids().allocate(&self.uid)?;
+        let network = network::lease(&self.shared, pod, &self.uid, &self.directory.0).await?;
         let mut request = self.shared.builder.pod(pod, &self.directory, ids)?;
-        for (name, attempt) in &starts {
-            request.containers.push(self.container(pod, name, *attempt)?);
+        request.network = network;
+        self.volumes.forget();
+        self.make_volumes_on_disk(pod, ids)?;
+        let in_memory = volumes::need_shim(pod);
+        if !in_memory {
+            for (name, attempt) in std::mem::take(&mut starts) {
+                request.containers.push(self.container(pod, &name, attempt, ids)?);
+            }
         }
         std::fs::write(self.directory.0.join(START_MARK), "")?;
         let prepared = begun.elapsed();
@@ -412,16 +464,63 @@ impl Worker {
         self.shim = Some(shim);
         self.failed_starts = 0;
         self.heard(Ok(state));
-        Ok(())
+        if in_memory {
+            self.make_volumes_in_memory(pod, ids).await?;
+        }
+        Ok(starts)
     }
 
-    fn container(&self, pod: &Pod, name: &str, attempt: u32) -> Result<ContainerRequest, RequestError> {
-        let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-        let wanted = containers
-            .filter(|container| container.name == name)
-            .find_map(|container| container.image.as_deref());
+    fn make_volumes_on_disk(&mut self, pod: &Pod, ids: IdRange) -> Result<(), VolumeError> {
+        let builder = &self.shared.builder;
+        let pod_ip = builder.pod_ip(pod, &self.directory);
+        let addresses = &builder.addresses(&pod_ip);
+        let place = Place { directory: &self.directory, claims: &builder.claims, ids, addresses };
+        self.volumes.make_on_disk(pod, self.sources.found(), &place)
+    }
+
+    async fn make_volumes_in_memory(&mut self, pod: &Pod, ids: IdRange) -> Result<(), VolumeError> {
+        let Some(shim) = self.shim.as_mut() else { return Ok(()) };
+        let builder = &self.shared.builder;
+        let pod_ip = builder.pod_ip(pod, &self.directory);
+        let addresses = &builder.addresses(&pod_ip);
+        let place = Place { directory: &self.directory, claims: &builder.claims, ids, addresses };
+        self.volumes.make_in_memory(pod, self.sources.found(), &place, shim).await
+    }
+
+    /// Shows the pod what has become of the objects that its volumes show. One that is gone stays as it was.
+    async fn follow_sources(&mut self, pod: &Pod) {
+        if !matches!(self.machine, Machine::Present(_)) || !volumes::show_objects(pod) {
+            return;
+        }
+        let ids = match self.shared.ids().allocate(&self.uid) {
+            Ok(ids) => ids,
+            Err(problem) => {
+                warn!(error = %chain(&problem), "volumes not brought up to date");
+                return;
+            }
+        };
+        let mut done = self.make_volumes_on_disk(pod, ids);
+        if done.is_ok() {
+            done = self.make_volumes_in_memory(pod, ids).await;
+        }
+        if let Err(problem) = done {
+            debug!(error = %chain(&problem), "volumes not brought up to date");
+        }
+    }
+
+    fn container(
+        &self,
+        pod: &Pod,
+        name: &str,
+        attempt: u32,
+        ids: IdRange,
+    ) -> Result<ContainerRequest, RequestError> {
+        let wanted = all_containers(pod)
+            .find(|(_, container)| container.name == name)
+            .and_then(|(_, container)| container.image.as_deref());
         let image = self.images.of(wanted.unwrap_or_default())?;
-        self.shared.builder.container(pod, name, attempt, &self.directory, &image)
+        let run = Run { name, attempt, ids, image: &image };
+        self.shared.builder.container(pod, &run, &self.directory, self.sources.found())
     }
 
     /// Starts containers in the sandbox that is there: restarts, mostly.
@@ -431,13 +530,19 @@ impl Worker {
             return Ok(());
         }
         for (name, attempt) in starts {
-            let request = match self.container(pod, &name, attempt) {
+            let ids = self.shared.ids().allocate(&self.uid);
+            let request = match ids {
+                Ok(ids) => self.container(pod, &name, attempt, ids).map_err(|problem| chain(&problem)),
+                Err(problem) => Err(chain(&problem)),
+            };
+            let request = match request {
                 Ok(request) => request,
                 Err(problem) => {
-                    self.broken(chain(&problem));
+                    self.broken(problem);
                     return Ok(());
                 }
             };
+            self.stopping.remove(&name);
             let Some(shim) = self.shim.as_mut() else { return Ok(()) };
             match shim.call(Call::Start { container: Box::new(request) }).await {
                 Ok((Answer::State { state }, _)) => self.heard(Ok(state)),
@@ -482,42 +587,74 @@ impl Worker {
         Ok(())
     }
 
-    async fn signal_all(&mut self, signal: rustix::process::Signal) -> Result<(), StepError> {
-        let Some(shim) = self.shim.as_mut() else { return Ok(()) };
-        let state = self.state.borrow().clone();
-        for name in state.iter().flat_map(|state| state.containers.keys()) {
-            let call = Call::Signal { target: Target::Container(name.clone()), signal: signal.as_raw() };
-            match shim.call(call).await {
-                Ok(_) | Err(CallError::Refused(_)) => {}
-                Err(CallError::Connection(problem)) => {
-                    self.heard(Err(problem));
-                    return Ok(());
-                }
+    /// Asks containers to end. One that has a hook for it is asked by a task of its own, for that may take its time.
+    async fn ask_to_stop(
+        &mut self,
+        pod: &Arc<Pod>,
+        names: BTreeSet<String>,
+        grace: i64,
+    ) -> Result<(), StepError> {
+        let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        for (_, container) in all_containers(pod).filter(|(_, container)| names.contains(&container.name)) {
+            self.stopping.insert(container.name.clone(), Timestamp::now());
+            if container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.pre_stop.is_some()) {
+                self.care.ask_to_stop(&self.shared, pod, container, &self.directory, grace);
+            } else {
+                self.signal(&container.name, rustix::process::Signal::TERM).await;
             }
         }
-        if signal == rustix::process::Signal::KILL {
-            // Everything is to end: wait for it here, so that the next decision sees it.
-            let ended = async {
-                while self.machine_runs() {
-                    let state = next_state(&mut self.shim).await;
-                    self.heard(state);
-                }
-            };
-            if tokio::time::timeout(AFTER_KILL, ended).await.is_err() {
-                warn!("killed containers are still there");
-            }
-        }
-        self.asked_to_stop.get_or_insert_with(Timestamp::now);
         Ok(())
     }
 
-    fn machine_runs(&self) -> bool {
-        matches!(&self.machine, Machine::Present(report) if report.containers.values()
-            .any(|container| matches!(container.state, warren_decide::pod::ContainerState::Running { .. })))
+    /// Ends containers and waits until they have.
+    async fn kill(&mut self, names: BTreeSet<String>) -> Result<(), StepError> {
+        for name in &names {
+            self.stopping.entry(name.clone()).or_insert_with(Timestamp::now);
+            self.signal(name, rustix::process::Signal::KILL).await;
+        }
+        // Waited for here, so that the next decision sees it.
+        let ended = async {
+            while self.runs_any(&names) {
+                let state = next_state(&mut self.shim).await;
+                self.heard(state);
+            }
+        };
+        if tokio::time::timeout(AFTER_KILL, ended).await.is_err() {
+            warn!("killed containers are still there");
+        }
+        Ok(())
+    }
+
+    async fn signal(&mut self, container: &str, signal: rustix::process::Signal) {
+        let Some(shim) = self.shim.as_mut() else { return };
+        let call = Call::Signal { target: Target::Container(container.to_owned()), signal: signal.as_raw() };
+        match shim.call(call).await {
+            Ok(_) | Err(CallError::Refused(_)) => {}
+            Err(CallError::Connection(problem)) => self.heard(Err(problem)),
+        }
+    }
+
+    fn runs_any(&self, names: &BTreeSet<String>) -> bool {
+        matches!(&self.machine, Machine::Present(report) if report.containers.iter().any(|(name, container)| {
+            names.contains(name) && matches!(container.state, warren_decide::pod::ContainerState::Running { .. })
+        }))
+    }
+
+    /// Records what was not known to hold before.
+    fn say(&mut self, pod: &Pod, notices: Vec<Notice>) {
+        let notices: BTreeSet<Notice> = notices.into_iter().collect();
+        for notice in notices.difference(&self.noticed) {
+            let severity = if notice.is_warning { Severity::Warning } else { Severity::Normal };
+            self.shared.events.record(pod, None, severity, notice.reason, notice.message.clone());
+        }
+        self.noticed = notices;
     }
 
     /// Ends the shim and everything in it. Logs and the pod's directory stay.
     async fn clean_up(&mut self) -> Result<(), StepError> {
+        self.care.end();
+        self.volumes.forget();
+        self.stopping.clear();
         if let Some(mut shim) = self.shim.take() {
             match shim.call(Call::Shutdown).await {
                 Ok(_) => {}
@@ -555,6 +692,7 @@ impl Worker {
             if let Some(range) = range {
                 shared.ids().release(range);
             }
+            network::release(&shared, &uid);
             Ok(())
         })
         .await

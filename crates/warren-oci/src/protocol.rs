@@ -173,6 +173,9 @@ pub enum Call {
         /// Of IPv6 and not of IPv4.
         version_6: bool,
     },
+    /// Makes memory that the pod's containers share, if it is not there yet → [`Answer::Done`] with its descriptor, a
+    /// directory, for the client to put files in. Containers have it by [`crate::spec::MountKind::Memory`].
+    Volume(MemoryVolume),
     /// Sends a signal → [`Answer::Done`]. A process that has already ended is no error.
     Signal {
         /// To whom.
@@ -189,6 +192,19 @@ pub enum Call {
     /// Kills everything, removes the cgroups → [`Answer::State`] with the final state, after which the shim exits.
     /// Files stay: they are the daemon's to remove.
     Shutdown,
+}
+
+/// Memory that the containers of a pod share, and that goes with the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryVolume {
+    /// Its name in the pod.
+    pub name: String,
+    /// How much fits in.
+    pub bytes: u64,
+    /// The permissions of its top directory.
+    pub mode: u32,
+    /// The group of its top directory, as seen inside.
+    pub group: u32,
 }
 
 /// Who gets a signal.

@@ -127,14 +127,15 @@ pub struct Root {
 pub struct Mount {
     /// Absolute path inside. Missing directories, or a missing file for a file, are made.
     pub destination: PathBuf,
-    /// `bind` or `tmpfs`.
+    /// `bind`, `tmpfs` or `memory`.
     #[serde(rename = "type")]
     pub kind: MountKind,
     /// The host's file or directory for `bind`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<PathBuf>,
     /// `ro`, `nosuid`, `nodev`, `noexec` and their opposites; `idmap` (owners are shifted so that the host's root is
-    /// root inside; without it the pod's own id range must own the files); for tmpfs `size=…`, `mode=…`.
+    /// root inside; without it the pod's own id range must own the files); for tmpfs `size=…`, `mode=…`; for the others
+    /// `X-mount.subdir=…`, a place inside that is shown instead of the whole and made if it is missing.
     #[serde(default)]
     pub options: Vec<String>,
 }
@@ -145,8 +146,10 @@ pub struct Mount {
 pub enum MountKind {
     /// A directory or file of the host.
     Bind,
-    /// Memory.
+    /// Memory of this container alone.
     Tmpfs,
+    /// Memory that the pod's containers share; `source` is its name, see [`crate::protocol::MemoryVolume`].
+    Memory,
 }
 
 /// Linux matters.

@@ -99,6 +99,14 @@ pub fn copy_mount(path: &Path, recursive: bool) -> io::Result<OwnedFd> {
     Ok(rustix::mount::open_tree(rustix::fs::CWD, path, flags)?)
 }
 
+/// The same of what is behind a descriptor: a directory or file that nobody can exchange meanwhile.
+pub fn copy_mount_of(place: BorrowedFd<'_>, recursive: bool) -> io::Result<OwnedFd> {
+    let mut flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
+    Ok(rustix::mount::open_tree(place, "", flags)?)
+}
+
 /// Restricts a mount; with `user_namespace` also maps the owners of its files through that namespace, so that the host's
 /// ids 0, 1, … are the namespace's ids 0, 1, ….
 pub fn restrict(

@@ -1,10 +1,11 @@
 //! A pod's conditions: kubelet's own, and two of ours.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Limits, Machine, World, containers};
+use super::status::{Statuses, has_run};
+use super::{Limits, Machine, Role, World, all_containers};
 
 /// The pod condition that says which isolation was reached: a condition because it then rides on the status write that is
 /// made anyway. True when the pod runs; the reason is the level, the message its parts.
@@ -43,7 +44,7 @@ impl Verdict {
 pub(super) fn conditions(
     world: &World<'_>,
     phase: &str,
-    statuses: &[ContainerStatus],
+    statuses: &Statuses,
     now: Timestamp,
 ) -> Vec<PodCondition> {
     let before =
@@ -76,7 +77,7 @@ fn verdict(
     world: &World<'_>,
     kind: &str,
     phase: &str,
-    statuses: &[ContainerStatus],
+    statuses: &Statuses,
     before: &[PodCondition],
 ) -> Option<Verdict> {
     let present = match world.machine {
@@ -98,7 +99,7 @@ fn verdict(
         "Initialized" if phase == "Succeeded" => {
             Some(Verdict { reason: Some("PodCompleted".to_owned()), ..Verdict::yes() })
         }
-        "Initialized" => Some(Verdict::yes()),
+        "Initialized" => Some(initialized(statuses)),
         "ContainersReady" => Some(containers_ready(phase, statuses)),
         "Ready" => {
             let ready = containers_ready(phase, statuses);
@@ -117,20 +118,47 @@ fn verdict(
     }
 }
 
-fn containers_ready(phase: &str, statuses: &[ContainerStatus]) -> Verdict {
+fn containers_ready(phase: &str, statuses: &Statuses) -> Verdict {
     match phase {
         "Succeeded" => return Verdict::no("PodCompleted", None),
         "Failed" => return Verdict::no("PodFailed", None),
         _ => {}
     }
-    let unready: Vec<&str> =
-        statuses.iter().filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
-    if unready.is_empty() && !statuses.is_empty() {
+    // Sidecars count; init containers have done their part when others run.
+    let sidecars = statuses.first.iter().filter(|(role, _)| *role == Role::Sidecar).map(|(_, status)| status);
+    let unready: Vec<&str> = sidecars
+        .chain(&statuses.mains)
+        .filter(|status| !status.ready)
+        .map(|status| status.name.as_str())
+        .collect();
+    if unready.is_empty() && !statuses.mains.is_empty() {
         return Verdict::yes();
     }
     Verdict::no(
         "ContainersNotReady",
         Some(format!("containers with unready status: [{}]", unready.join(" "))),
+    )
+}
+
+fn initialized(statuses: &Statuses) -> Verdict {
+    if statuses.mains.iter().any(has_run) {
+        return Verdict::yes();
+    }
+    let incomplete: Vec<&str> = statuses
+        .first
+        .iter()
+        .filter(|(role, status)| match role {
+            Role::Sidecar => status.started != Some(true),
+            Role::Init | Role::Main => !status.ready,
+        })
+        .map(|(_, status)| status.name.as_str())
+        .collect();
+    if incomplete.is_empty() {
+        return Verdict::yes();
+    }
+    Verdict::no(
+        "ContainersNotInitialized",
+        Some(format!("containers with incomplete status: [{}]", incomplete.join(" "))),
     )
 }
 
@@ -162,7 +190,7 @@ fn limit_reached(world: &World<'_>) -> Option<Verdict> {
     let report = world.machine.report()?;
     let mut reason = None;
     let mut messages = Vec::new();
-    for container in containers(world.pod) {
+    for (_, container) in all_containers(world.pod) {
         let Some(reported) = report.containers.get(&container.name) else { continue };
         let Ok(limits) = Limits::of(container) else { continue };
         if reported.memory_limit_hit {

@@ -1,88 +1,136 @@
-//! A container's environment: literals, fields of the pod, and `$(NAME)` in them and in the command, as kubelet expands
-//! them.
+//! A container's environment: literals, fields of the pod, keys of config maps and secrets, and `$(NAME)` in them and in the
+//! command, as kubelet expands them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 
-/// Values of pod fields that the object itself does not carry yet when its containers start.
-#[derive(Debug, Clone)]
-pub struct Addresses<'a> {
-    /// The node the pod is on.
-    pub node_name: &'a str,
-    /// The node's address.
-    pub host_ip: &'a str,
-    /// The pod's own.
-    pub pod_ip: &'a str,
-}
+use super::fields::{Addresses, field_value, resource_value};
+use super::sources::{SourceError, Sources};
 
 /// A variable whose value cannot be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("env[{name}]: fieldPath `{path}` is not supported")]
-pub struct FieldError {
-    name: String,
-    path: String,
+pub enum EnvironmentError {
+    /// The pod has no such field.
+    #[error("env[{name}]: fieldPath `{path}` is not supported")]
+    Field {
+        /// The variable.
+        name: String,
+        /// As the pod has it.
+        path: String,
+    },
+    /// A container has no such resource.
+    #[error("env[{name}]: resource `{resource}` is not supported")]
+    Resource {
+        /// The variable.
+        name: String,
+        /// As the pod has it.
+        resource: String,
+    },
+    /// A source of a kind that nobody here knows.
+    #[error("env[{0}]: this kind of valueFrom is not supported")]
+    Kind(String),
+    /// What it comes from is not there.
+    #[error(transparent)]
+    Source(#[from] SourceError),
 }
 
-/// The variables of a container in the order of the spec; the last one of a name wins.
+/// The variables of a container in the order of the spec, those of whole objects first; the last one of a name wins.
 pub fn environment(
     pod: &Pod,
     container: &Container,
     addresses: &Addresses<'_>,
-) -> Result<Vec<(String, String)>, FieldError> {
+    sources: &Sources,
+) -> Result<Vec<(String, String)>, EnvironmentError> {
     let mut values: HashMap<String, String> = HashMap::new();
     let mut order: Vec<String> = Vec::new();
+    let mut set = |values: &mut HashMap<String, String>, name: String, value: String| {
+        if values.insert(name.clone(), value).is_none() {
+            order.push(name);
+        }
+    };
+    for source in container.env_from.as_deref().unwrap_or_default() {
+        let prefix = source.prefix.as_deref().unwrap_or_default();
+        let mut entries: BTreeMap<String, String> = BTreeMap::new();
+        if let Some(wanted) = &source.config_map_ref {
+            let found = sources.config_map(&wanted.name, wanted.optional == Some(true))?;
+            entries.extend(found.iter().flat_map(|found| found.data.clone().unwrap_or_default()));
+        }
+        if let Some(wanted) = &source.secret_ref {
+            let found = sources.secret(&wanted.name, wanted.optional == Some(true))?;
+            let data = found.iter().flat_map(|found| found.data.iter().flatten());
+            entries.extend(data.map(|(key, value)| (key.clone(), text(&value.0))));
+        }
+        for (key, value) in entries {
+            let name = format!("{prefix}{key}");
+            // What can be no variable is left out, as kubelet does.
+            if is_variable_name(&name) {
+                set(&mut values, name, value);
+            }
+        }
+    }
     for variable in container.env.as_deref().unwrap_or_default() {
-        let value = value(pod, variable, addresses, &values)?;
-        if values.insert(variable.name.clone(), value).is_none() {
-            order.push(variable.name.clone());
+        if let Some(value) = value(pod, container, variable, addresses, sources, &values)? {
+            set(&mut values, variable.name.clone(), value);
         }
     }
     Ok(order.into_iter().filter_map(|name| values.remove(&name).map(|value| (name, value))).collect())
 }
 
-fn value(
-    pod: &Pod,
-    variable: &EnvVar,
-    addresses: &Addresses<'_>,
-    before: &HashMap<String, String>,
-) -> Result<String, FieldError> {
-    let field = variable.value_from.as_ref().and_then(|source| source.field_ref.as_ref());
-    match field {
-        None => Ok(expand(variable.value.as_deref().unwrap_or_default(), before)),
-        Some(field) => field_value(pod, &field.field_path, addresses)
-            .ok_or_else(|| FieldError { name: variable.name.clone(), path: field.field_path.clone() }),
-    }
+/// Printable ASCII without the sign that ends a name.
+fn is_variable_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=')
 }
 
-fn field_value(pod: &Pod, path: &str, addresses: &Addresses<'_>) -> Option<String> {
-    let meta = &pod.metadata;
-    let spec = pod.spec.as_ref();
-    let subscript = |kind: &str| path.strip_prefix(kind)?.strip_prefix("['")?.strip_suffix("']");
-    if let Some(key) = subscript("metadata.labels") {
-        return Some(meta.labels.as_ref().and_then(|labels| labels.get(key)).cloned().unwrap_or_default());
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// `None`: an optional source is not there, and the variable is not set.
+fn value(
+    pod: &Pod,
+    container: &Container,
+    variable: &EnvVar,
+    addresses: &Addresses<'_>,
+    sources: &Sources,
+    before: &HashMap<String, String>,
+) -> Result<Option<String>, EnvironmentError> {
+    let Some(source) = &variable.value_from else {
+        return Ok(Some(expand(variable.value.as_deref().unwrap_or_default(), before)));
+    };
+    let name = || variable.name.clone();
+    if let Some(field) = &source.field_ref {
+        let found = field_value(pod, &field.field_path, addresses);
+        return match found {
+            Some(value) => Ok(Some(value)),
+            None => Err(EnvironmentError::Field { name: name(), path: field.field_path.clone() }),
+        };
     }
-    if let Some(key) = subscript("metadata.annotations") {
-        return Some(
-            meta.annotations
-                .as_ref()
-                .and_then(|annotations| annotations.get(key))
-                .cloned()
-                .unwrap_or_default(),
-        );
+    if let Some(field) = &source.resource_field_ref {
+        return match resource_value(pod, Some(container), field) {
+            Some(value) => Ok(Some(value)),
+            None => Err(EnvironmentError::Resource { name: name(), resource: field.resource.clone() }),
+        };
     }
-    match path {
-        "metadata.name" => meta.name.clone(),
-        "metadata.namespace" => meta.namespace.clone(),
-        "metadata.uid" => meta.uid.clone(),
-        "spec.nodeName" => Some(addresses.node_name.to_owned()),
-        "spec.serviceAccountName" => Some(
-            spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_else(|| "default".to_owned()),
-        ),
-        "status.hostIP" | "status.hostIPs" => Some(addresses.host_ip.to_owned()),
-        "status.podIP" | "status.podIPs" => Some(addresses.pod_ip.to_owned()),
-        _ => None,
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let (kind, wanted, key, optional, found) = if let Some(wanted) = &source.config_map_key_ref {
+        let optional = wanted.optional == Some(true);
+        let found = sources.config_map(&wanted.name, optional)?;
+        let found = found.and_then(|found| found.data.as_ref()?.get(&wanted.key).cloned());
+        ("ConfigMap", &wanted.name, &wanted.key, optional, found)
+    } else if let Some(wanted) = &source.secret_key_ref {
+        let optional = wanted.optional == Some(true);
+        let found = sources.secret(&wanted.name, optional)?;
+        let found = found.and_then(|found| found.data.as_ref()?.get(&wanted.key));
+        ("Secret", &wanted.name, &wanted.key, optional, found.map(|value| text(&value.0)))
+    } else {
+        return Err(EnvironmentError::Kind(name()));
+    };
+    if found.is_none() && !optional {
+        let message = format!("couldn't find key {key} in {kind} {namespace}/{wanted}");
+        return Err(SourceError::Missing(message).into());
     }
+    Ok(found)
 }
 
 /// Replaces `$(NAME)`; `$$` is a dollar, and a name that is not known stays as it is written.
@@ -154,7 +202,7 @@ mod tests {
         .unwrap();
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let addresses = Addresses { node_name: "here", host_ip: "127.0.0.1", pod_ip: "100::1" };
-        let variables = environment(&pod, container, &addresses).unwrap();
+        let variables = environment(&pod, container, &addresses, &Sources::default()).unwrap();
         let shown: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(shown, ["LATE=again box", "NAME=box", "BOTH=box.$(SPACE)", "LABEL=x", "IP=100::1"]);
     }
@@ -169,7 +217,51 @@ mod tests {
         .unwrap();
         let container = &pod.spec.as_ref().unwrap().containers[0];
         let addresses = Addresses { node_name: "", host_ip: "", pod_ip: "" };
-        let error = environment(&pod, container, &addresses).unwrap_err();
+        let error = environment(&pod, container, &addresses, &Sources::default()).unwrap_err();
         assert_eq!(error.to_string(), "env[X]: fieldPath `spec.secrets` is not supported");
+    }
+
+    #[test]
+    fn keys_of_other_objects_come_by_name_or_all_at_once() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"namespace": "team"},
+            "spec": {"containers": [{"name": "main",
+                "envFrom": [
+                    {"configMapRef": {"name": "settings"}},
+                    {"prefix": "S_", "secretRef": {"name": "keys"}},
+                    {"configMapRef": {"name": "none", "optional": true}},
+                ],
+                "env": [
+                    {"name": "MODE", "value": "own $(S_token)"},
+                    {"name": "ONE", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "MODE"}}},
+                    {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
+                    {"name": "GONE", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "x", "optional": true}}},
+                    {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+                ]}]},
+        }))
+        .unwrap();
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        let addresses = Addresses { node_name: "", host_ip: "", pod_ip: "" };
+        let mut sources = Sources::default();
+        let answer = |sources: &Sources| environment(&pod, container, &addresses, sources);
+        assert_eq!(answer(&sources), Err(SourceError::NotYet.into()));
+
+        sources.config_maps.insert("none".to_owned(), None);
+        sources.config_maps.insert("settings".to_owned(), None);
+        let error = answer(&sources).unwrap_err().to_string();
+        assert_eq!(error, "configmap \"settings\" not found");
+
+        let settings = json!({"data": {"MODE": "fast", "bad=name": "x"}});
+        let settings = std::sync::Arc::new(serde_json::from_value(settings).unwrap());
+        sources.config_maps.insert("settings".to_owned(), Some(settings));
+        let secret = |data| Some(std::sync::Arc::new(serde_json::from_value(json!({"data": data})).unwrap()));
+        sources.secrets.insert("keys".to_owned(), secret(json!({"other": "eA=="})));
+        let error = answer(&sources).unwrap_err().to_string();
+        assert_eq!(error, "couldn't find key token in Secret team/keys");
+
+        sources.secrets.insert("keys".to_owned(), secret(json!({"token": "c2VjcmV0"})));
+        let shown: Vec<String> =
+            answer(&sources).unwrap().iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(shown, ["MODE=own secret", "S_token=secret", "ONE=fast", "KEY=secret", "CPU=2"]);
     }
 }

@@ -3,7 +3,11 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 
-use super::{Addresses, Limits, Quantity, environment};
+use super::sources::{SourceError, Sources};
+use super::{
+    EnvironmentError, Limits, NodeFacts, Quantity, Role, all_containers, containers, environment, volume_kind,
+};
+use crate::network::{AllowList, Mode};
 
 /// The machine's own `/usr`, read-only, under a writable overlay.
 pub const HOST_IMAGE: &str = "warren.dev/host";
@@ -34,6 +38,19 @@ pub struct Refusal {
     pub message: String,
 }
 
+/// A network that cannot be read or cannot be had: a pod gets what it asks for, or does not run.
+fn refused_network(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
+    let message = match (Mode::asked(pod), AllowList::of(pod)) {
+        (Err(error), _) => error.to_string(),
+        (_, Err(error)) => error.to_string(),
+        (Ok(Some(mode @ (Mode::Restricted | Mode::Full))), _) if !node.has_network => {
+            format!("there is no pod network on this node, and the pod asks for `{}`", mode.name())
+        }
+        _ => return None,
+    };
+    Some(Refusal { reason: "NetworkNotAvailable", message })
+}
+
 /// Why a container cannot be started; it waits with this reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerProblem {
@@ -46,16 +63,24 @@ pub struct ContainerProblem {
 /// Ids that a pod has for itself: what `runAsUser` and the like may be.
 const POD_IDS: i64 = 1 << 16;
 
-/// What keeps a container from being started, if anything.
-pub fn container_problem(pod: &Pod, container: &Container) -> Option<ContainerProblem> {
-    image_problem(container.image.as_deref().unwrap_or_default()).or_else(|| {
-        identity_problem(pod, container)
-            .or_else(|| {
-                let addresses = Addresses { node_name: "", host_ip: "", pod_ip: "" };
-                environment(pod, container, &addresses).err().map(|error| error.to_string())
-            })
-            .map(|message| ContainerProblem { reason: "CreateContainerConfigError", message })
-    })
+/// What keeps a container from being started; `Err(None)` is something that nobody has looked up yet.
+pub fn container_problem(
+    pod: &Pod,
+    container: &Container,
+    sources: &Sources,
+) -> Result<(), Option<ContainerProblem>> {
+    if let Some(problem) = image_problem(container.image.as_deref().unwrap_or_default()) {
+        return Err(Some(problem));
+    }
+    let config = |message| Err(Some(ContainerProblem { reason: "CreateContainerConfigError", message }));
+    if let Some(message) = identity_problem(pod, container) {
+        return config(message);
+    }
+    match environment(pod, container, &containers::addresses(), sources) {
+        Ok(_) => Ok(()),
+        Err(EnvironmentError::Source(SourceError::NotYet)) => Err(None),
+        Err(problem) => config(problem.to_string()),
+    }
 }
 
 fn identity_problem(pod: &Pod, container: &Container) -> Option<String> {
@@ -146,8 +171,11 @@ fn is_image_name(image: &str) -> bool {
 }
 
 /// Why this pod cannot run here, if it cannot.
-pub fn refusal(pod: &Pod) -> Option<Refusal> {
+pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     let spec = pod.spec.as_ref()?;
+    if let Some(refusal) = refused_network(pod, node) {
+        return Some(refusal);
+    }
     for (asked, field) in [
         (spec.host_network, "hostNetwork"),
         (spec.host_pid, "hostPID"),
@@ -164,51 +192,54 @@ pub fn refusal(pod: &Pod) -> Option<Refusal> {
             message: format!("runtime class \"{}\" is not available on this node", shorten(class)),
         });
     }
-    if spec.init_containers.as_ref().is_some_and(|containers| !containers.is_empty()) {
-        return Some(unsupported("spec.initContainers".to_owned()));
-    }
     let volumes = spec.volumes.as_deref().unwrap_or_default();
-    volumes
-        .iter()
-        .find_map(|volume| refused_volume(volume, &spec.containers))
-        .or_else(|| spec.containers.iter().find_map(|container| refused_container(container, volumes)))
+    volumes.iter().find_map(|volume| refused_volume(pod, volume)).or_else(|| {
+        all_containers(pod).find_map(|(role, container)| refused_container(role, container, volumes))
+    })
 }
 
-fn refused_container(container: &Container, volumes: &[Volume]) -> Option<Refusal> {
-    let at = |field: &str| format!("spec.containers[{}].{field}", shorten(&container.name));
+/// Capabilities beyond the default that a container may have: the container engines' own defaults, and two that reach
+/// nothing outside the pod's own namespaces. In a user namespace none of them is one over the host.
+const MORE_CAPABILITIES: [&str; 5] = ["AUDIT_WRITE", "IPC_LOCK", "MKNOD", "NET_RAW", "SYS_PTRACE"];
+/// What a container has anyway; asking for it changes nothing.
+const HAS_ANYWAY: [&str; 11] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "NET_BIND_SERVICE",
+    "SETFCAP",
+    "SETGID",
+    "SETPCAP",
+    "SETUID",
+    "SYS_CHROOT",
+];
+
+fn refused_container(role: Role, container: &Container, volumes: &[Volume]) -> Option<Refusal> {
+    let list = if role == Role::Main { "containers" } else { "initContainers" };
+    let at = |field: &str| format!("spec.{list}[{}].{field}", shorten(&container.name));
     if let Some(security) = &container.security_context {
         if security.privileged == Some(true) {
             return Some(not_isolated(at("securityContext.privileged")));
         }
-        if security.allow_privilege_escalation == Some(true) {
-            return Some(not_isolated(at("securityContext.allowPrivilegeEscalation")));
-        }
-        if security
-            .capabilities
-            .as_ref()
-            .and_then(|wanted| wanted.add.as_ref())
-            .is_some_and(|add| !add.is_empty())
+        let added = security.capabilities.iter().flat_map(|wanted| wanted.add.iter().flatten());
+        let mut names = added.map(|name| name.strip_prefix("CAP_").unwrap_or(name));
+        if let Some(name) = names.find(|name| !MORE_CAPABILITIES.contains(name) && !HAS_ANYWAY.contains(name))
         {
-            return Some(not_isolated(at("securityContext.capabilities.add")));
+            return Some(not_isolated(at(&format!("securityContext.capabilities.add {}", shorten(name)))));
         }
     }
     for (there, field) in [
-        (container.liveness_probe.is_some(), "livenessProbe"),
-        (container.readiness_probe.is_some(), "readinessProbe"),
-        (container.startup_probe.is_some(), "startupProbe"),
-        (container.lifecycle.is_some(), "lifecycle"),
-        (container.env_from.as_ref().is_some_and(|sources| !sources.is_empty()), "envFrom"),
         (container.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()), "volumeDevices"),
-        (container.restart_policy.is_some(), "restartPolicy"),
+        (role == Role::Main && container.restart_policy.is_some(), "restartPolicy"),
+        (
+            container.restart_policy_rules.as_ref().is_some_and(|rules| !rules.is_empty()),
+            "restartPolicyRules",
+        ),
     ] {
         if there {
             return Some(unsupported(at(field)));
-        }
-    }
-    for variable in container.env.as_deref().unwrap_or_default() {
-        let Some(source) = &variable.value_from else { continue };
-        if source.field_ref.is_none() {
-            return Some(unsupported(at(&format!("env[{}].valueFrom", shorten(&variable.name)))));
         }
     }
     for mount in container.volume_mounts.as_deref().unwrap_or_default() {
@@ -218,24 +249,24 @@ fn refused_container(container: &Container, volumes: &[Volume]) -> Option<Refusa
                 message: format!("{}: there is no volume \"{}\"", at("volumeMounts"), shorten(&mount.name)),
             });
         }
-        if mount.sub_path_expr.is_some() || mount.sub_path.as_deref().is_some_and(|path| !path.is_empty()) {
-            return Some(unsupported(at(&format!("volumeMounts[{}].subPath", shorten(&mount.name)))));
+        if mount.mount_propagation.as_deref().is_some_and(|kind| !matches!(kind, "" | "None")) {
+            return Some(not_isolated(at(&format!(
+                "volumeMounts[{}].mountPropagation",
+                shorten(&mount.name)
+            ))));
         }
     }
     let limits = Limits::of(container).err()?;
     Some(Refusal { reason: "InvalidLimits", message: at(&limits.to_string()) })
 }
 
-/// Only emptyDir for now. A volume that is not there would be an empty directory in silence, so the pod fails.
-fn refused_volume(volume: &Volume, containers: &[Container]) -> Option<Refusal> {
+/// A volume that is not there would be an empty directory in silence, so the pod fails.
+fn refused_volume(pod: &Pod, volume: &Volume) -> Option<Refusal> {
     let refused = |what: String| {
         let message = format!("volume \"{}\": {what}", shorten(&volume.name));
         Some(Refusal { reason: "UnsupportedVolume", message })
     };
     if let Some(empty) = &volume.empty_dir {
-        let mounts = |container: &&Container| {
-            container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name)
-        };
         let size = empty.size_limit.as_ref().map(|size| size.0.parse::<Quantity>());
         return match (empty.medium.as_deref().unwrap_or_default(), size) {
             ("", None) => None,
@@ -243,21 +274,29 @@ fn refused_volume(volume: &Volume, containers: &[Container]) -> Option<Refusal> 
                 refused("emptyDir.sizeLimit is enforced by this node only with medium Memory".to_owned())
             }
             ("Memory", Some(Err(error))) => refused(format!("emptyDir.sizeLimit: {error}")),
-            ("Memory", _) if containers.iter().filter(mounts).count() > 1 => {
-                refused("emptyDir.medium Memory cannot be shared by containers yet".to_owned())
-            }
             ("Memory", _) => None,
             (other, _) => {
                 refused(format!("emptyDir.medium `{}` is not supported by this node yet", shorten(other)))
             }
         };
     }
+    if volume_kind(pod, volume).is_some() {
+        return None;
+    }
     // The one field that is set names the kind, also for kinds that are added to Kubernetes later.
     let kind = serde_json::to_value(volume)
         .ok()
         .and_then(|value| value.as_object()?.keys().find(|key| *key != "name").cloned())
         .unwrap_or_else(|| "unknown".to_owned());
-    refused(format!("{kind} is not supported by this node yet; emptyDir is"))
+    refused(match kind.as_str() {
+        "hostPath" => {
+            "hostPath would show the pod files of the host, which this node does not allow".to_owned()
+        }
+        _ => format!(
+            "{kind} is not supported by this node yet; emptyDir, configMap, secret, downwardAPI, projected and \
+             persistentVolumeClaim are"
+        ),
+    })
 }
 
 fn unsupported(field: String) -> Refusal {

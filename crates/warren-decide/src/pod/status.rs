@@ -11,9 +11,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 
 use super::conditions::conditions;
+use super::containers::{Outlook, restart_policy};
+use super::health::judge;
 use super::{
-    ContainerReport, ContainerState, Exit, ExitCause, ImageState, Limits, Machine, Outlook, Quantity,
-    Refusal, World, address_without_network, containers,
+    ContainerReport, ContainerState, Exit, ExitCause, ImageState, Limits, Machine, Quantity, Refusal, Role,
+    World, address_without_network, all_containers,
 };
 
 /// Whether two statuses are the same to a reader of the API, where times have seconds and an empty thing is as good as none:
@@ -42,26 +44,46 @@ fn without_empty(value: Value) -> Value {
     }
 }
 
+/// The statuses of a pod's containers.
+#[derive(Debug, Default)]
+pub(super) struct Statuses {
+    /// Of those that start first, each with its role.
+    pub(super) first: Vec<(Role, ContainerStatus)>,
+    /// Of those that the pod is for.
+    pub(super) mains: Vec<ContainerStatus>,
+}
+
+impl Statuses {
+    fn of(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>, now: Timestamp) -> Statuses {
+        let mut statuses = Statuses::default();
+        for (role, container) in all_containers(world.pod) {
+            let status = container_status(world, role, container, outlooks, now);
+            match role {
+                Role::Main => statuses.mains.push(status),
+                Role::Init | Role::Sidecar => statuses.first.push((role, status)),
+            }
+        }
+        statuses
+    }
+}
+
 /// The status of a pod that may run here.
 pub(super) fn status(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>, now: Timestamp) -> PodStatus {
-    let statuses: Vec<ContainerStatus> = containers(world.pod)
-        .iter()
-        .map(|container| container_status(world, container, outlooks, now))
-        .collect();
-    let phase = phase(world.pod, &statuses);
+    let statuses = Statuses::of(world, outlooks, now);
+    let phase = match phase(world.pod, &statuses) {
+        // It is not over before everything in it has ended.
+        "Succeeded" | "Failed" if world.machine.runs_anything() => "Running",
+        phase => phase,
+    };
     build(world, phase, statuses, now)
 }
 
 /// The status of a pod that ran for longer than it said it would.
 pub(super) fn overdue(world: &World<'_>, now: Timestamp) -> PodStatus {
-    let statuses: Vec<ContainerStatus> = containers(world.pod)
-        .iter()
-        .map(|container| container_status(world, container, &BTreeMap::new(), now))
-        .collect();
     PodStatus {
         reason: Some("DeadlineExceeded".to_owned()),
         message: Some("Pod was active on the node longer than the specified deadline".to_owned()),
-        ..build(world, "Failed", statuses, now)
+        ..build(world, "Failed", Statuses::of(world, &BTreeMap::new(), now), now)
     }
 }
 
@@ -71,18 +93,22 @@ pub(super) fn refused(world: &World<'_>, refusal: &Refusal, now: Timestamp) -> P
         reason: Some(refusal.reason.to_owned()),
         message: Some(format!("Pod was rejected: {}", refusal.message)),
         container_statuses: None,
-        ..build(world, "Failed", Vec::new(), now)
+        init_container_statuses: None,
+        ..build(world, "Failed", Statuses::default(), now)
     }
 }
 
-fn build(world: &World<'_>, phase: &str, statuses: Vec<ContainerStatus>, now: Timestamp) -> PodStatus {
+fn build(world: &World<'_>, phase: &str, statuses: Statuses, now: Timestamp) -> PodStatus {
     let pod = world.pod;
     let before = pod.status.clone().unwrap_or_default();
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let host_ip = world.node.host_ip.to_string();
     let (pod_ip, pod_ips) = match world.machine {
-        Machine::Present(_) => {
-            let ip = address_without_network(uid).to_string();
+        Machine::Present(report) => {
+            let ip = match report.address {
+                Some(address) => address.to_string(),
+                None => address_without_network(uid).to_string(),
+            };
             (Some(ip.clone()), Some(vec![PodIP { ip }]))
         }
         // A pod that has ended keeps the address it had.
@@ -91,7 +117,9 @@ fn build(world: &World<'_>, phase: &str, statuses: Vec<ContainerStatus>, now: Ti
     PodStatus {
         phase: Some(phase.to_owned()),
         conditions: Some(conditions(world, phase, &statuses, now)),
-        container_statuses: (!statuses.is_empty()).then_some(statuses),
+        container_statuses: (!statuses.mains.is_empty()).then_some(statuses.mains),
+        init_container_statuses: (!statuses.first.is_empty())
+            .then(|| statuses.first.into_iter().map(|(_, status)| status).collect()),
         host_ip: Some(host_ip.clone()),
         host_ips: Some(vec![HostIP { ip: host_ip }]),
         pod_ip,
@@ -105,10 +133,21 @@ fn build(world: &World<'_>, phase: &str, statuses: Vec<ContainerStatus>, now: Ti
     }
 }
 
-/// Kubelet's `getPhase`, for pods without init containers.
-fn phase(pod: &Pod, statuses: &[ContainerStatus]) -> &'static str {
+/// Kubelet's `getPhase`.
+fn phase(pod: &Pod, statuses: &Statuses) -> &'static str {
+    let policy = restart_policy(pod);
+    let mains_have_run = statuses.mains.iter().any(has_run);
+    for (role, status) in &statuses.first {
+        let ended = ended_with(status);
+        match role {
+            Role::Init if matches!(ended, Some(code) if code != 0) && policy == "Never" => return "Failed",
+            Role::Init if ended != Some(0) && !mains_have_run => return "Pending",
+            Role::Sidecar if status.started != Some(true) && !mains_have_run => return "Pending",
+            _ => {}
+        }
+    }
     let (mut waiting, mut running, mut stopped, mut succeeded) = (0, 0, 0, 0);
-    for status in statuses {
+    for status in &statuses.mains {
         let state = status.state.as_ref();
         let last = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
         if state.is_some_and(|state| state.running.is_some()) {
@@ -122,7 +161,6 @@ fn phase(pod: &Pod, statuses: &[ContainerStatus]) -> &'static str {
             waiting += 1;
         }
     }
-    let policy = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always");
     match policy {
         _ if waiting > 0 => "Pending",
         _ if running > 0 => "Running",
@@ -132,6 +170,16 @@ fn phase(pod: &Pod, statuses: &[ContainerStatus]) -> &'static str {
         "Never" => "Failed",
         _ => "Running",
     }
+}
+
+fn ended_with(status: &ContainerStatus) -> Option<i32> {
+    status.state.as_ref()?.terminated.as_ref().map(|ended| ended.exit_code)
+}
+
+/// Whether a container runs or ever ran.
+pub(super) fn has_run(status: &ContainerStatus) -> bool {
+    let ran = |state: &core::ContainerState| state.running.is_some() || state.terminated.is_some();
+    status.state.as_ref().is_some_and(ran) || status.last_state.as_ref().is_some_and(ran)
 }
 
 /// How often the container was started before its last run, and how that run ended. `None`: it never ran, or it runs.
@@ -165,12 +213,15 @@ fn published_exit(pod: &Pod, name: &str, now: Timestamp) -> Option<(u32, Exit)> 
     Some((attempt, exit_from(ended, now)))
 }
 
-fn published<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
-    pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|status| status.name == name)
+/// What the API has of a container.
+pub(super) fn published<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
+    let status = pod.status.as_ref()?;
+    let lists = [&status.init_container_statuses, &status.container_statuses];
+    lists.into_iter().flatten().flatten().find(|status| status.name == name)
 }
 
 fn unknown_exit(started_at: Timestamp, finished_at: Timestamp) -> Exit {
-    Exit { started_at, finished_at, exit_code: 137, signal: None, cause: ExitCause::Unknown }
+    Exit { started_at, finished_at, exit_code: 137, signal: None, cause: ExitCause::Unknown, message: None }
 }
 
 fn exit_from(ended: &ContainerStateTerminated, now: Timestamp) -> Exit {
@@ -186,12 +237,14 @@ fn exit_from(ended: &ContainerStateTerminated, now: Timestamp) -> Exit {
         finished_at,
         exit_code: ended.exit_code,
         signal: ended.signal,
+        message: ended.message.clone().filter(|_| cause == ExitCause::Process),
         cause,
     }
 }
 
 fn container_status(
     world: &World<'_>,
+    role: Role,
     container: &Container,
     outlooks: &BTreeMap<String, Outlook>,
     now: Timestamp,
@@ -202,6 +255,8 @@ fn container_status(
         (Machine::Present(_), Some(ContainerState::Running { started_at })) => Some(*started_at),
         _ => None,
     };
+    let judgement = judge(world, container).unwrap_or_default();
+    let shown = running.filter(|_| judgement.greeted);
     let last = last_exit(world, container, now);
     let attempt = match (reported, &last) {
         (Some(report), _) => report.attempt,
@@ -210,7 +265,7 @@ fn container_status(
     };
     let before = previous(world.pod, container, reported, attempt);
     let ended = last.as_ref().map(|(_, exit)| terminated(world.pod, container, reported, exit, attempt));
-    let (state, last_state) = match (running, outlooks.get(&container.name)) {
+    let (state, last_state) = match (shown, outlooks.get(&container.name)) {
         (Some(started_at), _) => {
             let running = ContainerStateRunning { started_at: Some(Time(started_at)) };
             (core::ContainerState { running: Some(running), ..Default::default() }, before)
@@ -237,10 +292,11 @@ fn container_status(
                 (waiting("CreateContainerError", Some(message.clone())), ended.or(before))
             }
             (_, Some(ended)) => (ended, before),
-            (_, None) => (waiting("ContainerCreating", None), before),
+            (_, None) => (waiting(first_reason(world.pod), None), before),
         },
     };
-    let ran = running.is_some() || last.is_some();
+    let ran = shown.is_some() || last.is_some();
+    let ended_well = state.terminated.as_ref().is_some_and(|ended| ended.exit_code == 0);
     let container_id = reported
         .map(|report| format!("warren://{}", report.id))
         .or_else(|| published(world.pod, &container.name).and_then(|status| status.container_id.clone()));
@@ -249,13 +305,19 @@ fn container_status(
         image_id: if ran { image_id(world, container) } else { String::new() },
         image,
         container_id,
-        ready: running.is_some(),
-        started: Some(running.is_some()),
+        ready: if role == Role::Init { ended_well } else { judgement.ready },
+        started: Some(judgement.started),
         restart_count: i32::try_from(attempt).unwrap_or(i32::MAX),
         state: Some(state),
         last_state,
         ..Default::default()
     }
+}
+
+/// Why a container waits that has not run yet.
+fn first_reason(pod: &Pod) -> &'static str {
+    let has_first = all_containers(pod).next().is_some_and(|(role, _)| role != Role::Main);
+    if has_first { "PodInitializing" } else { "ContainerCreating" }
 }
 
 /// The image that a container ran on: what the node found, or what was published by one that found it.
@@ -302,7 +364,7 @@ fn terminated(
     attempt: u32,
 ) -> core::ContainerState {
     let limits = Limits::of(container).ok();
-    let (reason, message) = match &exit.cause {
+    let (reason, explanation) = match &exit.cause {
         ExitCause::OutOfMemory => (
             "OOMKilled",
             limits.map(|limits| format!("memory limit of {} bytes reached", limits.memory_bytes)),
@@ -330,7 +392,7 @@ fn terminated(
         container_id,
         exit_code: exit.exit_code,
         finished_at: Some(Time(exit.finished_at)),
-        message,
+        message: exit.message.clone().filter(|left| !left.is_empty()).or(explanation),
         reason: Some(reason.to_owned()),
         signal: exit.signal,
         started_at: Some(Time(exit.started_at)),
@@ -349,7 +411,7 @@ fn full_name(pod: &Pod) -> String {
 fn qos_class(pod: &Pod) -> &'static str {
     let mut any = false;
     let mut guaranteed = true;
-    for container in containers(pod) {
+    for (_, container) in all_containers(pod) {
         for resource in ["cpu", "memory"] {
             let amount = |list: Option<&BTreeMap<String, _>>| -> Option<Quantity> {
                 let text: &k8s_openapi::apimachinery::pkg::api::resource::Quantity = list?.get(resource)?;

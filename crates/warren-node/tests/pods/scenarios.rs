@@ -399,7 +399,7 @@ pub async fn what_cannot_be_run_says_why(machine: Machine) {
     assert_eq!(reason.reason.as_deref(), Some("ErrImagePull"));
     assert!(reason.message.unwrap().contains("docker.io/library/nginx:1.27"));
 
-    let volume = json!({"volumes": [{"name": "secret", "secret": {"secretName": "s"}}]});
+    let volume = json!({"volumes": [{"name": "secret", "hostPath": {"path": "/root"}}]});
     home.create("volume", json!({}), volume).await;
     let pod = home.wait("volume", "failed", |pod| phase(pod) == "Failed").await;
     let status = pod.status.unwrap();

@@ -15,7 +15,9 @@ mod network;
 mod pod_network;
 mod rootfs;
 mod streams;
+mod volume;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,6 +51,8 @@ pub(crate) struct Workshop {
     pub(crate) hierarchy: Hierarchy,
     pub(crate) pid_namespace: OwnedFd,
     pub(crate) layering: Layering,
+    /// Memory that the pod's containers share, by name.
+    pub(crate) volumes: BTreeMap<String, OwnedFd>,
 }
 
 /// Namespaces that the containers of a pod share. They live as long as the shim holds them, whichever containers run.
@@ -351,7 +355,7 @@ fn equip(
     let terminals = rootfs::terminals(pod.ids)?;
     let terminals_kept = terminals.mount.try_clone().step(|| "keep the terminals".to_owned())?;
     mounts.push(terminals);
-    mounts.extend(rootfs::volumes(&request.spec.mounts, pod.ids, user.as_fd())?);
+    mounts.extend(rootfs::volumes(&request.spec.mounts, pod.ids, user.as_fd(), &workshop.volumes)?);
 
     let list: Vec<(&Path, bool)> =
         mounts.iter().map(|mount| (mount.target.as_path(), mount.is_directory)).collect();

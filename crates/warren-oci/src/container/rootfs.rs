@@ -1,6 +1,7 @@
 //! The privileged half of a root file system: the shim makes every mount that needs the host's rights as a detached mount
 //! and hands over the descriptors; the container's own process attaches them (see [`super::child`]).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -267,11 +268,17 @@ pub(crate) fn volumes(
     mounts: &[Mount],
     ids: IdRange,
     user_namespace: BorrowedFd<'_>,
+    memory: &BTreeMap<String, OwnedFd>,
 ) -> Result<Vec<Detached>, StepError> {
-    mounts.iter().map(|volume| volume_mount(volume, ids, user_namespace)).collect()
+    mounts.iter().map(|volume| volume_mount(volume, ids, user_namespace, memory)).collect()
 }
 
-fn volume_mount(volume: &Mount, ids: IdRange, user_namespace: BorrowedFd<'_>) -> Result<Detached, StepError> {
+fn volume_mount(
+    volume: &Mount,
+    ids: IdRange,
+    user_namespace: BorrowedFd<'_>,
+    memory: &BTreeMap<String, OwnedFd>,
+) -> Result<Detached, StepError> {
     let step = || format!("mount {}", volume.destination.display());
     let refuse = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
     if !volume.destination.is_absolute()
@@ -281,7 +288,7 @@ fn volume_mount(volume: &Mount, ids: IdRange, user_namespace: BorrowedFd<'_>) ->
     }
     // What a volume holds is nobody's business to run as somebody else or to reach devices through.
     let mut attributes = Attributes::NO_SUID_NO_DEV;
-    let (mut map_owners, mut size, mut mode) = (false, None, None);
+    let (mut map_owners, mut size, mut mode, mut inside) = (false, None, None, None);
     for option in &volume.options {
         match option.as_str() {
             "ro" => attributes.read_only = true,
@@ -292,19 +299,33 @@ fn volume_mount(volume: &Mount, ids: IdRange, user_namespace: BorrowedFd<'_>) ->
             other => match (volume.kind, other.split_once('=')) {
                 (MountKind::Tmpfs, Some(("size", value))) => size = Some(value),
                 (MountKind::Tmpfs, Some(("mode", value))) => mode = Some(value),
+                (MountKind::Bind | MountKind::Memory, Some(("X-mount.subdir", value))) => {
+                    inside = Some(Path::new(value));
+                }
                 _ => return Err(refuse(format!("the option `{other}` is not known"))).step(step),
             },
         }
     }
     match volume.kind {
-        MountKind::Bind => {
+        MountKind::Bind | MountKind::Memory => {
             let source = volume
                 .source
                 .as_deref()
-                .ok_or_else(|| refuse("a bind mount has no source".to_owned()))
+                .ok_or_else(|| refuse("a volume has no source".to_owned()))
                 .step(step)?;
-            let is_directory = fs::metadata(source).step(step)?.is_dir();
-            let mount = mount::copy_mount(source, true).step(step)?;
+            let mut place = if volume.kind == MountKind::Bind {
+                rustix::fs::open(source, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).step(step)?
+            } else {
+                let known = source.to_str().and_then(|name| memory.get(name));
+                let known = known.ok_or_else(|| refuse(format!("there is no memory `{}`", source.display())));
+                known.and_then(OwnedFd::try_clone).step(step)?
+            };
+            if let Some(inside) = inside {
+                place = super::volume::open_inside(place.as_fd(), inside).step(step)?;
+            }
+            let kind = rustix::fs::fstat(&place).step(step)?.st_mode;
+            let is_directory = rustix::fs::FileType::from_raw_mode(kind).is_dir();
+            let mount = mount::copy_mount_of(place.as_fd(), true).step(step)?;
             mount::restrict(mount.as_fd(), attributes, map_owners.then_some(user_namespace), true)
                 .map_err(|error| if map_owners { kernel::explain_mapping(error, source) } else { error })
                 .step(step)?;

@@ -59,6 +59,7 @@ impl Prepared {
                 (_, Some(wanted)) => wanted,
                 (found, None) => found,
             },
+            volumes: BTreeMap::new(),
         }))
     }
 }

@@ -8,8 +8,8 @@ use super::clients::Asker;
 use super::guest::{Guest, Visitor};
 use crate::container;
 use crate::protocol::{
-    Answer, Call, ContainerRequest, ContainerStatus, ExecRequest, Refusal, RefusalReason, Request, Target,
-    TerminalSize,
+    Answer, Call, ContainerRequest, ContainerStatus, ExecRequest, MemoryVolume, Refusal, RefusalReason,
+    Request, Target, TerminalSize,
 };
 use crate::timeline::Timeline;
 
@@ -52,6 +52,7 @@ impl Shim {
                 Ok(Some(Answer::Done))
             }
             Call::Socket { version_6 } => self.socket(asker, version_6),
+            Call::Volume(wanted) => self.volume(asker, &wanted),
             Call::Resize { exec, size } => self.resize(exec, size),
             Call::Signal { target, signal } => self.signal(&target, signal),
             Call::Pause => {
@@ -152,6 +153,14 @@ impl Shim {
         let namespaces = namespaces.ok_or_else(|| invalid("the pod has no network yet".to_owned()))?;
         let socket = namespaces.socket(version_6).map_err(failed("make a socket in the pod's network"))?;
         self.clients.reply(asker, Ok(Answer::Done), vec![socket]);
+        Ok(None)
+    }
+
+    fn volume(&mut self, asker: Asker, wanted: &MemoryVolume) -> Result<Option<Answer>, Refusal> {
+        check_name(&wanted.name)?;
+        let volume = self.workshop.memory_volume(wanted, self.pod.ids, &self.pod.directory);
+        let volume = volume.map_err(failed("make a volume in memory"))?;
+        self.clients.reply(asker, Ok(Answer::Done), vec![volume]);
         Ok(None)
     }
 

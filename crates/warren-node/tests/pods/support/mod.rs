@@ -62,6 +62,7 @@ impl Home {
     pub fn start_node(&mut self) {
         let machine = &self.machine;
         let config = NodeConfig {
+            pod_range: None,
             // A node takes pods only of its own scenario: they name it.
             bind_unassigned: self.bind_unassigned,
             heartbeat: self.heartbeat,

@@ -1,0 +1,138 @@
+//! Reaching into a pod: running a command in a container, connecting to a port.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use tokio::net::{TcpSocket, TcpStream};
+use warren_oci::client::CallError;
+use warren_oci::protocol::{Answer, Call, ExecRequest, ExitStatus, Target};
+
+use crate::descriptor::Descriptor;
+use crate::pod_request::PodDirectory;
+use crate::shim::Shim;
+use crate::worker::chain;
+
+/// As much of a command's output is kept as kubelet keeps.
+const KEPT_OUTPUT: usize = 10 << 10;
+
+/// A container to reach into.
+pub(super) struct Inside {
+    directory: PodDirectory,
+    container: String,
+    address: IpAddr,
+    ports: Vec<(String, u16)>,
+}
+
+/// Ends a command that nobody waits for any more.
+struct Running {
+    shim: Shim,
+    exec: Option<u64>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(exec) = self.exec {
+            let signal = rustix::process::Signal::KILL.as_raw();
+            // A shim that is gone has no command left.
+            let _ = self.shim.tell(Call::Signal { target: Target::Exec(exec), signal });
+        }
+    }
+}
+
+impl Inside {
+    pub(super) fn new(pod: &Pod, container: &Container, directory: &PodDirectory) -> Inside {
+        // A pod without a network has an address that leads nowhere; inside, its own loopback is what others would reach.
+        let given = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
+        let address = given.filter(IpAddr::is_ipv4).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let ports = container
+            .ports
+            .iter()
+            .flatten()
+            .filter_map(|port| Some((port.name.clone()?, u16::try_from(port.container_port).ok()?)));
+        Inside {
+            directory: directory.clone(),
+            container: container.name.clone(),
+            address,
+            ports: ports.collect(),
+        }
+    }
+
+    pub(super) fn shim(&self) -> io::Result<Shim> {
+        Shim::connect(&self.directory.0)
+    }
+
+    /// Runs a command to its end: how it ended, and what it said.
+    pub(super) async fn run(&self, command: &[String]) -> Result<(ExitStatus, String), String> {
+        let failed = |error: CallError| chain(&error);
+        let shim = self.shim().map_err(|error| error.to_string())?;
+        let mut running = Running { shim, exec: None };
+        let request = ExecRequest {
+            container: self.container.clone(),
+            args: command.to_vec(),
+            env: Vec::new(),
+            cwd: None,
+            user: None,
+            terminal: None,
+            stdin: false,
+        };
+        let (answer, descriptors) = running.shim.call(Call::Exec(request)).await.map_err(failed)?;
+        let Answer::Exec { exec, .. } = answer else { return Err("the shim did not start it".to_owned()) };
+        running.exec = Some(exec);
+        let outputs = descriptors.into_iter().map(Descriptor::new).collect::<io::Result<Vec<_>>>();
+        let outputs = outputs.map_err(|error| error.to_string())?;
+        let reading = futures::future::join_all(outputs.iter().map(read));
+        let (texts, exit) = tokio::join!(reading, running.shim.exec_exit(exec));
+        let exit = exit.map_err(|error| error.to_string())?;
+        running.exec = None;
+        let mut said = String::from_utf8_lossy(&texts.concat()).into_owned();
+        said.truncate(said.floor_char_boundary(KEPT_OUTPUT));
+        Ok((exit, said))
+    }
+
+    /// Connects to a port of the container, from within the pod's network.
+    pub(super) async fn connect(&self, host: Option<&str>, port: &IntOrString) -> Result<TcpStream, String> {
+        let address = self.socket_address(host, port)?;
+        let mut shim = self.shim().map_err(|error| error.to_string())?;
+        let call = Call::Socket { version_6: address.is_ipv6() };
+        let (_, descriptors) = shim.call(call).await.map_err(|error| chain(&error))?;
+        let socket = descriptors.into_iter().next().ok_or("the shim gave no socket")?;
+        // Not connected yet, whatever the type says: a socket stays in the network it was made in.
+        let socket = TcpSocket::from_std_stream(std::net::TcpStream::from(socket));
+        socket.connect(address).await.map_err(|error| format!("dial tcp {address}: connect: {error}"))
+    }
+
+    /// Where a port is. A name of another host cannot be looked up from within the pod.
+    pub(super) fn socket_address(
+        &self,
+        host: Option<&str>,
+        port: &IntOrString,
+    ) -> Result<SocketAddr, String> {
+        let port = match port {
+            IntOrString::Int(number) => u16::try_from(*number).ok().filter(|port| *port > 0),
+            IntOrString::String(name) => name
+                .parse()
+                .ok()
+                .or_else(|| self.ports.iter().find(|(known, _)| known == name).map(|(_, port)| *port)),
+        };
+        let port = port.ok_or("couldn't find the port in the container")?;
+        let address = match host.filter(|host| !host.is_empty()) {
+            None => self.address,
+            Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            Some(host) => host.parse().map_err(|_| format!("host {host:?} is not an address"))?,
+        };
+        Ok(SocketAddr::new(address, port))
+    }
+}
+
+/// Reads to the end, and keeps the beginning.
+async fn read(output: &Descriptor) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(length @ 1..) = output.read(&mut buffer).await {
+        let room = KEPT_OUTPUT.saturating_sub(kept.len());
+        kept.extend_from_slice(&buffer[..length.min(room)]);
+    }
+    kept
+}
