@@ -15,7 +15,7 @@ use crate::manifest::{
 };
 use crate::reference::{self, Reference};
 use crate::store::{Store, StoreError};
-use crate::unpack::Limits;
+use crate::unpack::{self, Limits};
 
 /// An image that an archive has brought.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub enum ImportError {
     /// The file itself.
     #[error("read the archive")]
     Read(#[source] io::Error),
-    /// It is compressed as a whole.
-    #[error("the archive is compressed; decompress it first, for example with `gunzip` or `zstd -d`")]
-    Compressed,
+    /// It is something else.
+    #[error("this is no archive (`tar`), or not all of it")]
+    NoArchive,
     /// It holds no image.
     #[error("the archive has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)")]
     NoImage,
@@ -86,7 +86,7 @@ pub fn import(
     name: Option<&Reference>,
     limits: Limits,
 ) -> Result<Vec<Imported>, ImportError> {
-    let archive = Archive::index(archive)?;
+    let archive = Archive::index(uncompressed(archive, store, limits)?)?;
     let images = match (archive.files.contains_key("manifest.json"), archive.files.contains_key("index.json"))
     {
         // What docker writes today is both; only here are the names whole.
@@ -278,19 +278,14 @@ struct Archive {
 
 impl Archive {
     fn index(mut file: File) -> Result<Self, ImportError> {
-        let mut start = [0; 4];
-        file.read_exact(&mut start).map_err(ImportError::Read)?;
-        if start[..2] == [0x1f, 0x8b] || start == [0x28, 0xb5, 0x2f, 0xfd] {
-            return Err(ImportError::Compressed);
-        }
         file.seek(SeekFrom::Start(0)).map_err(ImportError::Read)?;
         let mut files = BTreeMap::new();
         let mut archive = tar::Archive::new(BufReader::new(file));
         let entries = archive.entries_with_seek().map_err(ImportError::Read)?;
         for entry in entries.raw(true).take(MOST_FILES) {
-            let entry = entry.map_err(ImportError::Read)?;
+            let entry = entry.map_err(not_read)?;
             if entry.header().entry_type().is_file() {
-                let size = entry.header().entry_size().map_err(ImportError::Read)?;
+                let size = entry.header().entry_size().map_err(not_read)?;
                 files.insert(plain(&entry.path_bytes()), (entry.raw_file_position(), size));
             }
         }
@@ -319,6 +314,31 @@ impl Archive {
         let mut bytes = Vec::new();
         self.open(name)?.read_to_end(&mut bytes).map_err(ImportError::Read)?;
         Ok(bytes)
+    }
+}
+
+/// The same archive without compression around it: only then can its files be read in any order.
+fn uncompressed(mut file: File, store: &Store, limits: Limits) -> Result<File, ImportError> {
+    let mut start = [0; 4];
+    file.read_exact(&mut start).map_err(not_read)?;
+    file.seek(SeekFrom::Start(0)).map_err(ImportError::Read)?;
+    if start[..2] != [0x1f, 0x8b] && start != [0x28, 0xb5, 0x2f, 0xfd] {
+        return Ok(file);
+    }
+    let mut plain = tempfile::tempfile_in(store.unfinished()).map_err(ImportError::Read)?;
+    let mut bytes =
+        unpack::plain(BufReader::with_capacity(1 << 16, file), limits.bytes).map_err(ImportError::Read)?;
+    io::copy(&mut bytes, &mut plain).map_err(ImportError::Read)?;
+    Ok(plain)
+}
+
+/// What is wrong with bytes is not repeated: they are those of the file, whatever it may be.
+fn not_read(error: io::Error) -> ImportError {
+    match error.kind() {
+        io::ErrorKind::Other | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+            ImportError::NoArchive
+        }
+        _ => ImportError::Read(error),
     }
 }
 

@@ -86,8 +86,8 @@ struct TooLarge(u64);
 pub fn unpack(compressed: impl Read, directory: &Path, limits: Limits) -> Result<Unpacked, UnpackError> {
     let mut blob = Hashing::new(compressed);
     let diff_id = {
-        let plain = decompressed(BufReader::with_capacity(1 << 16, &mut blob)).map_err(UnpackError::Read)?;
-        let mut plain = Hashing::new(Limited { inner: plain, limit: limits.bytes, left: limits.bytes });
+        let bytes = BufReader::with_capacity(1 << 16, &mut blob);
+        let mut plain = Hashing::new(plain(bytes, limits.bytes).map_err(UnpackError::Read)?);
         let mut tree = Tree::open(directory).map_err(UnpackError::Directory)?;
         let mut archive = tar::Archive::new(&mut plain);
         let mut entries = Entries::new(&mut archive).map_err(UnpackError::Read)?;
@@ -104,6 +104,11 @@ pub fn unpack(compressed: impl Read, directory: &Path, limits: Limits) -> Result
     };
     let (blob, blob_size) = blob.finish().map_err(UnpackError::Read)?;
     Ok(Unpacked { blob, blob_size, diff_id })
+}
+
+/// The bytes without their compression, if they have any, up to a limit.
+pub(crate) fn plain<'a>(bytes: impl BufRead + 'a, limit: u64) -> io::Result<impl Read + 'a> {
+    Ok(Limited { inner: decompressed(bytes)?, limit, left: limit })
 }
 
 /// By the first bytes: what an archive is called is often wrong.

@@ -132,6 +132,7 @@ fn an_image_from_docker_save_has_the_names_it_was_saved_with() {
     assert!(matches!(bring(&store, &docker(&parts, &json!(null)), None), Err(ImportError::Nameless)));
     bring(&store, &docker(&parts, &json!(null)), Some("mine")).unwrap();
     assert_eq!(store.list().unwrap().len(), 3);
+    bring(&store, &gzip(&saved), None).unwrap();
 }
 
 #[test]
@@ -201,8 +202,10 @@ fn content_that_is_not_what_it_is_called_is_refused_and_leaves_nothing() {
 fn what_is_no_archive_of_images_is_said_to_be_none() {
     let place = tempfile::tempdir().unwrap();
     let store = Store::open(place.path()).unwrap();
-    assert!(matches!(bring(&store, b"", None), Err(ImportError::Read(_))));
-    assert!(matches!(bring(&store, &gzip(b"x"), None), Err(ImportError::Compressed)));
+    assert!(matches!(bring(&store, b"", None), Err(ImportError::NoArchive)));
+    assert!(matches!(bring(&store, &b"root:x:0:0".repeat(100), None), Err(ImportError::NoArchive)));
+    assert!(matches!(bring(&store, &gzip(b"x"), None), Err(ImportError::NoArchive)));
+    assert!(matches!(bring(&store, &gzip(b"x")[..15], None), Err(ImportError::Read(_))));
     assert!(matches!(bring(&store, &archive(&[("a", b"")]), None), Err(ImportError::NoImage)));
     let parts = image(&[&[("a", b"x")]]);
     assert!(matches!(bring(&store, &layout(&parts, Some("latest")), None), Err(ImportError::Nameless)));

@@ -50,13 +50,16 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     server.serve_metrics(telemetry::CONTENT_TYPE, move || scrape.text());
     // One machine has one home: nobody else could lead.
     controllers.lead();
-    dialer.connect(Node::start(NodeConfig::local(
-        NODE_NAME.to_owned(),
-        config.directory.clone(),
-        kube::Client::new(transport("system:node:local"), "default"),
-        zygote,
-        config.executable.clone(),
-    ))?);
+    dialer.connect(Node::start(NodeConfig {
+        registries: config.registries.clone(),
+        ..NodeConfig::local(
+            NODE_NAME.to_owned(),
+            config.directory.clone(),
+            kube::Client::new(transport("system:node:local"), "default"),
+            zygote,
+            config.executable.clone(),
+        )
+    })?);
 
     let shutdown = CancellationToken::new();
     let tcp = listen_tcp(&config).await?;

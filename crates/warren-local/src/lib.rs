@@ -16,9 +16,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use init::container_init;
+pub use init::{container_init, init_command};
 pub use lock::{Holder, LockError, holder, wait_for_start};
 pub use pods::{EndPodsError, end_pods};
+pub use warren_node::RegistryConfig;
 
 use lock::{Lock, Starting};
 use warren_oci::zygote::{StartZygoteError, Zygote};
@@ -32,6 +33,8 @@ pub struct Config {
     pub api_socket: PathBuf,
     /// Where the API listens for everybody else, with TLS. With port 0, the port of last time if it is free.
     pub listen: SocketAddr,
+    /// How images are pulled.
+    pub registries: RegistryConfig,
     /// Where the kubeconfig for that goes.
     pub kubeconfig: PathBuf,
     /// The binary that containers run as their init: this one.

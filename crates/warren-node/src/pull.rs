@@ -290,3 +290,6 @@ fn check(promised: &Descriptor, bytes: &[u8]) -> Result<(), PullError> {
         false => Err(PullError::Digest { image: promised.digest.to_string(), found }),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,14 +6,20 @@
 //!
 //! [`nodes`] pretends to be nodes of such a control plane, for scale and races without containers.
 //!
-//! The crate stays small on purpose (no async runtime, no Kubernetes client, but with the feature `nodes`): `xtask` is
+//! [`images`] makes images out of a few files, and [`registry`] serves them on loopback, faults included.
+//!
+//! The crate stays small on purpose (no async runtime, no Kubernetes client, but with the features `nodes` and `images`): `xtask` is
 //! built on it, and every cold checkout compiles `xtask` first.
 
 pub mod cargo;
+#[cfg(feature = "images")]
+pub mod images;
 pub mod kube;
 pub mod leaks;
 #[cfg(feature = "nodes")]
 pub mod nodes;
 pub mod privileges;
+#[cfg(feature = "images")]
+pub mod registry;
 
 mod files;

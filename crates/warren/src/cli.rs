@@ -25,6 +25,8 @@ pub enum Command {
     Down(Down),
     /// Run the controllers for a cluster, with the flags of agent-sandbox's controller.
     Controller(Box<controller::Flags>),
+    /// Bring images to the local home, list and remove them.
+    Image(Image),
     /// Print where the kubeconfig of the local home is.
     Kubeconfig(Kubeconfig),
     /// Print manifests that were written for `v1alpha1` as `v1beta1`.
@@ -107,6 +109,8 @@ pub struct Up {
     pub home: Home,
     #[command(flatten)]
     pub listen: Listen,
+    #[command(flatten)]
+    pub registries: Registries,
     /// Return when the API is ready, and leave the home running in the background
     #[arg(long, short)]
     pub detach: bool,
@@ -131,6 +135,73 @@ pub struct Down {
     pub keep: bool,
     #[command(flatten)]
     pub output: Output,
+}
+
+/// How images are pulled from registries.
+#[derive(Args, Clone, Debug)]
+pub struct Registries {
+    /// A registry that is spoken to without TLS, as images name it; those on loopback always are
+    #[arg(long, env = "WARREN_INSECURE_REGISTRIES", value_name = "HOST[:PORT]", value_delimiter = ',')]
+    pub insecure_registry: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct Image {
+    #[command(subcommand)]
+    pub command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// Take in the images of an archive: an OCI layout, or what `docker save` and `podman save` write.
+    Import(ImageImport),
+    /// Fetch an image from its registry, or what has changed of it.
+    Pull(ImagePull),
+    /// List the images.
+    List(ImageList),
+    /// Remove images; what containers still stand on stays until they are gone.
+    Remove(ImageRemove),
+}
+
+#[derive(Args, Debug)]
+pub struct ImageImport {
+    #[command(flatten)]
+    pub home: Home,
+    /// The archive, a directory with an OCI layout, or `-` for standard input
+    #[arg(value_name = "FILE|DIR")]
+    pub archive: PathBuf,
+    /// What to call the image, if the archive does not say or says something else
+    #[arg(long)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct ImagePull {
+    #[command(flatten)]
+    pub home: Home,
+    /// The image, such as `busybox`, `registry.example:5000/owner/tool:1.2` or `busybox@sha256:…`
+    pub name: String,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct ImageList {
+    #[command(flatten)]
+    pub home: Home,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct ImageRemove {
+    #[command(flatten)]
+    pub home: Home,
+    /// The images
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
 }
 
 #[derive(Args, Debug)]
@@ -160,4 +231,6 @@ pub struct Daemon {
     pub home: Home,
     #[command(flatten)]
     pub listen: Listen,
+    #[command(flatten)]
+    pub registries: Registries,
 }

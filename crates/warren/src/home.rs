@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -70,14 +69,20 @@ pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
 
 /// Starts a daemon in the background and returns when its API is ready. Two that are started at once settle
 /// between themselves which one stays; both callers then see a running home.
-pub fn start(data_dir: &DataDir, listen: Option<SocketAddr>) -> anyhow::Result<Report> {
+pub fn start(
+    data_dir: &DataDir,
+    flags: Option<(&cli::Listen, &cli::Registries)>,
+) -> anyhow::Result<Report> {
     let log_path = data_dir.daemon_log();
     let log = open_log(&log_path).with_context(|| format!("open `{}`", log_path.display()))?;
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut command = Command::new(&program);
     command.arg("daemon").arg("--data-dir").arg(data_dir.path());
-    if let Some(listen) = listen {
-        command.arg("--listen").arg(listen.to_string());
+    if let Some((listen, registries)) = flags {
+        command.arg("--listen").arg(listen.listen.to_string());
+        for registry in &registries.insecure_registry {
+            command.arg("--insecure-registry").arg(registry);
+        }
     }
     let mut child = command
         .current_dir("/")

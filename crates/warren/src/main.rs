@@ -5,6 +5,7 @@ mod cli;
 mod controller;
 mod down;
 mod home;
+mod image;
 mod interrupt;
 mod kubeconfig;
 mod migrate;
@@ -54,6 +55,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Up(arguments) => up::up(&arguments)?,
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Controller(flags) => controller::controller(&flags)?,
+        Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
         Command::Version(arguments) => version::version(&arguments),

@@ -23,6 +23,7 @@ use warren_client::sandbox::{self, SandboxKey};
 
 use crate::cli;
 use crate::home;
+use crate::image;
 use crate::interrupt::{self, Interrupt};
 use crate::progress;
 use crate::terminal::{self, RawMode};
@@ -34,6 +35,9 @@ const LEASE: Duration = Duration::from_secs(300);
 
 /// The one container of the pod.
 const CONTAINER: &str = "sandbox";
+
+/// Names of images that are never fetched.
+const BUILT_IN: &str = "warren.dev/";
 
 /// How a shell reports a command that a closed pipe ended.
 const BROKEN_PIPE: i32 = 128 + 13;
@@ -61,6 +65,14 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
         client = connect(arguments) => client?,
     };
     timings.mark("connect");
+    if brings_image(arguments) {
+        // Now, and not while the sandbox waits for it: a person sees how far it is, and no deadline runs.
+        tokio::select! {
+            signal = interrupt.wait() => return Ok(interrupt::exit_code(signal)),
+            pulled = image::pull(&client, &arguments.image, true) => pulled?,
+        };
+        timings.mark("image");
+    }
 
     // Not given up at a signal: whether the server has made the sandbox is known only when it answers.
     let created = sandbox::create(&client, &arguments.namespace, &wanted).await?;
@@ -89,6 +101,11 @@ async fn connect(arguments: &cli::Run) -> anyhow::Result<Client> {
         Some(path) => Ok(warren_client::connect::from_kubeconfig(path).await?),
         None => home::connect(&arguments.home).await,
     }
+}
+
+/// Whether the image is one that the local home has to have fetched.
+fn brings_image(arguments: &cli::Run) -> bool {
+    arguments.kubeconfig.is_none() && !arguments.image.starts_with(BUILT_IN)
 }
 
 /// Waits for the sandbox and runs the command in it.
@@ -157,6 +174,9 @@ fn wanted(arguments: &cli::Run) -> anyhow::Result<Sandbox> {
     let container = Container {
         name: CONTAINER.to_owned(),
         image: Some(arguments.image.clone()),
+        // An image runs what it likes and ends when it likes. Here it has to wait for the command, as the built-in image does.
+        command: brings_image(arguments).then(warren_local::init_command),
+        image_pull_policy: brings_image(arguments).then(|| "IfNotPresent".to_owned()),
         env: (!env.is_empty()).then_some(env),
         working_dir: arguments.workdir.clone(),
         resources: (!limits.is_empty())
@@ -227,6 +247,18 @@ mod tests {
         assert_eq!(container["resources"]["limits"], serde_json::json!({ "memory": "64Mi", "cpu": "500m" }));
         assert_eq!(container["env"], serde_json::json!([{ "name": "A", "value": "b=c" }]));
         assert_eq!(container["workingDir"], "/tmp");
+    }
+
+    #[test]
+    fn an_image_of_ones_own_waits_for_the_command() {
+        let container = |arguments: &[&str]| {
+            sandbox(arguments)["spec"]["podTemplate"]["spec"]["containers"][0].clone()
+        };
+        let own = container(&["--image", "busybox", "true"]);
+        assert_eq!(own["command"], serde_json::json!(["/.warren/init", "init"]));
+        assert_eq!(own["imagePullPolicy"], "IfNotPresent");
+        assert!(container(&["true"]).get("command").is_none());
+        assert!(container(&["--kubeconfig", "x", "--image", "busybox", "true"]).get("command").is_none());
     }
 
     #[test]

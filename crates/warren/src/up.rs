@@ -1,11 +1,13 @@
 //! `warren up` and the daemon that `up --detach` starts.
 
+use std::ffi::OsString;
 use std::io::Write as _;
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use serde_json::json;
 use warren_client::home::DataDir;
-use warren_local::{LockError, StartError};
+use warren_local::{LockError, RegistryConfig, StartError};
 
 use crate::cli::{self, Format};
 use crate::home::{self, Report};
@@ -15,11 +17,11 @@ use crate::report;
 pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
     if arguments.detach {
-        let report = home::start(&data_dir, Some(arguments.listen.listen))?;
+        let report = home::start(&data_dir, Some((&arguments.listen, &arguments.registries)))?;
         announce(&data_dir, &report, arguments.output.output);
         return Ok(());
     }
-    let outcome = warren_local::run(config(&data_dir, &arguments.listen)?, |pid| {
+    let outcome = warren_local::run(config(&data_dir, &arguments.listen, &arguments.registries)?, |pid| {
         announce(&data_dir, &Report::Ready { pid }, arguments.output.output);
     });
     match outcome {
@@ -36,7 +38,7 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
     // Away from the terminal and the process group of whoever started us; fails only if we lead a group already.
     let _ = rustix::process::setsid();
-    let outcome = warren_local::run(config(&data_dir, &arguments.listen)?, |pid| {
+    let outcome = warren_local::run(config(&data_dir, &arguments.listen, &arguments.registries)?, |pid| {
         tell(&Report::Ready { pid });
         // Nobody reads on; from here on standard output goes where the log goes.
         let _ = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
@@ -55,15 +57,35 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
     }
 }
 
-fn config(data_dir: &DataDir, listen: &cli::Listen) -> anyhow::Result<warren_local::Config> {
+fn config(
+    data_dir: &DataDir,
+    listen: &cli::Listen,
+    registries: &cli::Registries,
+) -> anyhow::Result<warren_local::Config> {
     Ok(warren_local::Config {
         directory: data_dir.path().to_owned(),
         api_socket: data_dir.api_socket(),
         kubeconfig: data_dir.kubeconfig(),
         listen: listen.listen,
+        registries: RegistryConfig {
+            credential_files: credential_files(|name| std::env::var_os(name)),
+            insecure: registries.insecure_registry.clone(),
+            ..RegistryConfig::default()
+        },
         executable: std::env::current_exe().context("find this program's own file")?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
+}
+
+/// Where `podman login` and `docker login` keep what they were told, the first to be asked first.
+fn credential_files(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let files = [
+        path("REGISTRY_AUTH_FILE"),
+        path("XDG_RUNTIME_DIR").map(|directory| directory.join("containers/auth.json")),
+        path("DOCKER_CONFIG").or_else(|| Some(path("HOME")?.join(".docker"))).map(|it| it.join("config.json")),
+    ];
+    files.into_iter().flatten().collect()
 }
 
 fn tell(report: &Report) {
@@ -91,5 +113,24 @@ fn announce(data_dir: &DataDir, report: &Report, format: Format) {
             eprintln!("The local home in `{}` {state} (process {pid}).", data_dir.path().display());
             eprintln!("Use it with `kubectl --kubeconfig {} get sandboxes`.", kubeconfig.display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_where_other_tools_leave_them() {
+        let with = |variables: &[(&str, &str)]| {
+            credential_files(|name| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
+            })
+        };
+        let all = with(&[("REGISTRY_AUTH_FILE", "/a"), ("XDG_RUNTIME_DIR", "/run/user/1"), ("HOME", "/home/me")]);
+        let expected = ["/a", "/run/user/1/containers/auth.json", "/home/me/.docker/config.json"];
+        assert_eq!(all, expected.map(PathBuf::from));
+        assert_eq!(with(&[("DOCKER_CONFIG", "/d"), ("HOME", "/h")]), [PathBuf::from("/d/config.json")]);
+        assert!(with(&[("HOME", "")]).is_empty());
     }
 }

@@ -1,5 +1,5 @@
 //! The images of this node, for people: `GET /images` lists them, `POST /images[?name=NAME]` takes in those of the archive in
-//! its body, `POST /images?pull=NAME` fetches one from its registry, `DELETE /images?name=NAME` takes one away.
+//! its body, `POST /images?pull=NAME[&ifMissing=true]` fetches one from its registry, `DELETE /images?name=NAME` takes one away.
 //!
 //! A pull is answered by lines of JSON: how far it has come while it lasts, and at last the image or what went wrong.
 
@@ -35,7 +35,8 @@ pub(super) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> 
     match (request.method().clone(), name) {
         (Method::GET, _) => list(shared),
         (Method::POST, _) if parameter("pull").is_some() => {
-            pull(shared, parameter("pull").unwrap_or_default())
+            let only_if_missing = parameter("ifMissing").as_deref() == Some("true");
+            pull(shared, parameter("pull").unwrap_or_default(), only_if_missing)
         }
         (Method::POST, name) => match import(shared, request.into_body(), name.as_deref()).await {
             Ok(answer) => answer,
@@ -67,11 +68,14 @@ fn list(shared: &Shared) -> Response<Body> {
 }
 
 /// Fetches an image for as long as the client listens.
-fn pull(shared: &Arc<Shared>, name: String) -> Response<Body> {
+fn pull(shared: &Arc<Shared>, name: String, only_if_missing: bool) -> Response<Body> {
     let progress = Arc::new(Progress::default());
     let (images, wanted, shown) = (shared.images.clone(), name.clone(), progress.clone());
     let pulling = Box::pin(async move {
-        let result = images.pull(&wanted, Vec::new(), &progress).await;
+        let result = match images.find(&wanted) {
+            Ok(Some(image)) if only_if_missing => Ok(image),
+            _ => images.pull(&wanted, Vec::new(), &progress).await,
+        };
         match result {
             Ok(image) => json!({"image": {"name": wanted, "digest": image.digest, "size": image.size}}),
             Err(problem) => json!({"error": chain(&problem)}),

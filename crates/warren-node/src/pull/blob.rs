@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::CONTENT_RANGE;
 use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
 use tokio::fs::File;
 use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 use tracing::debug;
@@ -90,6 +91,9 @@ async fn go_on(
     file.set_len(*have).await.map_err(keep)?;
     file.seek(SeekFrom::Start(*have)).await.map_err(keep)?;
     let mut body = response.into_body();
+    if body.size_hint().exact().is_some_and(|length| *have + length != blob.size) {
+        return Err(registry.protocol("a blob has another length than announced"));
+    }
     loop {
         let frame = match tokio::time::timeout(STALL, body.frame()).await {
             Ok(None) => break,
@@ -99,7 +103,7 @@ async fn go_on(
         };
         let Ok(data) = frame.into_data() else { continue };
         if *have + data.len() as u64 > blob.size {
-            return Err(registry.protocol("a blob is longer than announced"));
+            return Err(registry.protocol("a blob has another length than announced"));
         }
         file.write_all(&data).await.map_err(keep)?;
         *have += data.len() as u64;

@@ -1,0 +1,193 @@
+//! Pulls from a registry on loopback, in peace and with the faults that real ones have.
+
+use std::path::Path;
+
+use serde_json::json;
+use tempfile::TempDir;
+use warren_testkit::images::{Layer, TestImage, digest};
+use warren_testkit::registry::{Access, TestRegistry};
+
+use super::*;
+use crate::worker::chain;
+
+struct Place {
+    directory: TempDir,
+    store: Arc<Store>,
+    puller: Puller,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(directory.path()).unwrap());
+        Self { directory, store, puller: Puller::new(RegistryConfig::default()) }
+    }
+
+    async fn pull_as(&self, name: &str, credentials: Vec<Credential>) -> Result<Digest, PullError> {
+        let reference: Reference = name.parse().unwrap();
+        let progress = Progress::default();
+        let pulled = self.puller.pull(&self.store, &reference, credentials, &progress).await?;
+        let [done, total] = [&progress.done, &progress.total].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(done, total, "all that was to come is said to have come");
+        pulled.name(&self.store, &reference)?;
+        Ok(self.store.find(&reference)?.unwrap().digest)
+    }
+
+    async fn pull(&self, name: &str) -> Result<Digest, PullError> {
+        self.pull_as(name, Vec::new()).await
+    }
+
+    /// Why a pull failed; nothing unfinished may be left of it.
+    async fn failure(&self, name: &str) -> String {
+        let problem = self.pull(name).await.unwrap_err();
+        assert_eq!(count(&self.directory.path().join("unfinished")), 0);
+        assert!(self.store.find(&name.parse().unwrap()).unwrap().is_none());
+        chain(&problem)
+    }
+
+    fn layers(&self) -> usize {
+        count(&self.directory.path().join("layers"))
+    }
+}
+
+fn count(directory: &Path) -> usize {
+    std::fs::read_dir(directory).unwrap().count()
+}
+
+/// Content that cannot be compressed, so that a layer is as long as this.
+fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    std::iter::repeat_with(|| random.u8(..)).take(length).collect()
+}
+
+fn image(seeds: &[u64]) -> TestImage {
+    let owner = rustix::process::geteuid().as_raw().into();
+    let layer = |seed: &u64| Layer::new().file(&format!("file-{seed}"), 0o644, owner, &noise(100_000, *seed));
+    TestImage::new(json!({"Cmd": ["true"]}), seeds.iter().map(layer).collect())
+}
+
+fn password(user: &str, password: &str) -> Credential {
+    Credential::Password { user: user.to_owned(), password: password.to_owned() }
+}
+
+fn blob_requests(registry: &TestRegistry, blob: &[u8]) -> Vec<String> {
+    let wanted = digest(blob);
+    registry.requests().into_iter().filter(|request| request.contains(&wanted)).collect()
+}
+
+#[tokio::test]
+async fn an_image_comes_whole_and_the_next_one_brings_only_what_is_new() {
+    let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
+    let (first, second) = (image(&[1, 2, 3, 4]), image(&[1, 2, 5]));
+    registry.put("some/tool", "1", &first);
+    registry.put("some/tool", "2", &second);
+    let found = place.pull(&registry.image("some/tool", "1")).await.unwrap();
+    assert_eq!(found.to_string(), first.digest());
+    assert_eq!(place.layers(), 4);
+    place.pull(&registry.image("some/tool", "2")).await.unwrap();
+    assert_eq!(place.layers(), 5);
+    assert_eq!(blob_requests(&registry, &second.layers[0]).len(), 1, "{:?}", registry.requests());
+    // By its digest it is the same.
+    assert_eq!(place.pull(&registry.image("some/tool", &first.digest())).await.unwrap(), found);
+}
+
+#[tokio::test]
+async fn twenty_pulls_at_once_fetch_a_layer_once() {
+    let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
+    let image = image(&[1, 2]);
+    registry.put("tool", "1", &image);
+    let name = registry.image("tool", "1");
+    let pulls = futures::future::join_all((0..20).map(|_| place.pull(&name))).await;
+    assert!(pulls.iter().all(Result::is_ok), "{pulls:?}");
+    assert_eq!(blob_requests(&registry, &image.layers[0]).len(), 1);
+}
+
+#[tokio::test]
+async fn a_blob_that_breaks_off_is_taken_up_where_it_ended() {
+    let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
+    let image = image(&[1]);
+    registry.put("tool", "1", &image);
+    registry.break_off_at(10_000);
+    place.pull(&registry.image("tool", "1")).await.unwrap();
+    let requests = blob_requests(&registry, &image.layers[0]);
+    let endings: Vec<&str> = requests.iter().filter_map(|request| request.rsplit(' ').next()).collect();
+    assert_eq!(endings, ["200", "206"]);
+}
+
+#[tokio::test]
+async fn who_asks_is_said_in_the_way_that_the_registry_wants() {
+    let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
+    registry.put("tool", "1", &image(&[1]));
+    // Whoever serves the blobs is another, and is not told.
+    registry.redirect_blobs();
+    let name = registry.image("tool", "1");
+    let me = || ("me".to_owned(), "secret".to_owned());
+    for access in [Access::Basic(me().0, me().1), Access::Token(Some(me()))] {
+        registry.set_access(access.clone());
+        let place = Place::new();
+        let refused = place.failure(&name).await;
+        assert!(refused.contains("401"), "{access:?}: {refused}");
+        // The first is out of date.
+        let credentials = vec![password("me", "old"), password("me", "secret")];
+        place.pull_as(&name, credentials).await.unwrap();
+    }
+    registry.set_access(Access::Token(None));
+    place.pull_as(&name, vec![password("me", "old")]).await.unwrap();
+}
+
+#[tokio::test]
+async fn content_that_is_not_what_it_is_called_is_refused() {
+    let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
+    let (good, other) = (image(&[1]), image(&[2]));
+    for (repository, blob, content) in [
+        ("layer", &good.layers[0], &vec![b'x'; good.layers[0].len()][..]),
+        ("short", &good.layers[0], b"x"),
+        ("long", &good.layers[0], &[&good.layers[0][..], b"more"].concat()),
+        ("config", &good.config, &other.config),
+    ] {
+        registry.put(repository, "1", &good);
+        registry.put_blob(&digest(blob), content);
+        let why = place.failure(&registry.image(repository, "1")).await;
+        assert!(why.contains("sha256:") || why.contains("another length"), "{repository}: {why}");
+        registry.put_blob(&digest(blob), blob);
+    }
+    assert_eq!(place.layers(), 0);
+    let promised = digest(b"something else");
+    registry.put_manifest("tool", &promised, &good.manifest);
+    let why = place.failure(&registry.image("tool", &promised)).await;
+    assert!(why.contains(&good.digest()) && why.contains("not what it was asked for"), "{why}");
+    // And healed when the registry is.
+    registry.put("layer", "1", &good);
+    place.pull(&registry.image("layer", "1")).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_index_leads_to_the_manifest_for_this_machine() {
+    let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
+    let image = image(&[1]);
+    registry.put("tool", "own", &image);
+    let here = warren_image::manifest::Platform::here();
+    let entry = |architecture: &str, digest: String, size: usize| json!({"digest": digest, "size": size, "platform": {"os": "linux", "architecture": architecture}});
+    let foreign = entry("s390x", digest(b"other"), 5);
+    let own = entry(&here.architecture, image.digest(), image.manifest.len());
+    registry.put_manifest("tool", "all", json!({"manifests": [foreign.clone(), own]}).to_string().as_bytes());
+    registry.put_manifest("tool", "foreign", json!({"manifests": [foreign]}).to_string().as_bytes());
+    let found = place.pull(&registry.image("tool", "all")).await.unwrap();
+    assert_eq!(found.to_string(), image.digest());
+    let why = place.failure(&registry.image("tool", "foreign")).await;
+    assert!(why.ends_with("it is for: linux/s390x"), "{why}");
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_said_to_be_so() {
+    let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
+    let why = place.failure(&registry.image("tool", "1")).await;
+    assert!(why.contains("404") && why.contains("MANIFEST_UNKNOWN"), "{why}");
+    registry.put_manifest("tool", "1", b"<html>");
+    let why = place.failure(&registry.image("tool", "1")).await;
+    assert!(why.contains("not of the expected form"), "{why}");
+    let name = registry.image("tool", "1");
+    drop(registry);
+    let why = place.failure(&name).await;
+    assert!(why.contains("cannot be reached"), "{why}");
+}
