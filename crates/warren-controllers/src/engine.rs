@@ -156,6 +156,13 @@ impl Engine {
         self.claims.observe_node(node, is_fit);
     }
 
+    /// The pools that wait for something of their own to be seen, and will for a while. With every event delivered there are
+    /// none.
+    #[must_use]
+    pub fn waiting_pools(&self) -> Vec<ObjectKey> {
+        self.pools.waiting()
+    }
+
     fn listen(self: &Arc<Self>) {
         let cluster = &self.cluster;
         self.hear(&cluster.sandboxes, Self::sandbox_changed);

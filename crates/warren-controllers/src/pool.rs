@@ -95,7 +95,9 @@ impl PoolController {
                     expectations.creation_in_doubt(self.cluster.uptime());
                 }
                 Action::Create(_) => expectations.creation_settled(),
-                Action::Delete { uid, .. } => expectations.deletion_settled(uid),
+                Action::Delete { uid, .. } => {
+                    expectations.deletion_settled(uid);
+                }
                 Action::Merge { .. } | Action::MergeStatus { .. } => {}
             }
         }
@@ -140,23 +142,18 @@ impl PoolController {
                 .filter(|owner| ownership::is_kind::<SandboxWarmPool>(owner))?;
             Some(ObjectKey { namespace: change.key.namespace.clone(), name: owner.name.clone() })
         };
+        if let (Some(gone), None) = (change.before, change.after) {
+            self.settle_deletion(queue, gone);
+        }
         let before = change.before.and_then(|sandbox| pool_of(sandbox));
         let after = change.after.and_then(|sandbox| pool_of(sandbox));
         if before.is_none() && after.is_none() {
             return;
         }
+        if let (None, Some(pool)) = (change.before, &after)
+            && let Some(memory) = self.memories().get_mut(pool)
         {
-            let mut memories = self.memories();
-            if let Some(memory) =
-                after.as_ref().filter(|_| change.before.is_none()).and_then(|key| memories.get_mut(key))
-            {
-                memory.expectations.creation_settled();
-            }
-            if let (Some(key), None, Some(sandbox)) = (&before, change.after, change.before)
-                && let Some(memory) = memories.get_mut(key)
-            {
-                memory.expectations.deletion_settled(sandbox.metadata.uid.as_deref().unwrap_or_default());
-            }
+            memory.expectations.creation_settled();
         }
         let quiet = match (change.before, change.after) {
             (Some(old), Some(new)) => {
@@ -171,6 +168,32 @@ impl PoolController {
         if !quiet {
             before.into_iter().chain(after).for_each(|key| queue.add(key));
         }
+    }
+
+    /// A sandbox is gone: the pool that has asked for that need not wait any longer, whoever owned it in the end. An orphan that
+    /// the pool had deleted is nobody's; and another may have given the member away meanwhile.
+    fn settle_deletion(&self, queue: &WorkQueue, gone: &Sandbox) {
+        let uid = gone.metadata.uid.as_deref().unwrap_or_default();
+        for (pool, memory) in self.memories().iter_mut() {
+            if memory.expectations.deletion_settled(uid) {
+                queue.add(pool.clone());
+            }
+        }
+    }
+
+    /// The pools that wait for something of their own to be seen, and will for a while.
+    pub(crate) fn waiting(&self) -> Vec<ObjectKey> {
+        let uptime = self.cluster.uptime();
+        let memories = self.memories();
+        let mut waiting: Vec<ObjectKey> = memories
+            .iter()
+            .filter(|(_, Memory { expectations, .. })| {
+                !expectations.are_met() && !expectations.are_overdue(uptime)
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        waiting.sort();
+        waiting
     }
 
     fn memories(&self) -> MutexGuard<'_, HashMap<ObjectKey, Memory>> {

@@ -31,6 +31,9 @@ const STORM_STEPS: u64 = 2_500;
 const CALM_STEPS: u64 = 60_000;
 /// How long it is left alone, in milliseconds: longer than the longest backoff (1000 s) and the patience of a pool (300 s).
 const CALM: i64 = 45 * 60 * 1000;
+/// After this long, in milliseconds, nobody waits for anything that a fault has kept from him: longer than a creation is in
+/// doubt (30 s).
+const DOUBT: i64 = 60 * 1000;
 
 /// What a run did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -218,19 +221,29 @@ impl Simulation {
     /// Leaves the system alone until everything that it has planned is done.
     fn settle(&mut self) -> Result<(), String> {
         let end = self.clock.elapsed() + CALM;
+        let doubted_until = self.clock.elapsed() + DOUBT;
         let limit = self.steps + CALM_STEPS;
-        loop {
+        while self.steps <= limit {
             if !self.moves().is_empty() {
                 self.step()?;
-            } else if let Some(due) = self.next_due().filter(|due| *due <= end) {
+                continue;
+            }
+            if self.clock.elapsed() > doubted_until {
+                self.check_patience()?;
+            }
+            if let Some(due) = self.next_due().filter(|due| *due <= end) {
                 self.pass_time_until(due);
             } else {
                 return Ok(());
             }
-            if self.steps > limit {
-                return Err("left alone, it does not come to rest".to_owned());
-            }
         }
+        Err("left alone, it does not come to rest".to_owned())
+    }
+
+    /// With everything delivered, a pool that still waits to see something it did would stand still until its patience ends.
+    fn check_patience(&self) -> Result<(), String> {
+        let waiting = self.running.iter().flat_map(|running| running.engine.waiting_pools()).next();
+        waiting.map_or(Ok(()), |pool| Err(format!("pool {pool} waits for something that was delivered")))
     }
 
     /// The end of all faults.

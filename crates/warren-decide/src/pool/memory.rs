@@ -83,9 +83,9 @@ impl Expectations {
         self.creations = self.creations.saturating_sub(1);
     }
 
-    /// A deletion was seen, or did not happen.
-    pub fn deletion_settled(&mut self, uid: &str) {
-        self.deletions.remove(uid);
+    /// A deletion was seen, or did not happen. Says whether it was waited for.
+    pub fn deletion_settled(&mut self, uid: &str) -> bool {
+        self.deletions.remove(uid)
     }
 
     /// The wait begins with the first thing that is waited for.
