@@ -18,6 +18,7 @@ pub(crate) mod columns;
 mod config;
 mod events;
 mod go_types;
+mod metrics;
 mod namespaces;
 mod network;
 pub(crate) mod pods;
@@ -32,10 +33,17 @@ mod volumes;
 /// The types of the built-in kinds, from Kubernetes' own OpenAPI document, without descriptions;
 /// `schemas/generate.py` makes it.
 const SCHEMAS: &str = include_str!("../schemas/builtin.json");
+/// Those of `metrics.k8s.io`, which that document does not have.
+const METRICS_SCHEMAS: &str = include_str!("../schemas/metrics.json");
 
 /// Parsed only where somebody asks for the OpenAPI document; the compiled form below is what stays.
 pub(crate) fn builtin_schemas() -> Map<String, Value> {
-    serde_json::from_str(SCHEMAS).expect("the embedded schemas are valid JSON: a test reads them")
+    let parse = |text: &str| -> Map<String, Value> {
+        serde_json::from_str(text).expect("the embedded schemas are valid JSON: a test reads them")
+    };
+    let mut schemas = parse(SCHEMAS);
+    schemas.extend(parse(METRICS_SCHEMAS));
+    schemas
 }
 
 static COMPILED: LazyLock<std::collections::HashMap<&'static str, Arc<Schema>>> = LazyLock::new(|| {
@@ -92,6 +100,8 @@ pub(crate) struct Behaviour {
     pub verbs: &'static [&'static str],
     /// Set for kinds that are questions, and are answered instead of stored.
     pub review: Option<Review>,
+    /// Whether nodes are asked for it instead of the store.
+    pub measured: bool,
     pub name: NameRule,
 }
 
@@ -123,6 +133,7 @@ pub(crate) const PLAIN: Behaviour = Behaviour {
     binary_maps: &[],
     verbs: &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
     review: None,
+    measured: false,
     name: NameRule::Subdomain,
 };
 
@@ -495,6 +506,27 @@ static TABLE: &[Row] = &[
         schema: "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.CustomResourceDefinition",
         columns: columns::CUSTOM_RESOURCE_DEFINITION,
         behaviour: &CUSTOM_RESOURCE_DEFINITION,
+        ..ROW
+    },
+    Row {
+        group: "metrics.k8s.io",
+        version: "v1beta1",
+        kind: "NodeMetrics",
+        plural: "nodes",
+        namespaced: false,
+        schema: "io.k8s.metrics.pkg.apis.metrics.v1beta1.NodeMetrics",
+        columns: metrics::COLUMNS,
+        behaviour: &metrics::BEHAVIOUR,
+        ..ROW
+    },
+    Row {
+        group: "metrics.k8s.io",
+        version: "v1beta1",
+        kind: "PodMetrics",
+        plural: "pods",
+        schema: "io.k8s.metrics.pkg.apis.metrics.v1beta1.PodMetrics",
+        columns: metrics::COLUMNS,
+        behaviour: &metrics::BEHAVIOUR,
         ..ROW
     },
 ];

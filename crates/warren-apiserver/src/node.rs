@@ -62,6 +62,20 @@ const HANDSHAKE: [&str; 6] = [
 const LOG_PARAMETERS: [&str; 8] =
     ["follow", "previous", "sinceSeconds", "sinceTime", "timestamps", "tailLines", "limitBytes", "stream"];
 
+/// What a node answers to a plain question.
+pub(crate) async fn read(server: &Inner, node: &str, uri: &str) -> Result<Bytes, ApiError> {
+    /// A line for each of some thousands of containers.
+    const LONGEST: usize = 32 << 20;
+    let place = Place { namespace: "", pod: "", container: String::new(), node: node.to_owned() };
+    let response = place.send(server, Method::GET, uri, HeaderMap::new()).await?;
+    let status = response.status();
+    if status != StatusCode::OK {
+        return Err(place.node_refused(status, response.into_body()).await);
+    }
+    let body = http_body_util::Limited::new(response.into_body(), LONGEST).collect().await;
+    Ok(body.map_err(|error| place.unreachable(&error))?.to_bytes())
+}
+
 /// `pods/log`.
 pub(crate) async fn log(
     server: &Arc<Inner>,

@@ -2,6 +2,7 @@
 
 mod create;
 mod delete;
+mod measure;
 mod read;
 mod review;
 mod scale;
@@ -33,6 +34,12 @@ pub(crate) async fn dispatch(
     check_verb(call, method)?;
     if let Some(review) = call.target.definition.behaviour.review {
         return review::review(server, call, review, body);
+    }
+    if call.target.definition.behaviour.measured {
+        return match is_watch(call) {
+            true => Err(ApiError::method_not_allowed()),
+            false => measure::measure(server, call).await,
+        };
     }
     match (method, call.name, call.subresource) {
         (&Method::GET, _, _) if is_watch(call) => watch::watch(server, call),

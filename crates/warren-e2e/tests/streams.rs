@@ -1,8 +1,8 @@
-//! Attach, terminals, forwarded ports and logs, as kube-rs uses them.
+//! Attach, terminals, forwarded ports, logs and what is used, as kube-rs sees them.
 
 use futures::SinkExt as _;
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use warren_client::kube::api::{AttachParams, LogParams, TerminalSize};
 use warren_e2e::streams::{DEADLINE, Pods, exit_code};
@@ -140,6 +140,7 @@ async fn logs_are_those_of_the_run_and_the_lines_that_were_asked_for() {
         "metadata": {"name": "logs"},
         "spec": {
             "volumes": [{"name": "data", "emptyDir": {}}],
+            "initContainers": [{"name": "before", "image": "warren.dev/host", "command": ["echo", "prepared"]}],
             "containers": [{
                 "name": "main", "image": "warren.dev/host", "command": ["sh", "-c", script],
                 "volumeMounts": [{"name": "data", "mountPath": "/data"}],
@@ -155,6 +156,8 @@ async fn logs_are_those_of_the_run_and_the_lines_that_were_asked_for() {
     pods.wait("logs", "was started again", restarted).await;
     pods.wait_for_log("logs", "second 5\n").await;
     let read = async |parameters: LogParams| pods.api.logs("logs", &parameters).await.expect("logs");
+    let before = LogParams { container: Some("before".to_owned()), ..LogParams::default() };
+    assert_eq!(read(before).await, "prepared\n");
     assert_eq!(read(LogParams { previous: true, ..LogParams::default() }).await, "first\n");
     let tail = LogParams { tail_lines: Some(2), ..LogParams::default() };
     assert_eq!(read(tail.clone()).await, "second 4\nsecond 5\n");
@@ -171,4 +174,59 @@ async fn logs_are_those_of_the_run_and_the_lines_that_were_asked_for() {
     );
     assert_eq!(read(LogParams { limit_bytes: Some(8), ..LogParams::default() }).await, "second 1");
     assert!(read(LogParams { since_seconds: Some(3600), ..tail }).await.ends_with("second 5\n"));
+}
+
+#[tokio::test]
+async fn what_pods_and_nodes_use_is_measured() {
+    let Some(pods) = Pods::up().await else { return };
+    let busy = json!({
+        "command": ["sh", "-c", "while :; do :; done"],
+        "resources": {"limits": {"cpu": "200m", "memory": "64Mi"}},
+    });
+    pods.start("busy", "Never", busy).await;
+    pods.start("idle", "Never", json!({"command": ["sleep", "1000"]})).await;
+    let client = pods.home.client().await;
+    let read = async |path: &str| -> Result<Value, warren_client::kube::Error> {
+        let path = format!("/apis/metrics.k8s.io/v1beta1{path}");
+        client.request(http::Request::get(path).body(Vec::new()).expect("a request")).await
+    };
+    let list = read("/namespaces/default/pods").await.expect("metrics of pods");
+    assert_eq!(list["kind"], "PodMetricsList");
+    let cpu = |name: &str| {
+        let items = list["items"].as_array().expect("items");
+        let item = items.iter().find(|item| item["metadata"]["name"] == name).expect(name);
+        let usage = &item["containers"][0]["usage"];
+        assert!(usage["memory"].as_str().is_some_and(|memory| memory.ends_with('i')), "{item}");
+        nanocores(usage["cpu"].as_str().expect("a quantity"))
+    };
+    // How much the busy one gets is the machine's affair; that it gets most of what the two use is not.
+    assert!(cpu("busy") > 1_000_000 && cpu("busy") > 2 * cpu("idle"), "{list}");
+    let selected = read("/pods?labelSelector=app%3Didle").await.expect("metrics by label");
+    assert_eq!(selected["items"].as_array().map(Vec::len), Some(1), "{selected}");
+    let one = read("/namespaces/default/pods/idle").await.expect("metrics of one pod");
+    assert_eq!((&one["kind"], &one["metadata"]["name"]), (&"PodMetrics".into(), &"idle".into()));
+    let missing = read("/namespaces/default/pods/none").await.expect_err("there is none").to_string();
+    assert!(missing.contains("podmetrics.metrics.k8s.io \"default/none\" not found"), "{missing}");
+    let nodes = read("/nodes").await.expect("metrics of nodes");
+    let usage = &nodes["items"][0]["usage"];
+    assert!(nanocores(usage["cpu"].as_str().expect("a quantity")) > 0, "{nodes}");
+
+    let node = nodes["items"][0]["metadata"]["name"].as_str().expect("a name");
+    let page = format!("/api/v1/nodes/{node}/proxy/metrics/resource");
+    let page = client.request_text(http::Request::get(page).body(Vec::new()).expect("a request")).await;
+    let page = page.expect("a page");
+    let counter = "container_cpu_usage_seconds_total{container=\"main\",namespace=\"default\",pod=\"busy\"} ";
+    assert!(page.contains(counter) && page.contains("\nscrape_error 0\n"), "{page}");
+}
+
+/// A quantity of processors in billionths.
+fn nanocores(quantity: &str) -> u64 {
+    let digits = quantity.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let factor = match &quantity[digits.len()..] {
+        "n" => 1,
+        "u" => 1_000,
+        "m" => 1_000_000,
+        _ => 1_000_000_000,
+    };
+    digits.parse::<u64>().expect("a number") * factor
 }

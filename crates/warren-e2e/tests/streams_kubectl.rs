@@ -1,4 +1,4 @@
-//! `kubectl exec -it`, `attach -it`, `cp`, `port-forward` and `logs -f`: the published command line on the local home.
+//! `kubectl exec -it`, `attach -it`, `cp`, `port-forward`, `logs -f`, `top` and `describe`: the published command line on the local home.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -209,4 +209,23 @@ async fn a_followed_log_goes_on_until_its_container_ends() {
     let rest: Vec<String> = lines.map(|line| line.expect("read")).collect();
     assert_eq!(rest, ["two"]);
     assert_eq!(follower.wait().expect("wait").code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn top_and_describe_tell_of_pods_and_nodes() {
+    let Some(pods) = Pods::up().await else { return };
+    pods.start("sleeper", "Never", json!({"command": ["sleep", "1000"]})).await;
+    let top = kubectl(&pods, &["top", "pods", "--containers"]);
+    assert_eq!(top.code, Some(0), "{top:?}");
+    let words: Vec<Vec<&str>> = top.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(words[0], ["POD", "NAME", "CPU(cores)", "MEMORY(bytes)"]);
+    assert_eq!(words[1][..2], ["sleeper", "main"]);
+    assert!(words[1][2].ends_with('m') && words[1][3].ends_with("Mi"), "{top:?}");
+    let nodes = kubectl(&pods, &["top", "nodes"]);
+    assert!(nodes.code == Some(0) && nodes.stdout.lines().count() == 2, "{nodes:?}");
+    let described = kubectl(&pods, &["describe", "pod", "sleeper"]);
+    assert!(
+        described.code == Some(0) && described.stdout.contains("Status:           Running"),
+        "{described:?}"
+    );
 }

@@ -1,4 +1,5 @@
-//! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/attach`, `/portForward`, `/containerLogs`, `/pods`, `/healthz`; and `/images`, which is
+//! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/attach`, `/portForward`, `/containerLogs`, `/pods`,
+//! `/stats/summary`, `/metrics`, `/healthz`; and `/images`, which is
 //! ours: people reach it through the API server as `/api/v1/nodes/NAME/proxy/images`.
 
 mod attach;
@@ -7,6 +8,7 @@ mod exec;
 mod images;
 mod port_forward;
 mod session;
+mod stats;
 mod upgrade;
 
 use std::convert::Infallible;
@@ -65,6 +67,9 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
     match (request.method(), parts.as_slice()) {
         (&Method::GET, ["healthz"]) => text(StatusCode::OK, "ok"),
         (&Method::GET, ["pods"]) => pods(shared),
+        (&Method::GET, ["stats", "summary"]) => stats::summary(shared).await,
+        (&Method::GET, ["metrics", "resource"]) => stats::resources(shared).await,
+        (&Method::GET, ["metrics"]) => stats::node(shared),
         (_, ["images"]) => images::answer(shared, request).await,
         (&Method::GET, ["containerLogs", namespace, pod, container]) => {
             logs(shared, &request, namespace, pod, container)

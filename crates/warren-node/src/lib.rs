@@ -30,6 +30,7 @@ mod registration;
 mod registry;
 mod shim;
 mod termination;
+mod usage;
 mod volumes;
 mod worker;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::Stream;
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use tokio::sync::mpsc;
 
 use crate::registry::Entry;
@@ -87,7 +87,9 @@ pub(crate) fn read_log(
 ) -> Result<impl Stream<Item = Bytes> + Send + use<>, LogRequestError> {
     let pod_name = entry.name.clone();
     let container = container.to_owned();
-    if !pod.spec.iter().flat_map(|spec| &spec.containers).any(|known| known.name == container) {
+    let containers =
+        pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+    if !containers.into_iter().any(|known| known.name == container) {
         return Err(LogRequestError::NoContainer { container, pod: pod_name });
     }
     let attempt = newest_attempt(entry, pod, &container);
@@ -121,15 +123,21 @@ fn newest_attempt(entry: &Entry, pod: &Pod, container: &str) -> Option<u32> {
     if let Some(state) = &*entry.state.borrow() {
         return state.containers.get(container).map(|container| container.attempt);
     }
-    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-    let status = statuses.iter().find(|status| status.name == container)?;
+    let status = statuses(pod).find(|status| status.name == container)?;
     status.container_id.as_ref()?;
     u32::try_from(status.restart_count).ok()
 }
 
+/// Those of init containers, too.
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    pod.status.iter().flat_map(|status| {
+        let of_init = status.init_container_statuses.iter().flatten();
+        of_init.chain(status.container_statuses.iter().flatten())
+    })
+}
+
 fn waiting_reason(pod: &Pod, container: &str) -> String {
-    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
-    let waiting = statuses
+    let waiting = statuses(pod)
         .filter(|status| status.name == container)
         .find_map(|status| status.state.clone()?.waiting?.reason);
     waiting.unwrap_or_else(|| "ContainerCreating".to_owned())

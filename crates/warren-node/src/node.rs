@@ -30,6 +30,7 @@ use crate::objects::Objects;
 use crate::pod_request::{Builder, PodDirectory};
 use crate::registration::{MachineFacts, register};
 use crate::registry::{Entry, Registry, Seen};
+use crate::usage::Usage;
 use crate::worker::Worker;
 
 /// What all workers of a node share.
@@ -45,6 +46,7 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     /// The pod network, where there is one.
     pub(crate) network: Option<Arc<Network>>,
+    pub(crate) usage: Usage,
     pods: PathBuf,
     ids: Mutex<IdAllocator>,
 }
@@ -134,6 +136,7 @@ impl Node {
             objects: Objects::default(),
             registry: Registry::default(),
             network,
+            usage: Usage::default(),
             pods,
             ids: Mutex::new(ids),
         });

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::definition::Column;
 
-const COLUMN: Column =
+pub(super) const COLUMN: Column =
     Column { name: "", type_: "string", format: "", priority: 0, description: "", cell: |_, _| Value::Null };
 
 pub(crate) const NAME: Column = Column {
