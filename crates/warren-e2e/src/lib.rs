@@ -12,6 +12,7 @@ pub mod controllers;
 pub mod disk;
 pub mod embedded;
 pub mod escape;
+pub mod fake_world;
 pub mod foreground;
 pub mod fuzz;
 pub mod local_home;

@@ -244,6 +244,16 @@ pub(crate) fn serve(shared: &Arc<Shared>) -> JoinSet<()> {
     tasks
 }
 
+/// After [`serve`] has ended: removes what the home's network has on the machine, unless pods still need it.
+pub(crate) fn close(shared: &Shared) {
+    if let Some(network) = &shared.network
+        && network.leases().is_empty()
+        && let Err(error) = host::remove(&network.devices, &network.table)
+    {
+        warn!(%error, "pod network not removed");
+    }
+}
+
 /// The network of a home, or word of why there is none: pods that ask for one are refused then.
 pub(crate) fn open(
     home_id: &str,

@@ -217,6 +217,7 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             () = told_to_stop(&mut stop) => {
                 workers.shutdown().await;
                 network.shutdown().await;
+                network::close(&shared);
                 return;
             }
             Some(finished) = workers.join_next() => {

@@ -5,41 +5,25 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use warren_decide::network::CLUSTER_DOMAIN;
-use warren_oci::idmap::IdRange;
-use warren_oci::spec::{Mount, MountKind};
 
 use crate::network::Lease;
 
 const FILES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
 
-/// Writes them into a directory of the pod.
-pub(crate) fn write(
-    directory: &Path,
-    hostname: &str,
-    namespace: &str,
-    lease: Option<&Lease>,
-    ids: IdRange,
-) -> io::Result<()> {
-    std::fs::create_dir_all(directory)?;
+/// Writes them into a layer, a directory that becomes the topmost of the root file systems that the pod's containers have:
+/// they can change them, each for itself, and see no path of the host, as they would of mounted files.
+pub(crate) fn write(layer: &Path, hostname: &str, namespace: &str, lease: Option<&Lease>) -> io::Result<()> {
+    let directory = layer.join("etc");
+    std::fs::create_dir_all(&directory)?;
     let texts = [format!("{hostname}\n"), hosts(hostname, lease), resolver(namespace, lease)];
     for (name, text) in FILES.into_iter().zip(texts) {
-        let path = directory.join(name);
-        std::fs::write(&path, text)?;
-        std::os::unix::fs::chown(&path, ids.to_host(0), ids.to_host(0))?;
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
+        std::fs::write(directory.join(name), text)?;
     }
-    Ok(())
-}
-
-/// They appear in each container, which may write to them, as in Kubernetes.
-pub(crate) fn mounts(directory: &Path) -> Vec<Mount> {
-    let mount = |name: &str| Mount {
-        destination: Path::new("/etc").join(name),
-        kind: MountKind::Bind,
-        source: Some(directory.join(name)),
-        options: vec!["nosuid".to_owned(), "nodev".to_owned()],
-    };
-    FILES.into_iter().map(mount).collect()
+    // Whatever mask this process has.
+    let open = std::fs::Permissions::from_mode;
+    std::fs::set_permissions(layer, open(0o755))?;
+    std::fs::set_permissions(&directory, open(0o755))?;
+    FILES.into_iter().try_for_each(|name| std::fs::set_permissions(directory.join(name), open(0o644)))
 }
 
 fn hosts(hostname: &str, lease: Option<&Lease>) -> String {

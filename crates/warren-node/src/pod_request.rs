@@ -105,9 +105,9 @@ impl PodDirectory {
         Lease::read(&self.0)
     }
 
-    /// Files of `/etc` that are the pod's and not its images'.
-    fn etc(&self) -> PathBuf {
-        self.0.join("etc")
+    /// The topmost layer of its containers' root file systems: what is the pod's and not its images'.
+    fn own_layer(&self) -> PathBuf {
+        self.0.join("layer")
     }
 }
 
@@ -143,9 +143,9 @@ impl Builder {
         let lease = directory.lease();
         // The built-in image has them for a pod without a network.
         if lease.is_some() || images.any(|image| BuiltInImage::named(image).is_none()) {
-            let path = directory.etc();
+            let path = directory.own_layer();
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            pod_etc::write(&path, &hostname, namespace, lease.as_ref(), ids)
+            pod_etc::write(&path, &hostname, namespace, lease.as_ref())
                 .map_err(|source| RequestError::Directory { path, source })?;
         }
         Ok(PodRequest {
@@ -202,7 +202,6 @@ impl Builder {
         spec.process.stdin = standard_input(container);
         spec.root.readonly =
             security.and_then(|security| security.read_only_root_filesystem).unwrap_or(false);
-        spec.mounts = base.mounts;
         if matches!(image, ContainerImage::Stored(_))
             && spec.process.args.first().is_some_and(|word| word == INIT_PATH)
         {
@@ -310,10 +309,13 @@ impl Builder {
                     ..RunConfig::default()
                 },
                 user: User::default(),
-                rootfs: self.image.rootfs(&self.executable),
-                mounts: match directory.lease() {
-                    Some(_) => pod_etc::mounts(&directory.etc()),
-                    None => Vec::new(),
+                rootfs: {
+                    let mut rootfs = self.image.rootfs(&self.executable);
+                    // Without a network, the image's own will do.
+                    if let Some(root) = rootfs.overlays.first_mut().filter(|_| directory.lease().is_some()) {
+                        root.lower.insert(0, directory.own_layer());
+                    }
+                    rootfs
                 },
             }),
             ContainerImage::Stored(image) => {
@@ -326,15 +328,12 @@ impl Builder {
                 if !has(&config.env, "HOME=") {
                     config.env.push(format!("HOME={}", found.home.as_deref().unwrap_or("/")));
                 }
-                let lower = match image.layers.is_empty() {
-                    // An overlay has at least one layer below.
-                    true => vec![empty_layer(directory)?],
-                    false => image.layers.clone(),
-                };
+                let mut lower = vec![directory.own_layer()];
+                lower.extend(image.layers.iter().cloned());
                 let rootfs =
                     Rootfs { overlays: vec![Overlay { target: "/".into(), lower }], files: Vec::new() };
                 let user = User { uid: found.uid, gid: found.gid, additional_gids: Vec::new() };
-                Ok(Base { config, user, rootfs, mounts: pod_etc::mounts(&directory.etc()) })
+                Ok(Base { config, user, rootfs })
             }
         }
     }
@@ -345,15 +344,6 @@ struct Base {
     config: RunConfig,
     user: User,
     rootfs: Rootfs,
-    mounts: Vec<Mount>,
-}
-
-fn empty_layer(directory: &PodDirectory) -> Result<PathBuf, RequestError> {
-    let path = directory.0.join("empty");
-    match std::fs::create_dir_all(&path) {
-        Ok(()) => Ok(path),
-        Err(source) => Err(RequestError::Directory { path, source }),
-    }
 }
 
 /// `command` replaces the image's entry point and its arguments, `args` only the arguments.

@@ -39,7 +39,7 @@ pub fn find(data_dir: &Path) -> io::Result<Leaks> {
         processes: processes(&data_dir, &mark)?,
         mounts: mounts(&data_dir)?,
         cgroups: cgroups(&mark)?,
-        network: network(&mark)?,
+        network: network(&mark, !own_processes(&data_dir).is_empty())?,
         files: entries(&data_dir.join("pods"))?,
     })
 }
@@ -172,14 +172,26 @@ fn collect_cgroups(directory: &Path, mark: &str, inside: bool, found: &mut Vec<P
     }
 }
 
-fn network(mark: &str) -> io::Result<Vec<String>> {
+/// Devices of the calling thread's network, named namespaces, and packet rules. The home's own bridge and rules may stay
+/// while it runs.
+fn network(mark: &str, is_running: bool) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
-    for directory in ["/sys/class/net", "/run/netns", "/var/run/netns"] {
+    let bridge = mark.replace("warren-", "wrn");
+    let table = fs::read_to_string("/proc/thread-self/net/dev")?;
+    let devices = table.lines().filter_map(|line| Some(line.split_once(':')?.0.trim()));
+    let is_leak = |name: &&str| name.starts_with(&bridge) && !(is_running && *name == bridge);
+    found.extend(devices.filter(is_leak).map(|name| format!("device {name}")));
+    for directory in ["/run/netns", "/var/run/netns"] {
         for entry in entries(Path::new(directory))? {
             if entry.file_name().is_some_and(|name| name.to_string_lossy().starts_with(mark)) {
                 found.push(entry.display().to_string());
             }
         }
+    }
+    // The kernel shows its rules to nobody but netlink; where `nft` is installed, it asks.
+    if !is_running && let Ok(output) = std::process::Command::new("nft").args(["list", "tables"]).output() {
+        let tables = String::from_utf8_lossy(&output.stdout);
+        found.extend(tables.lines().filter(|line| line.ends_with(mark)).map(str::to_owned));
     }
     Ok(found)
 }

@@ -124,6 +124,10 @@ impl Leases {
         Some((uid.clone(), *self.by_pod.get(uid)?))
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_pod.is_empty()
+    }
+
     pub(super) fn any_full(&self) -> bool {
         self.by_pod.values().any(|lease| lease.mode == Mode::Full)
     }
