@@ -6,6 +6,7 @@
 
 mod descriptors;
 mod dialer;
+pub mod doctor;
 mod home;
 mod init;
 mod kubeconfig;

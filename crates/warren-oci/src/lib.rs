@@ -14,6 +14,7 @@ pub mod host_image;
 pub mod idmap;
 pub mod init;
 pub mod kernel;
+pub mod machine;
 pub mod protocol;
 mod seccomp_profile;
 mod shim;

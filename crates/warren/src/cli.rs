@@ -31,6 +31,8 @@ pub enum Command {
     Kubeconfig(Kubeconfig),
     /// Print manifests that were written for `v1alpha1` as `v1beta1`.
     Migrate(Migrate),
+    /// Say what this machine lacks for sandboxes, and how to mend it.
+    Doctor(Doctor),
     /// Print the version.
     Version(Version),
     /// What `up --detach` starts: the local home without a terminal.
@@ -217,6 +219,14 @@ pub struct Migrate {
     /// Files with one or more YAML documents each; `-` is standard input
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Doctor {
+    #[command(flatten)]
+    pub home: Home,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 #[derive(Args, Debug)]

@@ -69,10 +69,7 @@ pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
 
 /// Starts a daemon in the background and returns when its API is ready. Two that are started at once settle
 /// between themselves which one stays; both callers then see a running home.
-pub fn start(
-    data_dir: &DataDir,
-    flags: Option<(&cli::Listen, &cli::Registries)>,
-) -> anyhow::Result<Report> {
+pub fn start(data_dir: &DataDir, flags: Option<(&cli::Listen, &cli::Registries)>) -> anyhow::Result<Report> {
     let log_path = data_dir.daemon_log();
     let log = open_log(&log_path).with_context(|| format!("open `{}`", log_path.display()))?;
     let program = std::env::current_exe().context("find this program's own file")?;

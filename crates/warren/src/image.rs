@@ -73,7 +73,10 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Optio
     let metadata = std::fs::metadata(path).with_context(opening)?;
     if metadata.is_dir() {
         let reader = directory_as_archive(path.to_owned()).with_context(opening)?;
-        return Ok((Box::new(tokio::fs::File::from_std(File::from(std::os::fd::OwnedFd::from(reader)))), None));
+        return Ok((
+            Box::new(tokio::fs::File::from_std(File::from(std::os::fd::OwnedFd::from(reader)))),
+            None,
+        ));
     }
     let file = File::open(path).with_context(opening)?;
     Ok((Box::new(tokio::fs::File::from_std(file)), Some(metadata.len())))
@@ -145,7 +148,10 @@ mod tests {
             docker.io/library/busybox:latest    sha256:0123456789ab     2.1 MB
             registry.example:5000/owner/tool:1  sha256:0123456789ab      512 B
         "#]]
-        .assert_eq(&table(&[image("docker.io/library/busybox:latest", 2_123_456), image("registry.example:5000/owner/tool:1", 512)]));
+        .assert_eq(&table(&[
+            image("docker.io/library/busybox:latest", 2_123_456),
+            image("registry.example:5000/owner/tool:1", 512),
+        ]));
     }
 
     #[test]
@@ -154,7 +160,10 @@ mod tests {
         std::fs::create_dir_all(directory.path().join("blobs/sha256")).expect("make directories");
         std::fs::write(directory.path().join("blobs/sha256/aa"), "content").expect("write");
         let mut bytes = Vec::new();
-        directory_as_archive(directory.path().to_owned()).expect("begin").read_to_end(&mut bytes).expect("read");
+        directory_as_archive(directory.path().to_owned())
+            .expect("begin")
+            .read_to_end(&mut bytes)
+            .expect("read");
         let mut archive = tar::Archive::new(bytes.as_slice());
         let names: Vec<String> = archive
             .entries()

@@ -3,6 +3,7 @@
 
 mod cli;
 mod controller;
+mod doctor;
 mod down;
 mod home;
 mod image;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
 fn carry_out(command: Command) -> anyhow::Result<i32> {
     match command {
         Command::Run(arguments) => return run::run(&arguments),
+        Command::Doctor(arguments) => return doctor::doctor(&arguments),
         Command::Up(arguments) => up::up(&arguments)?,
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Controller(flags) => controller::controller(&flags)?,

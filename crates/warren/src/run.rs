@@ -251,9 +251,8 @@ mod tests {
 
     #[test]
     fn an_image_of_ones_own_waits_for_the_command() {
-        let container = |arguments: &[&str]| {
-            sandbox(arguments)["spec"]["podTemplate"]["spec"]["containers"][0].clone()
-        };
+        let container =
+            |arguments: &[&str]| sandbox(arguments)["spec"]["podTemplate"]["spec"]["containers"][0].clone();
         let own = container(&["--image", "busybox", "true"]);
         assert_eq!(own["command"], serde_json::json!(["/.warren/init", "init"]));
         assert_eq!(own["imagePullPolicy"], "IfNotPresent");

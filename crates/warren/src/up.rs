@@ -83,7 +83,9 @@ fn credential_files(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf>
     let files = [
         path("REGISTRY_AUTH_FILE"),
         path("XDG_RUNTIME_DIR").map(|directory| directory.join("containers/auth.json")),
-        path("DOCKER_CONFIG").or_else(|| Some(path("HOME")?.join(".docker"))).map(|it| it.join("config.json")),
+        path("DOCKER_CONFIG")
+            .or_else(|| Some(path("HOME")?.join(".docker")))
+            .map(|it| it.join("config.json")),
     ];
     files.into_iter().flatten().collect()
 }
@@ -127,7 +129,8 @@ mod tests {
                 variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into())
             })
         };
-        let all = with(&[("REGISTRY_AUTH_FILE", "/a"), ("XDG_RUNTIME_DIR", "/run/user/1"), ("HOME", "/home/me")]);
+        let all =
+            with(&[("REGISTRY_AUTH_FILE", "/a"), ("XDG_RUNTIME_DIR", "/run/user/1"), ("HOME", "/home/me")]);
         let expected = ["/a", "/run/user/1/containers/auth.json", "/home/me/.docker/config.json"];
         assert_eq!(all, expected.map(PathBuf::from));
         assert_eq!(with(&[("DOCKER_CONFIG", "/d"), ("HOME", "/h")]), [PathBuf::from("/d/config.json")]);

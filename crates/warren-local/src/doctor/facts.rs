@@ -1,0 +1,195 @@
+//! What is so on this machine.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use warren_oci::machine;
+
+use crate::lock::{Holder, holder};
+
+/// Runtimes that a RuntimeClass can name, by their programs.
+const RUNTIMES: [&str; 4] = ["runsc", "crun", "runc", "kata-runtime"];
+const NAMESPACES: [(&str, &str); 7] = [
+    ("user", "user"),
+    ("pid", "pid"),
+    ("mnt", "mount"),
+    ("net", "network"),
+    ("ipc", "ipc"),
+    ("uts", "uts"),
+    ("cgroup", "cgroup"),
+];
+
+/// What is so on this machine, as far as a local home cares. Errors are told in words: they are for people.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Whether we are root.
+    pub root: bool,
+    /// The kernel's release.
+    pub release: String,
+    /// Kinds of namespaces that the kernel does not have.
+    pub missing_namespaces: Vec<&'static str>,
+    /// Whether all of them can be made by us.
+    pub namespaces: Result<(), String>,
+    /// How many user namespaces there may be, if it is said.
+    pub most_user_namespaces: Option<u64>,
+    /// AppArmor keeps ordinary programs from making them.
+    pub apparmor_restricts: bool,
+    /// Debian's switch keeps ordinary users from making them.
+    pub debian_forbids: bool,
+    /// The version of cgroups with the controllers that limits need.
+    pub cgroup_version: Result<u8, String>,
+    /// Whether system calls can be filtered.
+    pub seccomp: bool,
+    /// Whether overlays can be mounted; an error if that could not be found out.
+    pub overlay: Result<bool, String>,
+    /// Whether packet rules can be set.
+    pub packet_rules: Result<(), String>,
+    /// Runtimes found, with their programs.
+    pub runtimes: Vec<(&'static str, PathBuf)>,
+    /// The data directory, there or not.
+    pub data_dir: PathBuf,
+    /// What it lies on, or would.
+    pub file_system: FileSystem,
+    /// How much room there is.
+    pub space: Space,
+    /// Who runs the home.
+    pub holder: Option<Holder>,
+}
+
+/// Kinds of file systems, as far as they matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSystem {
+    /// ext4, or its forerunners.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// Btrfs.
+    Btrfs,
+    /// Memory.
+    Tmpfs,
+    /// An overlay, as in a container.
+    Overlay,
+    /// On another machine.
+    Network,
+    /// Served by a program.
+    Fuse,
+    /// One that we have no opinion of, by its number.
+    Other(u64),
+}
+
+impl fmt::Display for FileSystem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FileSystem::Ext4 => formatter.write_str("ext4"),
+            FileSystem::Xfs => formatter.write_str("xfs"),
+            FileSystem::Btrfs => formatter.write_str("btrfs"),
+            FileSystem::Tmpfs => formatter.write_str("tmpfs"),
+            FileSystem::Overlay => formatter.write_str("an overlay"),
+            FileSystem::Network => formatter.write_str("a network file system"),
+            FileSystem::Fuse => formatter.write_str("fuse"),
+            FileSystem::Other(number) => write!(formatter, "a file system of type {number:#x}"),
+        }
+    }
+}
+
+impl FileSystem {
+    /// By the numbers of `statfs`.
+    fn of_type(number: u64) -> Self {
+        match number {
+            0xef53 => FileSystem::Ext4,
+            0x5846_5342 => FileSystem::Xfs,
+            0x9123_683e => FileSystem::Btrfs,
+            0x0102_1994 => FileSystem::Tmpfs,
+            0x794c_7630 => FileSystem::Overlay,
+            0x6969 | 0xff53_4d42 | 0xfe53_4d42 | 0x0102_1997 => FileSystem::Network,
+            0x6573_5546 => FileSystem::Fuse,
+            other => FileSystem::Other(other),
+        }
+    }
+}
+
+/// Room on a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes that we may still use.
+    pub free_bytes: u64,
+    /// Files that we may still make, where they are counted.
+    pub free_inodes: Option<u64>,
+}
+
+impl Facts {
+    /// Looks at the machine, for a home in `data_dir` and with programs looked for in `path`. Makes nothing that stays, and
+    /// must be called while the process has one thread.
+    pub fn read(data_dir: &Path, path: Option<&std::ffi::OsStr>) -> io::Result<Facts> {
+        let root = rustix::process::geteuid().is_root();
+        let in_words = |error: io::Error| error.to_string();
+        let there = nearest_existing(data_dir);
+        let kind = rustix::fs::statfs(there)?;
+        let room = rustix::fs::statvfs(there)?;
+        Ok(Facts {
+            root,
+            release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            missing_namespaces: NAMESPACES
+                .into_iter()
+                .filter(|(file, _)| !Path::new("/proc/self/ns").join(file).exists())
+                .map(|(_, name)| name)
+                .collect(),
+            namespaces: machine::try_namespaces().map_err(in_words),
+            most_user_namespaces: number("/proc/sys/user/max_user_namespaces"),
+            apparmor_restricts: number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some(1),
+            debian_forbids: number("/proc/sys/kernel/unprivileged_userns_clone") == Some(0),
+            cgroup_version: machine::cgroup_version().map_err(in_words),
+            seccomp: Path::new("/proc/sys/kernel/seccomp/actions_avail").exists(),
+            overlay: overlay(root).map_err(in_words),
+            packet_rules: machine::try_packet_rules().map_err(in_words),
+            runtimes: runtimes(path),
+            data_dir: data_dir.to_owned(),
+            // The type's own type differs between machines.
+            file_system: FileSystem::of_type(kind.f_type as u64 & 0xffff_ffff),
+            space: Space {
+                free_bytes: room.f_bavail.saturating_mul(room.f_frsize),
+                free_inodes: (room.f_files > 0).then_some(room.f_favail),
+            },
+            holder: holder(data_dir).ok().flatten(),
+        })
+    }
+
+    /// Whether the kernel is this one or later. A release that cannot be read is.
+    pub(super) fn is_at_least(&self, version: (u32, u32)) -> bool {
+        let mut numbers =
+            self.release.split(|character: char| !character.is_ascii_digit()).map(str::parse::<u32>);
+        match (numbers.next(), numbers.next()) {
+            (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= version,
+            _ => true,
+        }
+    }
+}
+
+fn number(path: &str) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Root tries; others look whether it is in use already.
+fn overlay(root: bool) -> io::Result<bool> {
+    let known = std::fs::read_to_string("/proc/filesystems")?;
+    if known.lines().any(|line| line.trim_start_matches("nodev").trim() == "overlay") {
+        return Ok(true);
+    }
+    match root {
+        true => machine::knows_overlay(),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
+    }
+}
+
+fn runtimes(path: Option<&std::ffi::OsStr>) -> Vec<(&'static str, PathBuf)> {
+    let directories: Vec<PathBuf> =
+        path.map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
+    let find =
+        |name: &str| directories.iter().map(|directory| directory.join(name)).find(|path| path.is_file());
+    RUNTIMES.into_iter().filter_map(|name| Some((name, find(name)?))).collect()
+}
+
+fn nearest_existing(path: &Path) -> &Path {
+    path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"))
+}

@@ -1,0 +1,92 @@
+//! `warren doctor`.
+
+use std::fmt::Write as _;
+
+use serde_json::json;
+use warren_client::home::{DataDir, Surroundings};
+use warren_local::doctor::{Facts, Finding, Verdict, examine};
+
+use crate::cli::{self, Format};
+
+/// Prints what this machine lacks and how to mend it. The exit code is 1 if sandboxes cannot run.
+pub fn doctor(arguments: &cli::Doctor) -> anyhow::Result<i32> {
+    // Looked for, not made: a doctor changes nothing.
+    let directory = DataDir::locate(arguments.home.data_dir.as_deref(), &Surroundings::of_this_process())?;
+    let findings = examine(&Facts::read(&directory, std::env::var_os("PATH").as_deref())?);
+    let problems = findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count();
+    match arguments.output.output {
+        Format::Text => print!("{}", text(&findings)),
+        Format::Json => println!("{}", json!({"ok": problems == 0, "findings": findings})),
+    }
+    Ok(i32::from(problems > 0))
+}
+
+fn text(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for finding in findings {
+        let _ = writeln!(text, "{:7}  {:width$}  {}", finding.verdict, finding.check, finding.found);
+        if !finding.meaning.is_empty() {
+            let _ = writeln!(text, "{:7}  {:width$}  {}", "", "", finding.meaning);
+        }
+        if let Some(remedy) = &finding.remedy {
+            let _ = writeln!(text, "{:7}  {:width$}  mend: {remedy}", "", "");
+        }
+    }
+    let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
+    let last = match (count(Verdict::Problem), count(Verdict::Warning)) {
+        (0, 0) => "All is well: sandboxes can run here.".to_owned(),
+        (0, warnings) => format!("Sandboxes can run here; {}.", counted(warnings, "warning")),
+        (problems, 0) => format!("Sandboxes cannot run here: {}.", counted(problems, "problem")),
+        (problems, warnings) => format!(
+            "Sandboxes cannot run here: {}, {}.",
+            counted(problems, "problem"),
+            counted(warnings, "warning")
+        ),
+    };
+    let _ = writeln!(text, "{last}");
+    text
+}
+
+fn counted(number: usize, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        number => format!("{number} {what}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+
+    use super::*;
+
+    #[test]
+    fn findings_are_told_in_columns() {
+        let findings = [
+            Finding {
+                check: "kernel",
+                verdict: Verdict::Ok,
+                found: "Linux 6.1".to_owned(),
+                meaning: String::new(),
+                remedy: None,
+            },
+            Finding {
+                check: "privileges",
+                verdict: Verdict::Problem,
+                found: "an ordinary user".to_owned(),
+                meaning: "It means something.".to_owned(),
+                remedy: Some("`sudo warren up`".to_owned()),
+            },
+        ];
+        expect![[r#"
+            ok       kernel      Linux 6.1
+            problem  privileges  an ordinary user
+                                 It means something.
+                                 mend: `sudo warren up`
+            Sandboxes cannot run here: 1 problem.
+        "#]]
+        .assert_eq(&text(&findings));
+        assert!(text(&findings[..1]).ends_with("All is well: sandboxes can run here.\n"));
+    }
+}
