@@ -51,7 +51,14 @@ impl Shim {
         loop {
             let (message, descriptors) = self.receive().await?;
             match message {
-                Message::Reply { id, result } if id == wanted => return Ok((result?, descriptors)),
+                Message::Reply { id, result } if id == wanted => {
+                    let answer = result?;
+                    if matches!(answer, Answer::State { .. }) {
+                        // What was heard before is older than this.
+                        self.news = None;
+                    }
+                    return Ok((answer, descriptors));
+                }
                 other => self.note(other),
             }
         }

@@ -198,7 +198,7 @@ impl Worker {
             return;
         }
         match self.connect_to_earlier().await {
-            Ok(mut shim) => match shim.subscribe().await {
+            Ok(mut shim) => match settled_state(&mut shim).await {
                 Ok(state) => {
                     info!("shim found again");
                     self.shim = Some(shim);
@@ -456,10 +456,7 @@ impl Worker {
             .map_err(io::Error::other)??;
         let forked = begun.elapsed();
         let mut shim = Shim::over(handle.client)?;
-        let mut state = shim.subscribe().await?;
-        while !machine::settled(&state) {
-            state = shim.next_state().await?;
-        }
+        let state = settled_state(&mut shim).await?;
         debug!(?prepared, ?forked, started = ?begun.elapsed(), "sandbox started");
         self.shim = Some(shim);
         self.failed_starts = 0;
@@ -742,6 +739,15 @@ impl Worker {
 enum Rest {
     Until(Option<Timestamp>),
     Gone,
+}
+
+/// Follows the shim from here on, and waits until no container of it is on its way.
+async fn settled_state(shim: &mut Shim) -> Result<PodState, CallError> {
+    let mut state = shim.subscribe().await?;
+    while !machine::settled(&state) {
+        state = shim.next_state().await?;
+    }
+    Ok(state)
 }
 
 async fn next_state(shim: &mut Option<Shim>) -> io::Result<PodState> {

@@ -104,6 +104,18 @@ fn each_waits_for_the_one_before_it() {
 }
 
 #[test]
+fn a_sidecar_before_an_init_container_lets_nothing_past_it() {
+    let pod = pod(json!({"restartPolicy": "Never", "initContainers": [
+        {"name": "helper", "image": "warren.dev/host", "restartPolicy": "Always"},
+        {"name": "first", "image": "warren.dev/host"},
+        {"name": "proxy", "image": "warren.dev/host", "restartPolicy": "Always"},
+    ]}));
+    let machine = present_all(&[("helper", running(0, 1)), ("first", running(0, 2))]);
+    let plan = plan_of(&pod, &machine, &Sources::default(), &[], &[], 2);
+    assert_eq!(plan.steps, []);
+}
+
+#[test]
 fn one_that_fails_is_repeated_or_ends_the_pod() {
     let once = present_all(&[("prepare", exited(0, 3, 1, 2))]);
     check(
