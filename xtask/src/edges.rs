@@ -80,6 +80,8 @@ const TABLE: &[Row] = &[
             "warren-router",
             "warren-node",
             "warren-api",
+            // For `warren oci`, which has no daemon to ask.
+            "warren-oci",
         ],
         &[],
     ),

@@ -6,6 +6,7 @@ mod bench;
 mod edges;
 mod generate;
 mod kube;
+mod oci_conformance;
 mod test;
 mod vm;
 mod workspace;
@@ -33,6 +34,8 @@ enum Task {
     CheckEdges,
     /// Write the files that are made from the code.
     Gen(generate::Arguments),
+    /// Run the validation suite of opencontainers/runtime-tools against `warren oci`.
+    OciConformance(oci_conformance::Arguments),
     /// Run the tests and sum their results.
     Test(test::Arguments),
     /// Make real containers in a virtual machine with an ordinary kernel: Linux 6.1, cgroups of version 2.
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Task::Kube(task) => kube::run(task),
         Task::CheckEdges => edges::run(),
         Task::Gen(arguments) => generate::run(&arguments),
+        Task::OciConformance(arguments) => oci_conformance::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::Vm(arguments) => vm::run(&arguments),
     };

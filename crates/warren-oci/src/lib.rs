@@ -6,6 +6,7 @@
 //! Start reading at [`protocol`] (what can be asked), then [`zygote`], `shim`, and `container` (how one comes to
 //! be).
 
+pub mod bundle;
 pub mod cleanup;
 pub mod client;
 mod container;

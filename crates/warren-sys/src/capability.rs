@@ -93,6 +93,48 @@ impl Capabilities {
     }
 }
 
+/// Makes effective again what a change of user left permitted only.
+pub fn take_up_permitted() -> io::Result<()> {
+    let sets = rustix::thread::capabilities(None)?;
+    Ok(rustix::thread::set_capabilities(None, CapabilitySets { effective: sets.permitted, ..sets })?)
+}
+
+/// The sets of a process, beside the bounding one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProcessCapabilities {
+    /// What it can do now.
+    pub effective: Capabilities,
+    /// What it can take up.
+    pub permitted: Capabilities,
+    /// What a program with file capabilities can have from it.
+    pub inheritable: Capabilities,
+    /// What any program run by it has.
+    pub ambient: Capabilities,
+}
+
+impl ProcessCapabilities {
+    /// Makes these the process's sets. Of the ambient ones only those count that are permitted and inheritable, too, as the
+    /// kernel has it: for others there is no such thing.
+    pub fn set(self) -> io::Result<()> {
+        let bits = |set: Capabilities| CapabilitySet::from_bits_retain(set.0);
+        rustix::thread::clear_ambient_capability_set()?;
+        rustix::thread::set_capabilities(
+            None,
+            CapabilitySets {
+                effective: bits(self.effective),
+                permitted: bits(self.permitted),
+                inheritable: bits(self.inheritable),
+            },
+        )?;
+        let ambient = self.ambient.0 & self.permitted.0 & self.inheritable.0;
+        for number in (0..NAMES.len()).filter(|number| ambient & (1 << number) != 0) {
+            let one = CapabilitySet::from_bits_retain(1 << number);
+            rustix::thread::configure_capability_in_ambient_set(one, true)?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -21,11 +21,34 @@ pub struct Attributes {
     pub no_dev: bool,
     /// Programs cannot be run.
     pub no_exec: bool,
+    /// When reading a file is noted in it.
+    pub access_time: AccessTime,
+    /// Reading a directory is not noted in it.
+    pub no_directory_access_time: bool,
+}
+
+/// When reading a file is noted in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AccessTime {
+    /// As it is by default: now and then.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+    /// Every time.
+    Always,
 }
 
 impl Attributes {
     /// No restrictions.
-    pub const NONE: Self = Self { read_only: false, no_suid: false, no_dev: false, no_exec: false };
+    pub const NONE: Self = Self {
+        read_only: false,
+        no_suid: false,
+        no_dev: false,
+        no_exec: false,
+        access_time: AccessTime::Relative,
+        no_directory_access_time: false,
+    };
     /// For data: no set-user-id, no devices.
     pub const NO_SUID_NO_DEV: Self = Self { no_suid: true, no_dev: true, ..Self::NONE };
     /// For kernel file systems: no set-user-id, no devices, no programs.
@@ -42,6 +65,9 @@ impl Attributes {
         flags.set(MountAttrFlags::MOUNT_ATTR_NOSUID, self.no_suid);
         flags.set(MountAttrFlags::MOUNT_ATTR_NODEV, self.no_dev);
         flags.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, self.no_exec);
+        flags.set(MountAttrFlags::MOUNT_ATTR_NOATIME, self.access_time == AccessTime::Never);
+        flags.set(MountAttrFlags::MOUNT_ATTR_STRICTATIME, self.access_time == AccessTime::Always);
+        flags.set(MountAttrFlags::MOUNT_ATTR_NODIRATIME, self.no_directory_access_time);
         flags
     }
 }
@@ -117,7 +143,11 @@ pub fn restrict(
 ) -> io::Result<()> {
     let mut attribute = libc::mount_attr {
         attr_set: u64::from(attributes.flags().bits()),
-        attr_clr: 0,
+        // The kernel wants to be told that one way of noting is given up for another.
+        attr_clr: match attributes.access_time {
+            AccessTime::Relative => 0,
+            _ => u64::from(MountAttrFlags::MOUNT_ATTR__ATIME.bits()),
+        },
         propagation: 0,
         userns_fd: 0,
     };

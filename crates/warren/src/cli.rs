@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::controller;
+use crate::{controller, oci};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
 #[derive(Debug, Parser)]
@@ -33,6 +33,8 @@ pub enum Command {
     Migrate(Migrate),
     /// Say what this machine lacks for sandboxes, and how to mend it.
     Doctor(Doctor),
+    /// Run containers from bundles, as other OCI runtimes do (`runc`, `crun`).
+    Oci(oci::Oci),
     /// Print the version.
     Version(Version),
     /// What `up --detach` starts: the local home without a terminal.

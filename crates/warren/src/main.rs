@@ -10,6 +10,7 @@ mod image;
 mod interrupt;
 mod kubeconfig;
 mod migrate;
+mod oci;
 mod progress;
 mod report;
 mod run;
@@ -54,6 +55,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
     match command {
         Command::Run(arguments) => return run::run(&arguments),
         Command::Doctor(arguments) => return doctor::doctor(&arguments),
+        Command::Oci(arguments) => return oci::oci(&arguments),
         Command::Up(arguments) => up::up(&arguments)?,
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Controller(flags) => controller::controller(&flags)?,

@@ -2,7 +2,6 @@
 //! the moment it has entered the container's namespaces it trusts no path that the container could have made.
 
 use std::convert::Infallible;
-use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,6 +16,7 @@ use warren_sys::process::Namespaces;
 use warren_sys::seccomp::Filter;
 use warren_sys::{namespace, process, pty};
 
+use super::program::Program;
 use super::rootfs::{Detached, Step, StepError};
 use crate::defaults;
 use crate::protocol::{Refusal, RefusalReason};
@@ -77,7 +77,10 @@ pub(super) fn enter_root(spec: &Spec, mut mounts: Vec<Detached>) -> Result<(), S
         make_mount_point(&detached.target, detached.is_directory).step(step)?;
         mount::attach(detached.mount.as_fd(), &detached.target).step(step)?;
     }
-    restrict_paths(spec)?;
+    restrict_paths(
+        &given(&spec.linux.readonly_paths, defaults::READONLY_PATHS),
+        &given(&spec.linux.masked_paths, defaults::MASKED_PATHS),
+    )?;
     if spec.root.readonly {
         mount::restrict(root.as_fd(), Attributes::NONE.read_only(), None, false)
             .step(|| "make the root read-only".to_owned())?;
@@ -150,7 +153,8 @@ fn make_base_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-fn make_mount_point(path: &Path, is_directory: bool) -> io::Result<()> {
+/// Makes what a mount needs to be attached to.
+pub(crate) fn make_mount_point(path: &Path, is_directory: bool) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() == is_directory && !found.is_symlink()) {
         return Ok(());
     }
@@ -163,37 +167,40 @@ fn make_mount_point(path: &Path, is_directory: bool) -> io::Result<()> {
     make_file(path)
 }
 
-fn restrict_paths(spec: &Spec) -> Result<(), StepError> {
-    let given = |paths: &Option<Vec<PathBuf>>, default: &[&str]| {
-        paths.clone().unwrap_or_else(|| default.iter().map(PathBuf::from).collect())
-    };
-    for path in given(&spec.linux.readonly_paths, defaults::READONLY_PATHS) {
+/// The paths that are given, or those of a default list.
+fn given(paths: &Option<Vec<PathBuf>>, default: &[&str]) -> Vec<PathBuf> {
+    paths.clone().unwrap_or_else(|| default.iter().map(PathBuf::from).collect())
+}
+
+/// Keeps some paths from being written and others from being read. What is not there needs neither.
+pub(crate) fn restrict_paths(readonly: &[PathBuf], masked: &[PathBuf]) -> Result<(), StepError> {
+    for path in readonly {
         let step = || format!("make {} read-only", path.display());
-        let copy = match mount::copy_mount(&path, true) {
+        let copy = match mount::copy_mount(path, true) {
             Err(error) if is_absent(&error) => continue,
             other => other.step(step)?,
         };
         mount::restrict(copy.as_fd(), Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only(), None, true)
             .step(step)?;
-        mount::attach(copy.as_fd(), &path).step(step)?;
+        mount::attach(copy.as_fd(), path).step(step)?;
     }
-    let mut empty: Option<PathBuf> = None;
-    for path in given(&spec.linux.masked_paths, defaults::MASKED_PATHS) {
+    let mut empty: Option<&PathBuf> = None;
+    for path in masked {
         let step = || format!("mask {}", path.display());
-        let is_directory = match fs::metadata(&path) {
+        let is_directory = match fs::metadata(path) {
             Err(error) if is_absent(&error) => continue,
             other => other.step(step)?.is_dir(),
         };
         let cover = match (is_directory, &empty) {
             (false, _) => mount::copy_mount(Path::new("/dev/null"), false),
-            (true, Some(masked)) => mount::copy_mount(masked, false),
+            (true, Some(covered)) => mount::copy_mount(covered, false),
             (true, None) => mount::new_file_system(
                 "tmpfs",
                 &[FsOption::Text("size", "0"), FsOption::Text("nr_inodes", "1")],
                 Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only(),
             ),
         };
-        mount::attach(cover.step(step)?.as_fd(), &path).step(step)?;
+        mount::attach(cover.step(step)?.as_fd(), path).step(step)?;
         if is_directory && empty.is_none() {
             empty = Some(path);
         }
@@ -213,7 +220,8 @@ pub(super) fn become_root() -> Result<(), StepError> {
     set_ids(0, 0, &[]).step(|| "become root of the user namespace".to_owned())
 }
 
-fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+/// Becomes a user for good.
+pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     let groups: Vec<Gid> = groups.iter().map(|&group| Gid::from_raw(group)).collect();
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     rustix::thread::set_thread_groups(&groups)?;
@@ -302,25 +310,13 @@ pub(super) fn become_program(
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     process::close_from_on_exec(3).step(|| "close descriptors".to_owned())?;
 
-    let text = |value: &String| CString::new(value.as_str()).map_err(io::Error::from);
-    let step = || "read arguments and environment".to_owned();
-    let arguments =
-        process.args.iter().map(text).collect::<io::Result<Vec<_>>>().step(step).map_err(starting)?;
-    let environment =
-        environment.iter().map(text).collect::<io::Result<Vec<_>>>().step(step).map_err(starting)?;
-    let Some(program) = process.args.first() else {
-        return Err(starting(StepError {
-            step: step(),
-            source: io::Error::other("there is no program to run"),
-        }));
-    };
-    let candidates = candidates(program, &environment);
+    let program = Program::new(&process.args, environment).map_err(starting)?;
 
     if process.no_new_privileges {
         rustix::thread::set_no_new_privs(true).step(|| "renounce new privileges".to_owned())?;
         install(filter)?;
     }
-    run_first(program, &candidates, &arguments, &environment).map_err(starting)
+    program.run().map_err(starting)
 }
 
 fn install(filter: &Filter) -> Result<(), StepError> {
@@ -348,70 +344,38 @@ fn resource_limits(process: &Process) -> Result<Vec<(Resource, Rlimit)>, StepErr
     let mut limits =
         vec![(Resource::Core, both(0)), (Resource::Nofile, both(defaults::OPEN_FILES.min(allowed)))];
     for limit in &process.rlimits {
-        let resource = match limit.kind.as_str() {
-            "RLIMIT_AS" => Resource::As,
-            "RLIMIT_CORE" => Resource::Core,
-            "RLIMIT_CPU" => Resource::Cpu,
-            "RLIMIT_DATA" => Resource::Data,
-            "RLIMIT_FSIZE" => Resource::Fsize,
-            "RLIMIT_LOCKS" => Resource::Locks,
-            "RLIMIT_MEMLOCK" => Resource::Memlock,
-            "RLIMIT_MSGQUEUE" => Resource::Msgqueue,
-            "RLIMIT_NICE" => Resource::Nice,
-            "RLIMIT_NOFILE" => Resource::Nofile,
-            "RLIMIT_NPROC" => Resource::Nproc,
-            "RLIMIT_RSS" => Resource::Rss,
-            "RLIMIT_RTPRIO" => Resource::Rtprio,
-            "RLIMIT_RTTIME" => Resource::Rttime,
-            "RLIMIT_SIGPENDING" => Resource::Sigpending,
-            "RLIMIT_STACK" => Resource::Stack,
-            other => {
-                let error =
-                    io::Error::new(io::ErrorKind::InvalidInput, format!("{other} is not a resource limit"));
-                return Err(error).step(|| "read the resource limits".to_owned());
-            }
-        };
+        let resource = resource(&limit.kind)?;
         limits.retain(|(known, _)| *known as u32 != resource as u32);
         limits.push((resource, Rlimit { current: Some(limit.soft), maximum: Some(limit.hard) }));
     }
     Ok(limits)
 }
 
-/// The files that `program` may mean, in order.
-fn candidates(program: &str, environment: &[CString]) -> Vec<CString> {
-    if program.contains('/') {
-        return CString::new(program).into_iter().collect();
-    }
-    let path = environment
-        .iter()
-        .find_map(|line| line.to_str().ok()?.strip_prefix("PATH="))
-        .unwrap_or(defaults::PATH);
-    path.split(':')
-        .map(|directory| if directory.is_empty() { "." } else { directory })
-        .filter_map(|directory| CString::new(format!("{directory}/{program}")).ok())
-        .collect()
-}
-
-fn run_first(
-    program: &str,
-    candidates: &[CString],
-    arguments: &[CString],
-    environment: &[CString],
-) -> Result<Infallible, StepError> {
-    let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "executable file not found in $PATH"));
-    for candidate in candidates {
-        match process::execute(candidate, arguments, environment) {
-            // Another directory may have it; if none has, the first interesting error is the answer.
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                if program.contains('/') {
-                    result = Err(error);
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => result = Err(error),
-            other => return other.step(|| format!("run `{program}`")),
+/// A resource by the name that the specification has for it.
+pub(crate) fn resource(kind: &str) -> Result<Resource, StepError> {
+    Ok(match kind {
+        "RLIMIT_AS" => Resource::As,
+        "RLIMIT_CORE" => Resource::Core,
+        "RLIMIT_CPU" => Resource::Cpu,
+        "RLIMIT_DATA" => Resource::Data,
+        "RLIMIT_FSIZE" => Resource::Fsize,
+        "RLIMIT_LOCKS" => Resource::Locks,
+        "RLIMIT_MEMLOCK" => Resource::Memlock,
+        "RLIMIT_MSGQUEUE" => Resource::Msgqueue,
+        "RLIMIT_NICE" => Resource::Nice,
+        "RLIMIT_NOFILE" => Resource::Nofile,
+        "RLIMIT_NPROC" => Resource::Nproc,
+        "RLIMIT_RSS" => Resource::Rss,
+        "RLIMIT_RTPRIO" => Resource::Rtprio,
+        "RLIMIT_RTTIME" => Resource::Rttime,
+        "RLIMIT_SIGPENDING" => Resource::Sigpending,
+        "RLIMIT_STACK" => Resource::Stack,
+        other => {
+            let error =
+                io::Error::new(io::ErrorKind::InvalidInput, format!("{other} is not a resource limit"));
+            return Err(error).step(|| "read the resource limits".to_owned());
         }
-    }
-    result.step(|| format!("run `{program}`"))
+    })
 }
 
 /// Makes a network namespace with nothing but its loopback device, and returns its descriptor.

@@ -13,6 +13,7 @@ mod child;
 mod exec;
 mod network;
 mod pod_network;
+mod program;
 mod rootfs;
 mod streams;
 mod volume;
@@ -32,7 +33,7 @@ use warren_sys::seccomp::Filter;
 use warren_sys::socket::Seqpacket;
 
 use self::child::{Failure, Streams};
-use self::rootfs::{Detached, Kept, Layers, Step, StepError};
+use self::rootfs::{Detached, Kept, Layers, Step};
 use self::streams::Outside;
 use crate::defaults;
 use crate::kernel::{self, Layering};
@@ -41,7 +42,10 @@ use crate::spec::Spec;
 use crate::timeline::Timeline;
 use crate::wire;
 
+pub(crate) use self::child::{make_mount_point, resource, restrict_paths, set_ids};
 pub(crate) use self::exec::{Exec, exec, resize};
+pub(crate) use self::program::Program;
+pub(crate) use self::rootfs::StepError;
 
 /// What every start in one shim has in common.
 #[derive(Debug)]

@@ -1,0 +1,147 @@
+//! What is known about a container between two commands: a directory with its record, its configuration as it was at its
+//! creation, and the socket that `start` knocks at.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::config::Config;
+use super::{Error, Step as _};
+use crate::protocol::ProcessName;
+
+/// A container as `state` prints it and as hooks get it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct State {
+    /// The version of the specification that its configuration has.
+    pub oci_version: String,
+    /// Its name.
+    pub id: String,
+    /// Where it is in its life.
+    pub status: Status,
+    /// Its first process on the host; 0 when it is stopped.
+    pub pid: i32,
+    /// The bundle's directory.
+    pub bundle: PathBuf,
+    /// From its configuration.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Where a container is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Being made.
+    Creating,
+    /// Ready; its program has not been run.
+    Created,
+    /// Its program runs.
+    Running,
+    /// Its program has ended.
+    Stopped,
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Creating => "creating",
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+        })
+    }
+}
+
+/// What is on disk.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) id: String,
+    pub(super) bundle: PathBuf,
+    pub(super) cgroup: String,
+    /// Its first process, once it has one.
+    pub(super) process: Option<ProcessName>,
+}
+
+/// A container's directory.
+#[derive(Debug, Clone)]
+pub(super) struct Place(pub(super) PathBuf);
+
+impl Place {
+    pub(super) fn socket(&self) -> PathBuf {
+        self.0.join("start.sock")
+    }
+
+    /// There once its program was run.
+    fn started(&self) -> PathBuf {
+        self.0.join("started")
+    }
+
+    pub(super) fn set_started(&self) -> Result<(), Error> {
+        fs::write(self.started(), "").step(|| "note that it was started".to_owned())
+    }
+
+    pub(super) fn write_config(&self, config: &Config) -> Result<(), Error> {
+        let step = || "keep the configuration".to_owned();
+        let bytes = serde_json::to_vec(config).map_err(std::io::Error::from).step(step)?;
+        fs::write(self.0.join("config.json"), bytes).step(step)
+    }
+
+    pub(super) fn config(&self) -> Result<Config, Error> {
+        let step = || "read the kept configuration".to_owned();
+        let bytes = fs::read(self.0.join("config.json")).step(step)?;
+        serde_json::from_slice(&bytes).map_err(std::io::Error::from).step(step)
+    }
+
+    /// Replaces the record in one step.
+    pub(super) fn write(&self, record: &Record) -> Result<(), Error> {
+        let step = || "write state.json".to_owned();
+        let unfinished = self.0.join("state.json.unfinished");
+        let bytes = serde_json::to_vec(record).map_err(std::io::Error::from).step(step)?;
+        fs::write(&unfinished, bytes).step(step)?;
+        fs::rename(&unfinished, self.0.join("state.json")).step(step)
+    }
+
+    pub(super) fn record(&self, id: &str) -> Result<Record, Error> {
+        match fs::read(self.0.join("state.json")) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Error::Unknown(id.to_owned())),
+            other => {
+                let step = || format!("read the state of `{id}`");
+                serde_json::from_slice(&other.step(step)?).map_err(std::io::Error::from).step(step)
+            }
+        }
+    }
+
+    pub(super) fn status(&self, record: &Record) -> Status {
+        match record.process {
+            None => Status::Creating,
+            Some(process) if !runs(process) => Status::Stopped,
+            Some(_) if self.started().exists() => Status::Running,
+            Some(_) => Status::Created,
+        }
+    }
+
+    pub(super) fn state(&self, record: &Record, config: &Config) -> State {
+        let status = self.status(record);
+        let pid = record.process.filter(|_| status != Status::Stopped).map_or(0, |process| process.pid);
+        State {
+            oci_version: config.oci_version.clone(),
+            id: record.id.clone(),
+            status,
+            pid,
+            bundle: record.bundle.clone(),
+            annotations: config.annotations.clone(),
+        }
+    }
+}
+
+/// Whether that very process is there and has not ended; one that nobody has reaped has.
+pub(super) fn runs(process: ProcessName) -> bool {
+    let has_ended = fs::read_to_string(Path::new("/proc").join(process.pid.to_string()).join("stat"))
+        .ok()
+        .and_then(|stat| Some(stat.rsplit_once(") ")?.1.starts_with(['Z', 'X'])))
+        .unwrap_or(true);
+    !has_ended && process.is_alive()
+}

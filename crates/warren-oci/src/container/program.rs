@@ -1,0 +1,70 @@
+//! The program that a process becomes: what is to be run, with which words, found as a shell would find it.
+
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::io;
+
+use warren_sys::process;
+
+use super::rootfs::{Step as _, StepError};
+use crate::defaults;
+
+/// A program, ready to be run.
+#[derive(Debug)]
+pub(crate) struct Program {
+    name: String,
+    /// The files that the name may mean, in order.
+    candidates: Vec<CString>,
+    arguments: Vec<CString>,
+    environment: Vec<CString>,
+}
+
+impl Program {
+    /// From program and arguments, and `NAME=value` lines. A name without a slash is looked up in `PATH` of those.
+    pub(crate) fn new(arguments: &[String], environment: &[String]) -> Result<Self, StepError> {
+        let step = || "read arguments and environment".to_owned();
+        let texts = |lines: &[String]| -> io::Result<Vec<CString>> {
+            lines.iter().map(|line| CString::new(line.as_str()).map_err(io::Error::from)).collect()
+        };
+        let Some(name) = arguments.first() else {
+            return Err(io::Error::other("there is no program to run")).step(step);
+        };
+        let (arguments, environment) = (texts(arguments).step(step)?, texts(environment).step(step)?);
+        Ok(Self { name: name.clone(), candidates: candidates(name, &environment), arguments, environment })
+    }
+
+    /// Becomes the program. Returns only an error.
+    pub(crate) fn run(&self) -> Result<Infallible, StepError> {
+        let step = || format!("run `{}`", self.name);
+        let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "executable file not found in $PATH"));
+        for candidate in &self.candidates {
+            match process::execute(candidate, &self.arguments, &self.environment) {
+                // Another directory may have it; if none has, the first interesting error is the answer.
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+                {
+                    if self.name.contains('/') {
+                        result = Err(error);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => result = Err(error),
+                other => return other.step(step),
+            }
+        }
+        result.step(step)
+    }
+}
+
+fn candidates(program: &str, environment: &[CString]) -> Vec<CString> {
+    if program.contains('/') {
+        return CString::new(program).into_iter().collect();
+    }
+    let path = environment
+        .iter()
+        .find_map(|line| line.to_str().ok()?.strip_prefix("PATH="))
+        .unwrap_or(defaults::PATH);
+    path.split(':')
+        .map(|directory| if directory.is_empty() { "." } else { directory })
+        .filter_map(|directory| CString::new(format!("{directory}/{program}")).ok())
+        .collect()
+}
