@@ -87,7 +87,7 @@ impl Care {
                 shared: shared.clone(),
                 pod: pod.clone(),
                 container: container.clone(),
-                inside: Inside::new(pod, container, directory),
+                inside: Inside::new(container, directory),
                 health: Mutex::new(Health { attempt, ..Health::default() }),
                 tell: self.tell.clone(),
             };
@@ -106,7 +106,7 @@ impl Care {
         grace: Duration,
     ) {
         let (shared, pod) = (shared.clone(), pod.clone());
-        let inside = Inside::new(&pod, container, directory);
+        let inside = Inside::new(container, directory);
         let container = container.clone();
         self.tasks.spawn(async move {
             let hook = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.as_ref());

@@ -1,5 +1,6 @@
 //! Asking a container how it is, and telling it what is about to happen: by a command, by HTTP, by a connection, by gRPC.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
@@ -9,7 +10,7 @@ use k8s_openapi::api::core::v1::{
     ExecAction, GRPCAction, HTTPGetAction, LifecycleHandler, Probe, TCPSocketAction,
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::inside::Inside;
 
@@ -99,10 +100,16 @@ async fn http(inside: &Inside, get: &HTTPGetAction, any_answer: bool) -> Result<
             status => Err(format!("HTTP probe failed with statuscode: {}", status.as_u16())),
         }
     };
+    with(connection, asking).await
+}
+
+/// Waits for an answer while the connection makes progress, which it does only when it is polled. One that has ended may have
+/// brought the answer with its end.
+async fn with<T>(connection: impl Future, asking: impl Future<Output = T>) -> T {
+    let mut asking = pin!(asking);
     tokio::select! {
-        // The connection makes progress only while it is polled; that it ends is no answer yet.
-        answer = asking => answer,
-        ended = connection => ended.map_err(failed).and(Err(format!("Get \"http://{address}\": EOF"))),
+        answer = &mut asking => answer,
+        _ = connection => asking.await,
     }
 }
 
@@ -115,7 +122,10 @@ async fn health_service(inside: &Inside, grpc: &GRPCAction) -> Result<(), String
     ask_health_service(stream, &address.to_string(), service).await
 }
 
-async fn ask_health_service(stream: TcpStream, authority: &str, service: &str) -> Result<(), String> {
+async fn ask_health_service<S>(stream: S, authority: &str, service: &str) -> Result<(), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let failed = |error: hyper::Error| format!("error: health rpc probe failed: {error}");
     let request = http::Request::post(format!("http://{authority}/grpc.health.v1.Health/Check"))
         .header("content-type", "application/grpc")
@@ -140,10 +150,7 @@ async fn ask_health_service(stream: TcpStream, authority: &str, service: &str) -
             status => Err(format!("service unhealthy (responded with {:?})", status_name(status))),
         }
     };
-    tokio::select! {
-        answer = asking => answer,
-        ended = connection => ended.map_err(failed).and(Err("error: the server closed the connection".to_owned())),
-    }
+    with(connection, asking).await
 }
 
 /// `HealthCheckRequest { service = 1 }` in a gRPC frame.
@@ -203,5 +210,28 @@ mod tests {
         ] {
             assert_eq!(health_answer(Bytes::copy_from_slice(frame)), wanted, "{frame:?}");
         }
+    }
+
+    /// A server that answers every health check like this.
+    async fn asked(answer: &'static [u8]) -> Result<(), String> {
+        let (client, server) = tokio::io::duplex(4096);
+        let respond = move |request: http::Request<hyper::body::Incoming>| async move {
+            assert_eq!(request.uri().path(), "/grpc.health.v1.Health/Check");
+            let asked = request.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(asked, health_request("db"));
+            let response = http::Response::builder().header("content-type", "application/grpc");
+            Ok::<_, std::convert::Infallible>(response.body(Full::new(Bytes::from_static(answer))).unwrap())
+        };
+        let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .serve_connection(TokioIo::new(server), hyper::service::service_fn(respond));
+        tokio::spawn(serving);
+        ask_health_service(client, "127.0.0.1:1", "db").await
+    }
+
+    #[tokio::test]
+    async fn the_health_service_is_asked_and_believed() {
+        assert_eq!(asked(&[0, 0, 0, 0, 2, 8, 1]).await, Ok(()));
+        let unwell = asked(&[0, 0, 0, 0, 2, 8, 2]).await;
+        assert_eq!(unwell, Err("service unhealthy (responded with \"NOT_SERVING\")".to_owned()));
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::net::{TcpSocket, TcpStream};
 use warren_oci::client::CallError;
@@ -42,10 +42,9 @@ impl Drop for Running {
 }
 
 impl Inside {
-    pub(super) fn new(pod: &Pod, container: &Container, directory: &PodDirectory) -> Inside {
-        // A pod without a network has an address that leads nowhere; inside, its own loopback is what others would reach.
-        let given = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref()?.parse::<IpAddr>().ok());
-        let address = given.filter(IpAddr::is_ipv4).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    pub(super) fn new(container: &Container, directory: &PodDirectory) -> Inside {
+        // A pod without a network is reached where it reaches itself.
+        let address = directory.lease().map_or(Ipv4Addr::LOCALHOST, |lease| lease.address);
         let ports = container
             .ports
             .iter()
@@ -54,7 +53,7 @@ impl Inside {
         Inside {
             directory: directory.clone(),
             container: container.name.clone(),
-            address,
+            address: IpAddr::V4(address),
             ports: ports.collect(),
         }
     }
