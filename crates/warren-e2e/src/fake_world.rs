@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use warren_sys::network::link::{self, Route, Setting, Veth};
 use warren_sys::network::netlink::Netlink;
+use warren_sys::network::nftables;
 use warren_sys::process::Namespaces;
 use warren_sys::{mount, namespace};
 
@@ -42,7 +43,9 @@ pub fn enter(scratch: &Path) -> bool {
     match try_enter(scratch) {
         Ok(()) => true,
         Err(error) => {
-            eprintln!("skipped: no network namespaces with connected devices can be made here: {error}");
+            eprintln!(
+                "skipped: no network namespaces with devices and packet rules can be made here: {error}"
+            );
             false
         }
     }
@@ -60,6 +63,10 @@ fn try_enter(scratch: &Path) -> io::Result<()> {
     namespace::loopback_up()?;
     let world = make_world()?;
     let mut netlink = Netlink::route()?;
+    // Without these a home has no pod network.
+    netlink.add_bridge("probe")?;
+    netlink.delete_link("probe")?;
+    nftables::remove("probe")?;
     netlink.add_veth(&Veth {
         name: "uplink",
         hardware: MACHINE_HARDWARE,

@@ -39,10 +39,7 @@ fn on_a_machine(test: impl AsyncFnOnce(&LocalHome)) {
         assert!(answer.contains(&format!("reached {address}")), "{answer}");
     }
     home.up();
-    if fake_world::devices().is_empty() {
-        eprintln!("skipped: this kernel has no bridges or no packet rules, so homes have no pod network");
-        return;
-    }
+    assert_eq!(fake_world::devices(), Vec::<String>::new(), "a home without pods needs no network");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(test(&home));
     drop(runtime);

@@ -3,8 +3,8 @@
 //! Each pod with a network has a device pair of its own to the host (the shim makes it), and the host routes. The home has
 //! a bridge without ports that carries the gateway's address, and one nftables table that says what passes: from pods
 //! to the name server and the proxy at the gateway, from pods with a full network out, between pods what policies allow,
-//! and nothing else. Names carry the home's id. Devices go with their pods, whoever dies; bridge and table stay until
-//! the home is taken down, and a daemon that finds them goes on with them.
+//! and nothing else. Names carry the home's id. Devices go with their pods, whoever dies; bridge and table are made for the
+//! first pod, stay while there are pods, and a daemon that finds them goes on with them.
 //!
 //! Start with [`Network`]; then `keeper`, the loop that keeps the table as the policies say, `proxy` and `name_server`.
 
@@ -24,6 +24,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::{OnceCell, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 use warren_decide::network::policy::{NamedPort, PodFacts, Protocol, Rules};
@@ -53,6 +54,8 @@ pub(crate) struct Network {
     rules: RwLock<Arc<Rules>>,
     keeper: keeper::Keeper,
     pub(crate) decisions: Decisions,
+    making: OnceCell<()>,
+    made: watch::Sender<bool>,
 }
 
 /// A home has no pod network.
@@ -76,11 +79,15 @@ pub(crate) enum OpenError {
     },
     #[error("put packet rules in force")]
     Rules(#[source] io::Error),
+    #[error("the node is going down")]
+    GoingDown,
 }
 
 /// A pod cannot be given an address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaseError {
+    #[error("make the pod network")]
+    Open(#[from] OpenError),
     #[error("all addresses of {0} are taken")]
     Exhausted(Block),
     #[error("record the pod's address")]
@@ -101,7 +108,7 @@ pub fn remove_network(home_id: &str) -> io::Result<()> {
 }
 
 impl Network {
-    /// The network of a home, made or found again. `wanted` is the range that its pods shall have addresses from.
+    /// The network of a home: which addresses it has. `wanted` is the range that its pods shall have addresses from.
     pub(crate) fn open(
         home_id: &str,
         data_dir: &Path,
@@ -109,24 +116,50 @@ impl Network {
         wanted: Option<Block>,
     ) -> Result<Network, OpenError> {
         let (devices, table) = names(home_id);
-        let (range, is_new) = host::prepare(&devices, home_id, data_dir, wanted)?;
+        let range = host::choose_range(&devices, home_id, data_dir, wanted)?;
         let gateway = range.nth(1).ok_or(OpenError::NoRange)?;
         let network = Network {
             leases: Mutex::new(lease::Leases::load(pods, range)),
             rules: RwLock::default(),
             keeper: keeper::Keeper::default(),
             decisions: Decisions::default(),
+            making: OnceCell::new(),
+            made: watch::Sender::new(false),
             devices,
             table,
             range,
             gateway,
         };
-        if is_new {
-            // Nothing passes until the policies are known. Rules of an earlier daemon hold until then.
-            network.put_in_force(&Rules::default()).map_err(OpenError::Rules)?;
+        if network.leases().is_empty() {
+            // Whatever an earlier daemon left, nobody needs it.
+            network.remove();
         }
-        info!(%range, "pod network");
         Ok(network)
+    }
+
+    /// Makes what the home's pods need on the machine, or finds it.
+    async fn make(self: &Arc<Self>) -> Result<(), OpenError> {
+        let made = self.making.get_or_try_init(async || {
+            let network = self.clone();
+            let making = tokio::task::spawn_blocking(move || {
+                if host::make_bridge(&network.devices, network.range)? {
+                    // Nothing passes until the policies are known. Rules of an earlier daemon hold until then.
+                    network.put_in_force(&Rules::default()).map_err(OpenError::Rules)?;
+                }
+                Ok(())
+            });
+            making.await.unwrap_or(Err(OpenError::GoingDown))?;
+            info!(range = %self.range, "pod network");
+            self.made.send_replace(true);
+            Ok(())
+        });
+        made.await.copied()
+    }
+
+    fn remove(&self) {
+        if let Err(error) = host::remove(&self.devices, &self.table) {
+            warn!(%error, "pod network not removed");
+        }
     }
 
     /// Where programs in pods find the proxy.
@@ -204,9 +237,18 @@ pub(crate) async fn lease(
 ) -> Result<Option<PodNetwork>, LeaseError> {
     let Some(network) = &shared.network else { return Ok(None) };
     // One that cannot be read was refused before.
-    let mode = Mode::asked(pod).ok().flatten().unwrap_or(Mode::Restricted);
+    let asked = Mode::asked(pod).ok().flatten();
+    let mode = asked.unwrap_or(Mode::Restricted);
     if mode == Mode::None {
         return Ok(None);
+    }
+    match network.make().await {
+        // What it did not ask for it can do without; its status says so.
+        Err(problem) if asked.is_none() => {
+            warn!(error = %crate::worker::chain(&problem), "no pod network: the pod has only its own loopback");
+            return Ok(None);
+        }
+        other => other?,
     }
     let lease = network.leases().take(uid, directory, mode, network.gateway)?;
     if lease.mode == Mode::Full {
@@ -235,22 +277,34 @@ pub(crate) fn release(shared: &Shared, uid: &str) {
 
 /// Serves a home's pods until it is dropped.
 pub(crate) fn serve(shared: &Arc<Shared>) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
-    if let Some(network) = &shared.network {
-        keeper::watch(shared, network, &mut tasks);
-        proxy::listen(shared, network, &mut tasks);
-        name_server::listen(shared, network, &mut tasks);
-    }
-    tasks
+    let mut all = JoinSet::new();
+    let Some(network) = shared.network.clone() else { return all };
+    let shared = shared.clone();
+    all.spawn(async move {
+        if !network.leases().is_empty()
+            && let Err(problem) = network.make().await
+        {
+            warn!(error = %crate::worker::chain(&problem), "pods of earlier have no network");
+        }
+        // The first pod may be long in coming.
+        if network.made.subscribe().wait_for(|made| *made).await.is_err() {
+            return;
+        }
+        let mut tasks = JoinSet::new();
+        keeper::watch(&shared, &network, &mut tasks);
+        proxy::listen(&shared, &network, &mut tasks);
+        name_server::listen(&shared, &network, &mut tasks);
+        while tasks.join_next().await.is_some() {}
+    });
+    all
 }
 
 /// After [`serve`] has ended: removes what the home's network has on the machine, unless pods still need it.
 pub(crate) fn close(shared: &Shared) {
     if let Some(network) = &shared.network
         && network.leases().is_empty()
-        && let Err(error) = host::remove(&network.devices, &network.table)
     {
-        warn!(%error, "pod network not removed");
+        network.remove();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::Pod;
 use tracing::info;
@@ -30,7 +31,13 @@ impl Service {
 #[derive(Debug, Default)]
 pub(crate) struct Decisions {
     counts: Mutex<BTreeMap<(Service, &'static str), u64>>,
+    /// The second that is being logged, and how many lines it has had.
+    lines: Mutex<Option<(Instant, u32)>>,
 }
+
+/// So many lines are logged in a second. Pods that ask for more than that are counted all the same, but cannot fill the
+/// disk.
+const LINES_PER_SECOND: u32 = 50;
 
 /// A name as a pod spelt it is cut to this many bytes in a log.
 const LONGEST_HOST: usize = 253;
@@ -48,6 +55,9 @@ impl Decisions {
         let reason = outcome.err().map_or("allowed", Denial::reason);
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry((service, reason)).or_default() +=
             1;
+        if !self.may_log() {
+            return;
+        }
         let name = |part: fn(&Pod) -> Option<&String>| pod.and_then(part).map_or("", String::as_str);
         let host: String = host.chars().take(LONGEST_HOST).filter(|letter| !letter.is_control()).collect();
         info!(
@@ -59,6 +69,15 @@ impl Decisions {
             outcome = reason,
             "egress"
         );
+    }
+
+    fn may_log(&self) -> bool {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let (since, count) =
+            lines.filter(|(since, _)| now.duration_since(*since).as_secs() == 0).unwrap_or((now, 0));
+        *lines = Some((since, count.saturating_add(1)));
+        count < LINES_PER_SECOND
     }
 
     /// The counters as Prometheus reads them.

@@ -13,13 +13,13 @@ use super::OpenError;
 /// The file in the data directory that says which range the home has.
 const RECORD: &str = "pod-network";
 
-/// Finds or makes them: the range, and whether the bridge is new.
-pub(super) fn prepare(
+/// The range of a home: the one of last time if nobody else uses it now.
+pub(super) fn choose_range(
     bridge: &str,
     home_id: &str,
     data_dir: &Path,
     wanted: Option<Block>,
-) -> Result<(Block, bool), OpenError> {
+) -> Result<Block, OpenError> {
     let mut netlink = Netlink::route().map_err(OpenError::Routes)?;
     let path = data_dir.join(RECORD);
     let recorded = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<Block>().ok());
@@ -41,9 +41,7 @@ pub(super) fn prepare(
         let written = std::fs::write(&path, format!("{range}\n"));
         written.map_err(|source| OpenError::Record { path, source })?;
     }
-    let is_new = make_bridge(&mut netlink, bridge, range)
-        .map_err(|source| OpenError::Bridge { name: bridge.to_owned(), source })?;
-    Ok((range, is_new))
+    Ok(range)
 }
 
 /// Blocks that the machine has routes for, other than those of this home's own devices.
@@ -54,7 +52,13 @@ fn others(netlink: &mut Netlink, own: &str) -> io::Result<Vec<Block>> {
     Ok(routes.map(|(address, prefix, _)| Block::new(address, prefix)).collect())
 }
 
-fn make_bridge(netlink: &mut Netlink, name: &str, range: Block) -> io::Result<bool> {
+/// Makes the bridge, or finds it: whether it is new.
+pub(super) fn make_bridge(name: &str, range: Block) -> Result<bool, OpenError> {
+    try_make_bridge(name, range).map_err(|source| OpenError::Bridge { name: name.to_owned(), source })
+}
+
+fn try_make_bridge(name: &str, range: Block) -> io::Result<bool> {
+    let mut netlink = Netlink::route()?;
     let is_new = match netlink.add_bridge(name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
         other => other.map(|()| true)?,

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::runtime::reflector::ObjectRef;
@@ -21,16 +22,20 @@ use crate::node::Shared;
 /// Questions under way at once. More are dropped, as a network would; clients ask again.
 const UNDER_WAY: usize = 512;
 const LONGEST_QUESTION: usize = 1500;
+/// After the address could not be had: another daemon may be about to end.
+const AFTER_REFUSAL: Duration = Duration::from_secs(1);
 
 pub(super) fn listen(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut JoinSet<()>) {
     let (shared, network) = (shared.clone(), network.clone());
     tasks.spawn(async move {
-        let socket = match UdpSocket::bind((network.gateway, NAME_PORT)).await {
-            Ok(socket) => Arc::new(socket),
-            Err(error) => {
-                warn!(%error, gateway = %network.gateway, "no name server for pods");
-                return;
+        let socket = loop {
+            match UdpSocket::bind((network.gateway, NAME_PORT)).await {
+                Ok(socket) => break Arc::new(socket),
+                Err(error) => {
+                    warn!(%error, gateway = %network.gateway, "no name server for pods; trying again")
+                }
             }
+            tokio::time::sleep(AFTER_REFUSAL).await;
         };
         let turns = Arc::new(Semaphore::new(UNDER_WAY));
         let mut questions = JoinSet::new();

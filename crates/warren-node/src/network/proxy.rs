@@ -29,6 +29,8 @@ use crate::node::Shared;
 /// Connections that one pod may have at once.
 const PER_POD: usize = 256;
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// After the address could not be had: another daemon may be about to end.
+const AFTER_REFUSAL: Duration = Duration::from_secs(1);
 /// How long a client may take to say what it wants.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -38,12 +40,12 @@ pub(super) fn listen(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut J
     let (shared, network) = (shared.clone(), network.clone());
     tasks.spawn(async move {
         let address = network.proxy_address();
-        let listener = match TcpListener::bind(address).await {
-            Ok(listener) => listener,
-            Err(error) => {
-                warn!(%error, %address, "no egress proxy for pods");
-                return;
+        let listener = loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => break listener,
+                Err(error) => warn!(%error, %address, "no egress proxy for pods; trying again"),
             }
+            tokio::time::sleep(AFTER_REFUSAL).await;
         };
         let open = Arc::new(Open::default());
         let mut connections = JoinSet::new();
