@@ -16,7 +16,7 @@ use crate::cache::{Index, Keeping};
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 pub(crate) const SANDBOX: Keeping<Sandbox> = Keeping {
-    trim: |sandbox| metadata(&mut sandbox.metadata),
+    trim: sandbox,
     indices: |sandbox| {
         let metadata = &sandbox.metadata;
         let namespace = metadata.namespace.clone().unwrap_or_default();
@@ -67,8 +67,27 @@ pub(crate) const VOLUME_CLAIM: Keeping<PersistentVolumeClaim> = Keeping {
     indices: |_| Vec::new(),
 };
 
+/// Lists grow with room for more while they are read. Here they never grow again, and the room of twenty thousand of each
+/// would be tens of megabytes.
+fn fit<T>(list: &mut Option<Vec<T>>) {
+    list.iter_mut().for_each(Vec::shrink_to_fit);
+}
+
+fn sandbox(sandbox: &mut Sandbox) {
+    metadata(&mut sandbox.metadata);
+    for container in &mut sandbox.spec.blueprint.pod_template.spec.containers {
+        fit(&mut container.env);
+        fit(&mut container.ports);
+        fit(&mut container.volume_mounts);
+    }
+    if let Some(status) = &mut sandbox.status {
+        status.conditions.shrink_to_fit();
+    }
+}
+
 fn metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
+    fit(&mut metadata.owner_references);
     if let Some(annotations) = &mut metadata.annotations {
         annotations.remove(LAST_APPLIED);
     }
@@ -86,9 +105,14 @@ fn pod(pod: &mut Pod) {
         };
         pod.status = Some(PodStatus {
             phase: status.phase,
-            pod_ips: status.pod_ips,
-            conditions: status.conditions.map(|conditions| {
-                conditions.into_iter().filter(|condition| read(&condition.type_)).collect()
+            pod_ips: status.pod_ips.map(|mut addresses| {
+                addresses.shrink_to_fit();
+                addresses
+            }),
+            conditions: status.conditions.map(|mut conditions| {
+                conditions.retain(|condition| read(&condition.type_));
+                conditions.shrink_to_fit();
+                conditions
             }),
             init_container_statuses: stuck(status.init_container_statuses),
             container_statuses: stuck(status.container_statuses),
