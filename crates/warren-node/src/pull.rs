@@ -46,6 +46,8 @@ const DOCUMENTS: &str = "application/vnd.oci.image.index.v1+json, application/vn
 pub(crate) enum PullError {
     #[error("registry {registry} cannot be reached: {why}")]
     Unreachable { registry: String, why: String },
+    #[error("registry {registry} cannot be believed: {why}")]
+    Untrusted { registry: String, why: String },
     #[error("registry {registry} answers {status}{}{detail}", if detail.is_empty() { "" } else { ": " })]
     Answer { registry: String, status: StatusCode, detail: String },
     #[error("registry {registry} cannot be used: {why}")]

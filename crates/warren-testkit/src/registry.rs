@@ -36,8 +36,8 @@ struct State {
     access: Access,
     /// Blobs longer than this break off after so many bytes, unless the rest is asked for.
     break_off_at: Option<usize>,
-    /// Blobs are to be had elsewhere.
-    redirects: bool,
+    /// Blobs are to be had from this origin.
+    redirects: Option<String>,
     requests: Vec<String>,
 }
 
@@ -129,7 +129,13 @@ impl TestRegistry {
 
     /// From now on blobs are to be fetched elsewhere, from somebody who must not be told who asks.
     pub fn redirect_blobs(&self) {
-        self.shared.state().redirects = true;
+        let port = self.address.port();
+        self.redirect_blobs_to(&format!("http://localhost:{port}"));
+    }
+
+    /// The same, from this origin, which has to lead back here.
+    pub fn redirect_blobs_to(&self, origin: &str) {
+        self.shared.state().redirects = Some(origin.to_owned());
     }
 
     /// What was asked for, in order: `METHOD path status`.
@@ -180,7 +186,12 @@ fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
         answer
     };
     let mut stream = stream;
-    write!(stream, "HTTP/1.1 {}\r\nConnection: close\r\nContent-Length: {}\r\n", answer.status, answer.body.len())?;
+    write!(
+        stream,
+        "HTTP/1.1 {}\r\nConnection: close\r\nContent-Length: {}\r\n",
+        answer.status,
+        answer.body.len()
+    )?;
     for (name, value) in &answer.headers {
         write!(stream, "{name}: {value}\r\n")?;
     }
@@ -221,23 +232,21 @@ impl State {
                 None => not_found("MANIFEST_UNKNOWN"),
             };
         }
-        match rest.split_once("/blobs/") {
-            Some((_, digest)) if self.redirects => {
-                let place = format!("http://localhost:{}/elsewhere/{digest}", self.port());
+        let Some((_, digest)) = rest.split_once("/blobs/") else { return not_found("PAGE_UNKNOWN") };
+        match &self.redirects {
+            Some(origin) => {
+                let place = format!("{origin}/elsewhere/{digest}");
                 Answer { headers: vec![("Location", place)], ..plain("307 Temporary Redirect", "") }
             }
-            Some((_, digest)) => self.blob(digest, headers),
-            None => not_found("PAGE_UNKNOWN"),
+            None => self.blob(digest, headers),
         }
-    }
-
-    fn port(&self) -> &str {
-        self.address.rsplit(':').next().unwrap_or_default()
     }
 
     fn blob(&self, digest: &str, headers: &HashMap<String, String>) -> Answer {
         let Some(blob) = self.blobs.get(digest) else { return not_found("BLOB_UNKNOWN") };
-        let from = headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
+        let from = headers
+            .get("range")
+            .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok());
         match from {
             Some(from) if from < blob.len() => {
                 let range = format!("bytes {from}-{}/{}", blob.len() - 1, blob.len());
@@ -264,7 +273,10 @@ impl State {
         };
         (shown != wanted).then(|| Answer {
             headers: vec![("WWW-Authenticate", challenge)],
-            ..plain("401 Unauthorized", r#"{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}"#)
+            ..plain(
+                "401 Unauthorized",
+                r#"{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}"#,
+            )
         })
     }
 
@@ -284,5 +296,8 @@ fn basic(user: &str, password: &str) -> String {
 }
 
 fn not_found(code: &str) -> Answer {
-    plain("404 Not Found", format!(r#"{{"errors":[{{"code":"{code}","message":"not known to this registry"}}]}}"#))
+    plain(
+        "404 Not Found",
+        format!(r#"{{"errors":[{{"code":"{code}","message":"not known to this registry"}}]}}"#),
+    )
 }

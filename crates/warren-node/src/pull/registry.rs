@@ -201,7 +201,12 @@ impl Registry {
             .map_err(|_| self.protocol("its answers cannot be followed"))?;
         match tokio::time::timeout(ANSWER_TIME, self.http.request(request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(self.unreachable(chain(&error))),
+            Ok(Err(error)) => Err(match tls_problem(&error) {
+                Some(problem) => {
+                    PullError::Untrusted { registry: self.name.clone(), why: problem.to_string() }
+                }
+                None => self.unreachable(chain(&error)),
+            }),
             Err(_) => Err(self.unreachable(format!("no answer within {} s", ANSWER_TIME.as_secs()))),
         }
     }
@@ -263,6 +268,22 @@ fn token_request(
         request = request.header(AUTHORIZATION, basic(user, password));
     }
     (request, Full::default())
+}
+
+/// What is wrong with a certificate will be wrong in a moment as well, unlike a connection.
+fn tls_problem<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(problem) = error.downcast_ref() {
+            return Some(problem);
+        }
+        cause = match error.downcast_ref::<std::io::Error>() {
+            // What an I/O error wraps is not its source.
+            Some(wrapping) => wrapping.get_ref().map(|inner| inner as &(dyn std::error::Error + 'static)),
+            None => error.source(),
+        };
+    }
+    None
 }
 
 fn authority(uri: &Uri) -> &str {

@@ -178,6 +178,57 @@ async fn an_index_leads_to_the_manifest_for_this_machine() {
     assert!(why.ends_with("it is for: linux/s390x"), "{why}");
 }
 
+/// Speaks TLS in front of a registry, with a certificate for `localhost` from an authority of its own, which is returned.
+async fn tls_front(registry: &TestRegistry) -> (u16, String) {
+    let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let certificate = key.cert.pem();
+    let private = rustls::pki_types::PrivateKeyDer::try_from(key.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![key.cert.der().clone()], private)
+        .unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = tokio::net::TcpListener::bind("localhost:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let behind = registry.name();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, behind) = (acceptor.clone(), behind.clone());
+            tokio::spawn(async move {
+                // A client that does not believe us leaves at once.
+                let Ok(mut near) = acceptor.accept(stream).await else { return };
+                let mut far = tokio::net::TcpStream::connect(&behind).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    (port, certificate)
+}
+
+#[tokio::test]
+async fn certificates_are_checked_against_the_registrys_own_authorities() {
+    let registry = TestRegistry::start().unwrap();
+    registry.put("tool", "1", &image(&[1]));
+    let (port, certificate) = tls_front(&registry).await;
+    registry.redirect_blobs_to(&format!("https://localhost:{port}"));
+    let why = Place::new().failure(&registry.image("tool", "1")).await;
+    assert!(why.contains("cannot be believed") && why.contains("certificate"), "{why}");
+
+    let certificates = tempfile::tempdir().unwrap();
+    let own = certificates.path().join(registry.name());
+    std::fs::create_dir(&own).unwrap();
+    std::fs::write(own.join("ca.crt"), certificate).unwrap();
+    let mut place = Place::new();
+    place.puller = Puller::new(RegistryConfig {
+        certificate_directories: vec![certificates.path().to_owned()],
+        ..RegistryConfig::default()
+    });
+    place.pull(&registry.image("tool", "1")).await.unwrap();
+}
+
 #[tokio::test]
 async fn what_is_not_there_is_said_to_be_so() {
     let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
