@@ -155,7 +155,8 @@ impl Shelf {
                 .map_err(api("delete the volume"))?;
             info!(volume = name, "volume removed with its claim");
         }
-        // Data of a claim that went before its volume was made.
+        // The directory of a claim that went before its volume was made is empty. Data that no volume speaks of is not ours to
+        // remove: somebody may have lost the store, and wants it back.
         let wanted: BTreeSet<String> = there.iter().map(|uid| volume_name(uid)).collect();
         let named: BTreeSet<&str> =
             known.iter().filter_map(|volume| volume.metadata.name.as_deref()).collect();
@@ -163,8 +164,12 @@ impl Shelf {
         for entry in entries {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.starts_with("pvc-") && !wanted.contains(&name) && !named.contains(name.as_str()) {
-                debug!(volume = name, "data without a claim removed");
-                remove_directory(&entry.path()).await?;
+                match std::fs::remove_dir(entry.path()) {
+                    Ok(()) => debug!(volume = name, "a directory without a claim removed"),
+                    Err(error) => {
+                        warn!(%error, path = %entry.path().display(), "data without a claim, left where it is");
+                    }
+                }
             }
         }
         Ok(())
