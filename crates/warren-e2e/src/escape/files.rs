@@ -172,7 +172,8 @@ pub(super) async fn learn_paths_of_the_host(arena: &Arena) -> Result<()> {
     let ended = arena.shell("cat /proc/self/mounts /proc/self/maps /proc/1/maps; env").await?;
     ensure!(!ended.stdout.contains(&data), "the data directory is told: {ended:?}");
     let points = arena.shell("cut -d' ' -f2 /proc/self/mounts").await?;
-    let known = ["/proc", "/sys", "/dev", "/usr", "/.warren", "/bin", "/sbin", "/lib", "/etc", "/run/secrets"];
+    let known =
+        ["/proc", "/sys", "/dev", "/usr", "/.warren", "/bin", "/sbin", "/lib", "/etc", "/run/secrets"];
     ensure!(
         points.stdout.lines().all(|path| path == "/" || known.iter().any(|known| path.starts_with(known))),
         "{points:?}"
