@@ -186,7 +186,7 @@ async fn what_pods_and_nodes_use_is_measured() {
     pods.start("busy", "Never", busy).await;
     pods.start("idle", "Never", json!({"command": ["sleep", "1000"]})).await;
     let client = pods.home.client().await;
-    let read = async |path: &str| -> Result<Value, warren_client::kube::Error> {
+    let read = async |path: &str| -> Result<Value, kube::Error> {
         let path = format!("/apis/metrics.k8s.io/v1beta1{path}");
         client.request(http::Request::get(path).body(Vec::new()).expect("a request")).await
     };

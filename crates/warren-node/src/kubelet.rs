@@ -85,7 +85,7 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
                 "exec" => exec(request, place),
                 _ => attach(request, place),
             });
-            answered.unwrap_or_else(|refusal| refusal)
+            answered.unwrap_or_else(|Refused(status, problem)| text(status, problem))
         }
         (
             &Method::GET | &Method::POST,
@@ -142,6 +142,9 @@ fn logs(
     }
 }
 
+/// Why there are no streams, for the client to read.
+struct Refused(StatusCode, String);
+
 /// Which streams of a container a request is about, and how it is spoken of.
 struct Place {
     entry: Arc<Entry>,
@@ -150,16 +153,16 @@ struct Place {
 }
 
 impl Place {
-    fn find(shared: &Shared, namespace: &str, pod: &str, container: &str) -> Result<Place, Response<Body>> {
+    fn find(shared: &Shared, namespace: &str, pod: &str, container: &str) -> Result<Place, Refused> {
         let Some((entry, object)) = shared.registry.named(namespace, pod) else {
-            return Err(text(StatusCode::NOT_FOUND, "pod does not exist"));
+            return Err(Refused(StatusCode::NOT_FOUND, "pod does not exist".to_owned()));
         };
         let container = container.to_owned();
         let place = Place { entry, pod: object, container };
         match place.container_spec() {
             Some(_) => Ok(place),
             None => {
-                Err(text(StatusCode::NOT_FOUND, format!("container not found (\"{}\")", place.container)))
+                Err(Refused(StatusCode::NOT_FOUND, format!("container not found (\"{}\")", place.container)))
             }
         }
     }
@@ -171,7 +174,7 @@ impl Place {
     }
 
     /// A connection to the shim of a container that runs, as far as we know.
-    fn shim(&self) -> Result<Shim, Response<Body>> {
+    fn shim(&self) -> Result<Shim, Refused> {
         let runs = |state: &PodState| {
             let found = state.containers.get(&self.container);
             found.is_some_and(|container| matches!(container.status, ContainerStatus::Running { .. }))
@@ -181,7 +184,7 @@ impl Place {
         let known_not_to_run = self.entry.state.borrow().as_ref().is_some_and(|state| !runs(state));
         match Shim::connect(&self.entry.directory.0) {
             Ok(shim) if !known_not_to_run => Ok(shim),
-            _ => Err(text(
+            _ => Err(Refused(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 format!("container \"{}\" is not running", self.container),
             )),
@@ -190,26 +193,29 @@ impl Place {
 }
 
 /// The handshake of a session with streams, and the version of the protocol for it.
-fn stream_handshake(request: &Request<Incoming>) -> Result<(Handshake, Protocol), Response<Body>> {
+fn stream_handshake(request: &Request<Incoming>) -> Result<(Handshake, Protocol), Refused> {
     let Some(handshake) = Handshake::begun(request.headers()) else {
-        return Err(text(StatusCode::BAD_REQUEST, "streams need a WebSocket: SPDY is not supported"));
+        return Err(Refused(
+            StatusCode::BAD_REQUEST,
+            "streams need a WebSocket: SPDY is not supported".to_owned(),
+        ));
     };
     match Protocol::negotiate(&handshake.offered) {
         Some(protocol) => Ok((handshake, protocol)),
-        None => Err(text(
+        None => Err(Refused(
             StatusCode::BAD_REQUEST,
-            "streams need the subprotocol v5.channel.k8s.io or v4.channel.k8s.io",
+            "streams need the subprotocol v5.channel.k8s.io or v4.channel.k8s.io".to_owned(),
         )),
     }
 }
 
-fn exec(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Response<Body>> {
+fn exec(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Refused> {
     let options = StreamOptions::parse(request.uri().query().unwrap_or_default())
         .and_then(|options| match options.command.is_empty() {
             true => Err("you must specify at least 1 command"),
             false => Ok(options),
         })
-        .map_err(|problem| text(StatusCode::BAD_REQUEST, problem))?;
+        .map_err(|problem| Refused(StatusCode::BAD_REQUEST, problem.to_owned()))?;
     let shim = place.shim()?;
     let (handshake, protocol) = stream_handshake(&request)?;
     let target = ExecTarget {
@@ -222,9 +228,9 @@ fn exec(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Resp
     }))
 }
 
-fn attach(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Response<Body>> {
+fn attach(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Refused> {
     let options = StreamOptions::parse(request.uri().query().unwrap_or_default())
-        .map_err(|problem| text(StatusCode::BAD_REQUEST, problem))?;
+        .map_err(|problem| Refused(StatusCode::BAD_REQUEST, problem.to_owned()))?;
     let shim = place.shim()?;
     let (handshake, protocol) = stream_handshake(&request)?;
     let input_once = place.container_spec().and_then(|container| container.stdin_once) == Some(true);

@@ -22,9 +22,9 @@ fn pod(home: &Home, uid: &str, script: &str, stdin: StandardInput, terminal: boo
 
 /// A connection of its own, and what came with the answer.
 fn attach(pod: &Pod, stdin: bool) -> (ShimClient, Vec<File>) {
-    let client = ShimClient::connect(&pod.directory).unwrap();
+    let client = ShimClient::connect(&pod.directory).expect("connect to the shim");
     let (answer, descriptors) =
-        client.call(Call::Attach { container: "main".to_owned(), stdin }, drop).unwrap();
+        client.call(Call::Attach { container: "main".to_owned(), stdin }, drop).expect("attach");
     assert!(matches!(answer, Answer::Attached { .. }), "{answer:?}");
     (client, descriptors.into_iter().map(File::from).collect())
 }
@@ -33,7 +33,7 @@ fn read_until(file: &mut File, wanted: &str) -> String {
     let mut seen = String::new();
     while !seen.contains(wanted) {
         let mut buffer = [0; 4096];
-        let length = file.read(&mut buffer).unwrap();
+        let length = file.read(&mut buffer).expect("read");
         assert!(length > 0, "ended before {wanted:?}: {seen:?}");
         seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
     }
@@ -49,7 +49,7 @@ fn exit_code(pod: &Pod) -> i32 {
 }
 
 fn log(pod: &Pod) -> String {
-    std::fs::read_to_string(pod.directory.join("logs/main/0.log")).unwrap()
+    std::fs::read_to_string(pod.directory.join("logs/main/0.log")).expect("read the log")
 }
 
 #[test]
