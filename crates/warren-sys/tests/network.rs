@@ -24,7 +24,7 @@ fn in_new_namespace(work: impl FnOnce() + Send + 'static) {
             eprintln!("skipped: no network namespace can be made here: {error}");
             return;
         }
-        namespace::loopback_up().unwrap();
+        namespace::loopback_up().expect("root may, in a namespace of its own");
         work();
     });
     thread.join().expect("the test in its namespace");
@@ -47,12 +47,15 @@ fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
     let (send, receive) = std::sync::mpsc::channel();
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let neighbour = std::thread::spawn(move || {
-        namespace::unshare(Namespaces::NETWORK).unwrap();
+        namespace::unshare(Namespaces::NETWORK).expect("root may, in a namespace of its own");
         // `self` is the process, whose first thread is elsewhere.
-        send.send(std::fs::File::open("/proc/thread-self/ns/net").unwrap()).unwrap();
-        wait.recv().unwrap();
-        let device = link::index("eth0").unwrap();
-        let mut netlink = Netlink::route().unwrap();
+        send.send(
+            std::fs::File::open("/proc/thread-self/ns/net").expect("root may, in a namespace of its own"),
+        )
+        .expect("root may, in a namespace of its own");
+        wait.recv().expect("root may, in a namespace of its own");
+        let device = link::index("eth0").expect("root may, in a namespace of its own");
+        let mut netlink = Netlink::route().expect("root may, in a namespace of its own");
         netlink
             .apply(&[
                 Setting::Up { device },
@@ -67,11 +70,11 @@ fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
                     source: None,
                 }),
             ])
-            .unwrap();
+            .expect("root may, in a namespace of its own");
         there();
     });
-    let namespace = receive.recv().unwrap();
-    let mut netlink = Netlink::route().unwrap();
+    let namespace = receive.recv().expect("root may, in a namespace of its own");
+    let mut netlink = Netlink::route().expect("root may, in a namespace of its own");
     let veth = Veth {
         name: "test-veth",
         hardware: HARDWARE_HERE,
@@ -79,9 +82,12 @@ fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
         peer_hardware: HARDWARE_THERE,
         namespace: namespace.as_fd(),
     };
-    netlink.add_veth(&veth).unwrap();
-    assert_eq!(netlink.add_veth(&veth).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-    let device = link::index("test-veth").unwrap();
+    netlink.add_veth(&veth).expect("root may, in a namespace of its own");
+    assert_eq!(
+        netlink.add_veth(&veth).expect_err("it is there already").kind(),
+        io::ErrorKind::AlreadyExists
+    );
+    let device = link::index("test-veth").expect("root may, in a namespace of its own");
     netlink
         .apply(&[
             Setting::Address { device, address: HERE, prefix: 32 },
@@ -94,15 +100,16 @@ fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
             }),
             Setting::Neighbour { device, address: THERE, hardware: HARDWARE_THERE },
         ])
-        .unwrap();
+        .expect("root may, in a namespace of its own");
     here();
-    go.send(()).unwrap();
+    go.send(()).expect("root may, in a namespace of its own");
     neighbour.join().expect("the neighbour");
 }
 
 /// As this thread's own namespace has it.
 fn forwarding(device: &str) -> String {
-    std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{device}/forwarding")).unwrap()
+    std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{device}/forwarding"))
+        .expect("root may, in a namespace of its own")
 }
 
 fn echo_once(listener: TcpListener) {
@@ -123,23 +130,38 @@ fn greeting(address: Ipv4Addr, port: u16) -> io::Result<String> {
 #[test]
 fn a_bridge_has_an_address_and_a_route_and_goes_away() {
     in_new_namespace(|| {
-        let mut netlink = Netlink::route().unwrap();
+        let mut netlink = Netlink::route().expect("root may, in a namespace of its own");
         if missing("bridges", netlink.add_bridge("test-bridge")) {
             return;
         }
-        let device = link::index("test-bridge").unwrap();
-        assert!(netlink.links().unwrap().contains(&(device, "test-bridge".to_owned())));
-        netlink.apply(&[Setting::Forward { device }]).unwrap();
+        let device = link::index("test-bridge").expect("root may, in a namespace of its own");
+        assert!(
+            netlink
+                .links()
+                .expect("root may, in a namespace of its own")
+                .contains(&(device, "test-bridge".to_owned()))
+        );
+        netlink.apply(&[Setting::Forward { device }]).expect("root may, in a namespace of its own");
         assert_eq!(forwarding("test-bridge").trim(), "1");
         let address = Setting::Address { device, address: HERE, prefix: 24 };
-        netlink.apply(&[address]).unwrap();
+        netlink.apply(&[address]).expect("root may, in a namespace of its own");
         // Repeated: no error.
-        netlink.apply(&[address]).unwrap();
+        netlink.apply(&[address]).expect("root may, in a namespace of its own");
         let range = (Ipv4Addr::new(10, 99, 0, 0), 24, device);
-        assert!(netlink.routes().unwrap().contains(&range), "{:?}", netlink.routes());
+        assert!(
+            netlink.routes().expect("root may, in a namespace of its own").contains(&range),
+            "{:?}",
+            netlink.routes()
+        );
         UdpSocket::bind((HERE, 0)).expect("the address is this machine's");
-        netlink.delete_link("test-bridge").unwrap();
-        assert!(!netlink.links().unwrap().iter().any(|(_, name)| name == "test-bridge"));
+        netlink.delete_link("test-bridge").expect("root may, in a namespace of its own");
+        assert!(
+            !netlink
+                .links()
+                .expect("root may, in a namespace of its own")
+                .iter()
+                .any(|(_, name)| name == "test-bridge")
+        );
         assert!(netlink.delete_link("test-bridge").is_err());
     });
 }
@@ -148,8 +170,8 @@ fn a_bridge_has_an_address_and_a_route_and_goes_away() {
 fn a_pair_of_devices_carries_connections_both_ways() {
     in_new_namespace(|| {
         with_neighbour(
-            || assert_eq!(greeting(HERE, 7000).unwrap(), "hello"),
-            || echo_once(TcpListener::bind((HERE, 7000)).unwrap()),
+            || assert_eq!(greeting(HERE, 7000).expect("root may, in a namespace of its own"), "hello"),
+            || echo_once(TcpListener::bind((HERE, 7000)).expect("root may, in a namespace of its own")),
         );
         // The neighbour's namespace is gone, and the pair with it, sooner or later.
     });
@@ -163,24 +185,24 @@ fn rules_let_through_what_they_name_and_nothing_else() {
         }
         with_neighbour(
             || {
-                assert_eq!(greeting(HERE, 7001).unwrap(), "hello");
+                assert_eq!(greeting(HERE, 7001).expect("root may, in a namespace of its own"), "hello");
                 assert!(greeting(HERE, 7002).is_err(), "a port that no rule names");
                 assert!(greeting(HERE, 7003).is_err(), "a set that this sender is not in");
-                assert_eq!(greeting(HERE, 7004).unwrap(), "hello");
-                assert_eq!(greeting(HERE, 7005).unwrap(), "hello");
+                assert_eq!(greeting(HERE, 7004).expect("root may, in a namespace of its own"), "hello");
+                assert_eq!(greeting(HERE, 7005).expect("root may, in a namespace of its own"), "hello");
             },
             || {
                 for port in 7001..=7005 {
-                    echo_once(TcpListener::bind((HERE, port)).unwrap());
+                    echo_once(TcpListener::bind((HERE, port)).expect("root may, in a namespace of its own"));
                 }
                 let table = table();
-                nftables::replace(&table).unwrap();
+                nftables::replace(&table).expect("root may, in a namespace of its own");
                 // In force already: taken anew all the same.
-                nftables::replace(&table).unwrap();
+                nftables::replace(&table).expect("root may, in a namespace of its own");
             },
         );
-        nftables::remove("test").unwrap();
-        nftables::remove("test").unwrap();
+        nftables::remove("test").expect("root may, in a namespace of its own");
+        nftables::remove("test").expect("root may, in a namespace of its own");
     });
 }
 
