@@ -71,7 +71,10 @@ fn last_lines(log: &str) -> String {
         text.push_str(line);
         text.push('\n');
     }
-    let start = text.ceil_char_boundary(text.len().saturating_sub(LONGEST_FROM_LOG));
+    let mut start = text.len().saturating_sub(LONGEST_FROM_LOG);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
     text.split_off(start)
 }
 

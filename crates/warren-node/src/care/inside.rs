@@ -85,8 +85,9 @@ impl Inside {
         let (texts, exit) = tokio::join!(reading, running.shim.exec_exit(exec));
         let exit = exit.map_err(|error| error.to_string())?;
         running.exec = None;
-        let mut said = String::from_utf8_lossy(&texts.concat()).into_owned();
-        said.truncate(said.floor_char_boundary(KEPT_OUTPUT));
+        let mut said = texts.concat();
+        said.truncate(KEPT_OUTPUT);
+        let said = String::from_utf8_lossy(&said).into_owned();
         Ok((exit, said))
     }
 
