@@ -88,7 +88,8 @@ struct Images {
 /// All images of the node.
 pub async fn list(client: &Client) -> Result<Vec<Image>, ImageError> {
     let action = || "list images".to_owned();
-    let text = client.request_text(request(Method::GET, &[])).await.map_err(|error| refused(action(), error))?;
+    let text =
+        client.request_text(request(Method::GET, &[])).await.map_err(|error| refused(action(), error))?;
     serde_json::from_str::<Images>(&text)
         .map(|answer| answer.images)
         .map_err(|_| ImageError::Answer { action: action() })
@@ -145,8 +146,8 @@ pub async fn import(
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| send(error.into()))?;
     tokio::spawn(connection);
-    let (mut parts, _) = request(Method::POST, &name.map(|name| ("name", name)).into_iter().collect::<Vec<_>>())
-        .into_parts();
+    let (mut parts, _) =
+        request(Method::POST, &name.map(|name| ("name", name)).into_iter().collect::<Vec<_>>()).into_parts();
     parts.headers.insert(header::HOST, http::HeaderValue::from_static("localhost"));
     parts.headers.insert(header::CONTENT_TYPE, http::HeaderValue::from_static("application/x-tar"));
     let request = Request::from_parts(parts, StreamBody::new(frames(archive, show)));
@@ -231,7 +232,8 @@ mod tests {
         let archive: Vec<u8> = (0..3 * CHUNK + 5).map(|number| number as u8).collect();
         let (sender, receiver) = std::sync::mpsc::channel();
         let show = move |sent| sender.send(sent).expect("somebody listens");
-        let frames: Vec<_> = frames(io::Cursor::new(archive.clone()), show).try_collect().await.expect("no error");
+        let frames: Vec<_> =
+            frames(io::Cursor::new(archive.clone()), show).try_collect().await.expect("no error");
         let sent: Vec<u8> =
             frames.into_iter().flat_map(|frame| frame.into_data().expect("data").to_vec()).collect();
         assert_eq!(sent, archive);
