@@ -34,6 +34,17 @@ impl Layer {
         self
     }
 
+    /// A file of whoever runs the test: only root can unpack those of others.
+    #[must_use]
+    pub fn own_file(mut self, path: &str, content: &[u8]) -> Self {
+        let mut header = header(EntryType::Regular, 0o644, 0);
+        header.set_uid(rustix::process::geteuid().as_raw().into());
+        header.set_gid(rustix::process::getegid().as_raw().into());
+        header.set_size(content.len() as u64);
+        self.archive.append_data(&mut header, path, content).expect("memory takes everything");
+        self
+    }
+
     /// A directory with its mode and owner.
     #[must_use]
     pub fn directory(mut self, path: &str, mode: u32, owner: u64) -> Self {

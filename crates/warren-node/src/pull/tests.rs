@@ -61,8 +61,7 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
 }
 
 fn image(seeds: &[u64]) -> TestImage {
-    let owner = rustix::process::geteuid().as_raw().into();
-    let layer = |seed: &u64| Layer::new().file(&format!("file-{seed}"), 0o644, owner, &noise(100_000, *seed));
+    let layer = |seed: &u64| Layer::new().own_file(&format!("file-{seed}"), &noise(100_000, *seed));
     TestImage::new(json!({"Cmd": ["true"]}), seeds.iter().map(layer).collect())
 }
 
