@@ -3,10 +3,13 @@
 //! A worker may be stopped at any point, like the whole process: what it would have known is read back from the shim, from
 //! the pod's directory and from the API.
 
+mod ending;
+mod starting;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -19,29 +22,25 @@ use warren_decide::pod::{
 };
 use warren_oci::cleanup;
 use warren_oci::client::CallError;
-use warren_oci::idmap::IdRange;
-use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus, PodState, Target};
+use warren_oci::protocol::{Answer, Call, PodState};
 
 use crate::care::Care;
 use crate::directory_watch::DirectoryWatch;
 use crate::events::Severity;
 use crate::machine;
-use crate::network;
 use crate::node::Shared;
 use crate::pod_api::{bind, name, pods, resource_version, status_patch};
 use crate::pod_images::PodImages;
-use crate::pod_request::{PodDirectory, RequestError, Run};
+use crate::pod_request::PodDirectory;
 use crate::pod_sources::PodSources;
 use crate::registry::Seen;
 use crate::shim::Shim;
 use crate::termination;
-use crate::volumes::{self, Place, PodVolumes, VolumeError};
+use crate::volumes::PodVolumes;
 
 /// A pod that asks for this many rounds without coming to rest is a mistake of ours; it then waits for a moment.
 const ROUNDS: usize = 32;
 const AFTER_TOO_MANY_ROUNDS: Duration = Duration::from_secs(5);
-/// Only the kernel can hold a killed process for longer (say, on a hung disk); it is killed again then.
-const AFTER_KILL: Duration = Duration::from_secs(10);
 /// A file in a pod's directory from just before its shim is forked until it is cleaned up.
 const START_MARK: &str = "starting";
 /// How long a forked shim may take until it listens: milliseconds, on a machine that does nothing else.
@@ -91,25 +90,6 @@ enum StepError {
     CleanUp(#[from] cleanup::CleanupError),
     #[error("talk to the pod's shim")]
     Shim(#[from] CallError),
-}
-
-/// A pod's sandbox could not be made.
-#[derive(Debug, thiserror::Error)]
-enum StartError {
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    #[error(transparent)]
-    Ids(#[from] warren_oci::idmap::AllocateError),
-    #[error(transparent)]
-    Network(#[from] network::LeaseError),
-    #[error(transparent)]
-    Spawn(#[from] warren_oci::zygote::SpawnShimError),
-    #[error(transparent)]
-    Shim(#[from] CallError),
-    #[error(transparent)]
-    Volume(#[from] VolumeError),
-    #[error(transparent)]
-    Io(#[from] io::Error),
 }
 
 /// An error with its causes, in one line.
@@ -413,168 +393,6 @@ impl Worker {
         result
     }
 
-    async fn start_sandbox(&mut self, pod: &Arc<Pod>, starts: Vec<(String, u32)>) -> Result<(), StepError> {
-        match self.try_start_sandbox(pod, starts).await {
-            Ok(left) if left.is_empty() => Ok(()),
-            Ok(left) => self.start_containers(pod, left).await,
-            Err(problem) => {
-                let message = chain(&problem);
-                self.clean_up().await?;
-                self.broken(message);
-                Ok(())
-            }
-        }
-    }
-
-    /// Starts the pod's shim and with it the containers, which saves a round trip for each; or without them, where they need
-    /// volumes that only a shim can make. Those are returned.
-    async fn try_start_sandbox(
-        &mut self,
-        pod: &Arc<Pod>,
-        mut starts: Vec<(String, u32)>,
-    ) -> Result<Vec<(String, u32)>, StartError> {
-        let begun = Instant::now();
-        self.images.hold(&self.directory.0).await?;
-        let ids = self.shared.ids().allocate(&self.uid)?;
-        let network = network::lease(&self.shared, pod, &self.uid, &self.directory.0).await?;
-        let mut request = self.shared.builder.pod(pod, &self.directory, ids)?;
-        request.network = network;
-        self.volumes.forget();
-        self.make_volumes_on_disk(pod, ids)?;
-        let in_memory = volumes::need_shim(pod);
-        if !in_memory {
-            for (name, attempt) in std::mem::take(&mut starts) {
-                request.containers.push(self.container(pod, &name, attempt, ids)?);
-            }
-        }
-        std::fs::write(self.directory.0.join(START_MARK), "")?;
-        let prepared = begun.elapsed();
-        let zygote = self.shared.zygote.clone();
-        // A fork of a small process: a fraction of a millisecond, but behind every other start.
-        let handle = tokio::task::spawn_blocking(move || zygote.spawn_shim(&request))
-            .await
-            .map_err(io::Error::other)??;
-        let forked = begun.elapsed();
-        let mut shim = Shim::over(handle.client)?;
-        let state = settled_state(&mut shim).await?;
-        debug!(?prepared, ?forked, started = ?begun.elapsed(), "sandbox started");
-        self.shim = Some(shim);
-        self.failed_starts = 0;
-        self.heard(Ok(state));
-        if in_memory {
-            self.make_volumes_in_memory(pod, ids).await?;
-        }
-        Ok(starts)
-    }
-
-    fn make_volumes_on_disk(&mut self, pod: &Pod, ids: IdRange) -> Result<(), VolumeError> {
-        let builder = &self.shared.builder;
-        let pod_ip = builder.pod_ip(pod, &self.directory);
-        let addresses = &builder.addresses(&pod_ip);
-        let place = Place { directory: &self.directory, claims: &builder.claims, ids, addresses };
-        self.volumes.make_on_disk(pod, self.sources.found(), &place)
-    }
-
-    async fn make_volumes_in_memory(&mut self, pod: &Pod, ids: IdRange) -> Result<(), VolumeError> {
-        let Some(shim) = self.shim.as_mut() else { return Ok(()) };
-        let builder = &self.shared.builder;
-        let pod_ip = builder.pod_ip(pod, &self.directory);
-        let addresses = &builder.addresses(&pod_ip);
-        let place = Place { directory: &self.directory, claims: &builder.claims, ids, addresses };
-        self.volumes.make_in_memory(pod, self.sources.found(), &place, shim).await
-    }
-
-    /// Shows the pod what has become of the objects that its volumes show. One that is gone stays as it was.
-    async fn follow_sources(&mut self, pod: &Pod) {
-        if !matches!(self.machine, Machine::Present(_)) || !volumes::show_objects(pod) {
-            return;
-        }
-        let ids = match self.shared.ids().allocate(&self.uid) {
-            Ok(ids) => ids,
-            Err(problem) => {
-                warn!(error = %chain(&problem), "volumes not brought up to date");
-                return;
-            }
-        };
-        let mut done = self.make_volumes_on_disk(pod, ids);
-        if done.is_ok() {
-            done = self.make_volumes_in_memory(pod, ids).await;
-        }
-        if let Err(problem) = done {
-            debug!(error = %chain(&problem), "volumes not brought up to date");
-        }
-    }
-
-    fn container(
-        &self,
-        pod: &Pod,
-        name: &str,
-        attempt: u32,
-        ids: IdRange,
-    ) -> Result<ContainerRequest, RequestError> {
-        let wanted = all_containers(pod)
-            .find(|(_, container)| container.name == name)
-            .and_then(|(_, container)| container.image.as_deref());
-        let image = self.images.of(wanted.unwrap_or_default())?;
-        let run = Run { name, attempt, ids, image: &image };
-        self.shared.builder.container(pod, &run, &self.directory, self.sources.found())
-    }
-
-    /// Starts containers in the sandbox that is there: restarts, mostly.
-    async fn start_containers(&mut self, pod: &Pod, starts: Vec<(String, u32)>) -> Result<(), StepError> {
-        if let Err(problem) = self.images.hold(&self.directory.0).await {
-            self.broken(chain(&problem));
-            return Ok(());
-        }
-        for (name, attempt) in starts {
-            let ids = self.shared.ids().allocate(&self.uid);
-            let request = match ids {
-                Ok(ids) => self.container(pod, &name, attempt, ids).map_err(|problem| chain(&problem)),
-                Err(problem) => Err(chain(&problem)),
-            };
-            let request = match request {
-                Ok(request) => request,
-                Err(problem) => {
-                    self.broken(problem);
-                    return Ok(());
-                }
-            };
-            self.stopping.remove(&name);
-            let Some(shim) = self.shim.as_mut() else { return Ok(()) };
-            match shim.call(Call::Start { container: Box::new(request) }).await {
-                Ok((Answer::State { state }, _)) => self.heard(Ok(state)),
-                Ok(_) => {}
-                // The state says so too, and the pod's status will.
-                Err(CallError::Refused(refusal)) => {
-                    debug!(container = %name, error = %refusal, "container not started");
-                    self.refresh().await?;
-                    let failed_now = self
-                        .state
-                        .borrow()
-                        .as_ref()
-                        .and_then(|state| state.containers.get(&name))
-                        .is_some_and(|container| {
-                            container.attempt == attempt
-                                && matches!(container.status, ContainerStatus::Failed { .. })
-                        });
-                    if !failed_now {
-                        self.broken(refusal.message);
-                        return Ok(());
-                    }
-                }
-                Err(CallError::Connection(problem)) => self.heard(Err(problem)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Nothing was started and nothing else tells so: the pod waits and tries again, later and later.
-    fn broken(&mut self, message: String) {
-        warn!(error = %message, "pod not started");
-        self.failed_starts += 1;
-        self.machine = Machine::Broken { message, attempts: self.failed_starts, at: Timestamp::now() };
-    }
-
     async fn refresh(&mut self) -> Result<(), StepError> {
         if let Some(shim) = self.shim.as_mut()
             && let (Answer::State { state }, _) = shim.call(Call::State).await?
@@ -582,59 +400,6 @@ impl Worker {
             self.heard(Ok(state));
         }
         Ok(())
-    }
-
-    /// Asks containers to end. One that has a hook for it is asked by a task of its own, for that may take its time.
-    async fn ask_to_stop(
-        &mut self,
-        pod: &Arc<Pod>,
-        names: BTreeSet<String>,
-        grace: i64,
-    ) -> Result<(), StepError> {
-        let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
-        for (_, container) in all_containers(pod).filter(|(_, container)| names.contains(&container.name)) {
-            self.stopping.insert(container.name.clone(), Timestamp::now());
-            if container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.pre_stop.is_some()) {
-                self.care.ask_to_stop(&self.shared, pod, container, &self.directory, grace);
-            } else {
-                self.signal(&container.name, rustix::process::Signal::TERM).await;
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends containers and waits until they have.
-    async fn kill(&mut self, names: BTreeSet<String>) -> Result<(), StepError> {
-        for name in &names {
-            self.stopping.entry(name.clone()).or_insert_with(Timestamp::now);
-            self.signal(name, rustix::process::Signal::KILL).await;
-        }
-        // Waited for here, so that the next decision sees it.
-        let ended = async {
-            while self.runs_any(&names) {
-                let state = next_state(&mut self.shim).await;
-                self.heard(state);
-            }
-        };
-        if tokio::time::timeout(AFTER_KILL, ended).await.is_err() {
-            warn!("killed containers are still there");
-        }
-        Ok(())
-    }
-
-    async fn signal(&mut self, container: &str, signal: rustix::process::Signal) {
-        let Some(shim) = self.shim.as_mut() else { return };
-        let call = Call::Signal { target: Target::Container(container.to_owned()), signal: signal.as_raw() };
-        match shim.call(call).await {
-            Ok(_) | Err(CallError::Refused(_)) => {}
-            Err(CallError::Connection(problem)) => self.heard(Err(problem)),
-        }
-    }
-
-    fn runs_any(&self, names: &BTreeSet<String>) -> bool {
-        matches!(&self.machine, Machine::Present(report) if report.containers.iter().any(|(name, container)| {
-            names.contains(name) && matches!(container.state, warren_decide::pod::ContainerState::Running { .. })
-        }))
     }
 
     /// Records what was not known to hold before.
@@ -645,54 +410,6 @@ impl Worker {
             self.shared.events.record(pod, None, severity, notice.reason, notice.message.clone());
         }
         self.noticed = notices;
-    }
-
-    /// Ends the shim and everything in it. Logs and the pod's directory stay.
-    async fn clean_up(&mut self) -> Result<(), StepError> {
-        self.care.end();
-        self.volumes.forget();
-        self.stopping.clear();
-        if let Some(mut shim) = self.shim.take() {
-            match shim.call(Call::Shutdown).await {
-                Ok(_) => {}
-                Err(problem) => {
-                    debug!(error = %chain(&problem), "shim did not shut down; its cgroup is killed")
-                }
-            }
-        }
-        let (home, uid, directory) =
-            (self.shared.home_id.clone(), self.uid.clone(), self.directory.0.clone());
-        blocking(move || {
-            cleanup::kill_pod(&home, &uid)?;
-            // From here on they tell of the next shim. Usually they are not there: no error.
-            for name in ["shim.sock", "state.json", START_MARK] {
-                let _ = std::fs::remove_file(directory.join(name));
-            }
-            Ok(())
-        })
-        .await?;
-        self.machine = Machine::Absent;
-        self.state.send_replace(None);
-        Ok(())
-    }
-
-    /// Leaves nothing of the pod on the machine.
-    async fn remove(&mut self) -> Result<(), StepError> {
-        self.clean_up().await?;
-        let directory = self.directory.0.clone();
-        let shared = self.shared.clone();
-        let uid = self.uid.clone();
-        blocking(move || {
-            // Read before it goes, given back after.
-            let range = directory.join("ids").exists().then(|| shared.ids().allocate(&uid).ok()).flatten();
-            cleanup::remove_pod_directory(&directory)?;
-            if let Some(range) = range {
-                shared.ids().release(range);
-            }
-            network::release(&shared, &uid);
-            Ok(())
-        })
-        .await
     }
 
     async fn delete_object(&mut self, pod: &Pod) -> Result<(), StepError> {

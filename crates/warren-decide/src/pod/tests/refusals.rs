@@ -21,6 +21,7 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
         with(json!({"securityContext": {"privileged": true}})),
         with(json!({"securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}})),
         with(json!({"restartPolicy": "Always"})),
+        with(json!({"livenessProbe": {"httpGet": {"port": 1, "scheme": "HTTPS"}}})),
         with(json!({"volumeMounts": [{"name": "gone", "mountPath": "/data"}]})),
         with(json!({"resources": {"limits": {"memory": "1Mi"}}})),
         with(json!({"resources": {"limits": {"memory": "lots"}}})),
@@ -46,6 +47,7 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
         IsolationRefused | Pod was rejected: spec.containers[main].securityContext.privileged would weaken the isolation of the pod, which this node does not allow
         IsolationRefused | Pod was rejected: spec.containers[main].securityContext.capabilities.add NET_ADMIN would weaken the isolation of the pod, which this node does not allow
         UnsupportedPodSpec | Pod was rejected: spec.containers[main].restartPolicy is not supported by this node yet
+        UnsupportedPodSpec | Pod was rejected: spec.containers[main].livenessProbe.httpGet.scheme HTTPS is not supported by this node yet
         InvalidVolumeMount | Pod was rejected: spec.containers[main].volumeMounts: there is no volume "gone"
         InvalidLimits | Pod was rejected: spec.containers[main].resources.limits.memory: 1Mi is below the least that can be enforced, 4Mi
         InvalidLimits | Pod was rejected: spec.containers[main].resources.limits.memory: `lots` is not a quantity

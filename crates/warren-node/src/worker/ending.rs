@@ -1,0 +1,122 @@
+//! How a pod's containers come to an end, and what is left of them goes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use tracing::{debug, warn};
+use warren_decide::pod::{ContainerState, Machine, all_containers};
+use warren_oci::cleanup;
+use warren_oci::client::CallError;
+use warren_oci::protocol::{Call, Target};
+
+use super::{START_MARK, StepError, Worker, blocking, chain, next_state};
+use crate::network;
+
+/// Only the kernel can hold a killed process for longer (say, on a hung disk); it is killed again then.
+const AFTER_KILL: Duration = Duration::from_secs(10);
+
+impl Worker {
+    /// Asks containers to end. One that has a hook for it is asked by a task of its own, for that may take its time.
+    pub(super) async fn ask_to_stop(
+        &mut self,
+        pod: &Arc<Pod>,
+        names: BTreeSet<String>,
+        grace: i64,
+    ) -> Result<(), StepError> {
+        let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
+        for (_, container) in all_containers(pod).filter(|(_, container)| names.contains(&container.name)) {
+            self.stopping.insert(container.name.clone(), Timestamp::now());
+            if container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.pre_stop.is_some()) {
+                self.care.ask_to_stop(&self.shared, pod, container, &self.directory, grace);
+            } else {
+                self.signal(&container.name, rustix::process::Signal::TERM).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends containers and waits until they have.
+    pub(super) async fn kill(&mut self, names: BTreeSet<String>) -> Result<(), StepError> {
+        for name in &names {
+            self.stopping.entry(name.clone()).or_insert_with(Timestamp::now);
+            self.signal(name, rustix::process::Signal::KILL).await;
+        }
+        // Waited for here, so that the next decision sees it.
+        let ended = async {
+            while self.runs_any(&names) {
+                let state = next_state(&mut self.shim).await;
+                self.heard(state);
+            }
+        };
+        if tokio::time::timeout(AFTER_KILL, ended).await.is_err() {
+            warn!("killed containers are still there");
+        }
+        Ok(())
+    }
+
+    async fn signal(&mut self, container: &str, signal: rustix::process::Signal) {
+        let Some(shim) = self.shim.as_mut() else { return };
+        let call = Call::Signal { target: Target::Container(container.to_owned()), signal: signal.as_raw() };
+        match shim.call(call).await {
+            Ok(_) | Err(CallError::Refused(_)) => {}
+            Err(CallError::Connection(problem)) => self.heard(Err(problem)),
+        }
+    }
+
+    fn runs_any(&self, names: &BTreeSet<String>) -> bool {
+        matches!(&self.machine, Machine::Present(report) if report.containers.iter().any(|(name, container)| {
+            names.contains(name) && matches!(container.state, ContainerState::Running { .. })
+        }))
+    }
+
+    /// Ends the shim and everything in it. Logs and the pod's directory stay.
+    pub(super) async fn clean_up(&mut self) -> Result<(), StepError> {
+        self.care.end();
+        self.volumes.forget();
+        self.stopping.clear();
+        if let Some(mut shim) = self.shim.take() {
+            match shim.call(Call::Shutdown).await {
+                Ok(_) => {}
+                Err(problem) => {
+                    debug!(error = %chain(&problem), "shim did not shut down; its cgroup is killed")
+                }
+            }
+        }
+        let (home, uid, directory) =
+            (self.shared.home_id.clone(), self.uid.clone(), self.directory.0.clone());
+        blocking(move || {
+            cleanup::kill_pod(&home, &uid)?;
+            // From here on they tell of the next shim. Usually they are not there: no error.
+            for name in ["shim.sock", "state.json", START_MARK] {
+                let _ = std::fs::remove_file(directory.join(name));
+            }
+            Ok(())
+        })
+        .await?;
+        self.machine = Machine::Absent;
+        self.state.send_replace(None);
+        Ok(())
+    }
+
+    /// Leaves nothing of the pod on the machine.
+    pub(super) async fn remove(&mut self) -> Result<(), StepError> {
+        self.clean_up().await?;
+        let directory = self.directory.0.clone();
+        let shared = self.shared.clone();
+        let uid = self.uid.clone();
+        blocking(move || {
+            // Read before it goes, given back after.
+            let range = directory.join("ids").exists().then(|| shared.ids().allocate(&uid).ok()).flatten();
+            cleanup::remove_pod_directory(&directory)?;
+            if let Some(range) = range {
+                shared.ids().release(range);
+            }
+            network::release(&shared, &uid);
+            Ok(())
+        })
+        .await
+    }
+}

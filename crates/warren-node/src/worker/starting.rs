@@ -1,0 +1,210 @@
+//! How a pod's sandbox and its containers come to run: images held, volumes made, then the shim and what it is to start.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use tracing::{debug, warn};
+use warren_decide::pod::{Machine, all_containers};
+use warren_oci::client::CallError;
+use warren_oci::idmap::IdRange;
+use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus};
+
+use super::{START_MARK, StepError, Worker, chain, settled_state};
+use crate::network;
+use crate::pod_request::{RequestError, Run};
+use crate::shim::Shim;
+use crate::volumes::{self, Place, VolumeError};
+
+/// A pod's sandbox could not be made.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Ids(#[from] warren_oci::idmap::AllocateError),
+    #[error(transparent)]
+    Network(#[from] network::LeaseError),
+    #[error(transparent)]
+    Spawn(#[from] warren_oci::zygote::SpawnShimError),
+    #[error(transparent)]
+    Shim(#[from] CallError),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Worker {
+    pub(super) async fn start_sandbox(
+        &mut self,
+        pod: &Arc<Pod>,
+        starts: Vec<(String, u32)>,
+    ) -> Result<(), StepError> {
+        match self.try_start_sandbox(pod, starts).await {
+            Ok(left) if left.is_empty() => Ok(()),
+            Ok(left) => self.start_containers(pod, left).await,
+            Err(problem) => {
+                let message = chain(&problem);
+                self.clean_up().await?;
+                self.broken(message);
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts the pod's shim and with it the containers, which saves a round trip for each; or without them, where they need
+    /// volumes that only a shim can make. Those are returned.
+    async fn try_start_sandbox(
+        &mut self,
+        pod: &Arc<Pod>,
+        mut starts: Vec<(String, u32)>,
+    ) -> Result<Vec<(String, u32)>, StartError> {
+        let begun = Instant::now();
+        self.images.hold(&self.directory.0).await?;
+        let ids = self.shared.ids().allocate(&self.uid)?;
+        let network = network::lease(&self.shared, pod, &self.uid, &self.directory.0).await?;
+        let mut request = self.shared.builder.pod(pod, &self.directory, ids)?;
+        request.network = network;
+        self.volumes.forget();
+        self.make_volumes_on_disk(pod, ids)?;
+        let in_memory = volumes::need_shim(pod);
+        if !in_memory {
+            for (name, attempt) in std::mem::take(&mut starts) {
+                request.containers.push(self.container(pod, &name, attempt, ids)?);
+            }
+        }
+        std::fs::write(self.directory.0.join(START_MARK), "")?;
+        let prepared = begun.elapsed();
+        let zygote = self.shared.zygote.clone();
+        // A fork of a small process: a fraction of a millisecond, but behind every other start.
+        let handle = tokio::task::spawn_blocking(move || zygote.spawn_shim(&request))
+            .await
+            .map_err(io::Error::other)??;
+        let forked = begun.elapsed();
+        let mut shim = Shim::over(handle.client)?;
+        let state = settled_state(&mut shim).await?;
+        debug!(?prepared, ?forked, started = ?begun.elapsed(), "sandbox started");
+        self.shim = Some(shim);
+        self.failed_starts = 0;
+        self.heard(Ok(state));
+        if in_memory {
+            self.make_volumes_in_memory(pod, ids).await?;
+        }
+        Ok(starts)
+    }
+
+    fn make_volumes_on_disk(&mut self, pod: &Pod, ids: IdRange) -> Result<(), VolumeError> {
+        let builder = &self.shared.builder;
+        let pod_ip = builder.pod_ip(pod, &self.directory);
+        let addresses = &builder.addresses(&pod_ip);
+        let place = Place { directory: &self.directory, claims: &builder.claims, ids, addresses };
+        self.volumes.make_on_disk(pod, self.sources.found(), &place)
+    }
+
+    async fn make_volumes_in_memory(&mut self, pod: &Pod, ids: IdRange) -> Result<(), VolumeError> {
+        let Some(shim) = self.shim.as_mut() else { return Ok(()) };
+        let builder = &self.shared.builder;
+        let pod_ip = builder.pod_ip(pod, &self.directory);
+        let addresses = &builder.addresses(&pod_ip);
+        let place = Place { directory: &self.directory, claims: &builder.claims, ids, addresses };
+        self.volumes.make_in_memory(pod, self.sources.found(), &place, shim).await
+    }
+
+    /// Shows the pod what has become of the objects that its volumes show. One that is gone stays as it was.
+    pub(super) async fn follow_sources(&mut self, pod: &Pod) {
+        if !matches!(self.machine, Machine::Present(_)) || !volumes::show_objects(pod) {
+            return;
+        }
+        let ids = match self.shared.ids().allocate(&self.uid) {
+            Ok(ids) => ids,
+            Err(problem) => {
+                warn!(error = %chain(&problem), "volumes not brought up to date");
+                return;
+            }
+        };
+        let mut done = self.make_volumes_on_disk(pod, ids);
+        if done.is_ok() {
+            done = self.make_volumes_in_memory(pod, ids).await;
+        }
+        if let Err(problem) = done {
+            debug!(error = %chain(&problem), "volumes not brought up to date");
+        }
+    }
+
+    fn container(
+        &self,
+        pod: &Pod,
+        name: &str,
+        attempt: u32,
+        ids: IdRange,
+    ) -> Result<ContainerRequest, RequestError> {
+        let wanted = all_containers(pod)
+            .find(|(_, container)| container.name == name)
+            .and_then(|(_, container)| container.image.as_deref());
+        let image = self.images.of(wanted.unwrap_or_default())?;
+        let run = Run { name, attempt, ids, image: &image };
+        self.shared.builder.container(pod, &run, &self.directory, self.sources.found())
+    }
+
+    /// Starts containers in the sandbox that is there: restarts, mostly.
+    pub(super) async fn start_containers(
+        &mut self,
+        pod: &Pod,
+        starts: Vec<(String, u32)>,
+    ) -> Result<(), StepError> {
+        if let Err(problem) = self.images.hold(&self.directory.0).await {
+            self.broken(chain(&problem));
+            return Ok(());
+        }
+        for (name, attempt) in starts {
+            let ids = self.shared.ids().allocate(&self.uid);
+            let request = match ids {
+                Ok(ids) => self.container(pod, &name, attempt, ids).map_err(|problem| chain(&problem)),
+                Err(problem) => Err(chain(&problem)),
+            };
+            let request = match request {
+                Ok(request) => request,
+                Err(problem) => {
+                    self.broken(problem);
+                    return Ok(());
+                }
+            };
+            self.stopping.remove(&name);
+            let Some(shim) = self.shim.as_mut() else { return Ok(()) };
+            match shim.call(Call::Start { container: Box::new(request) }).await {
+                Ok((Answer::State { state }, _)) => self.heard(Ok(state)),
+                Ok(_) => {}
+                // The state says so too, and the pod's status will.
+                Err(CallError::Refused(refusal)) => {
+                    debug!(container = %name, error = %refusal, "container not started");
+                    self.refresh().await?;
+                    let failed_now = self
+                        .state
+                        .borrow()
+                        .as_ref()
+                        .and_then(|state| state.containers.get(&name))
+                        .is_some_and(|container| {
+                            container.attempt == attempt
+                                && matches!(container.status, ContainerStatus::Failed { .. })
+                        });
+                    if !failed_now {
+                        self.broken(refusal.message);
+                        return Ok(());
+                    }
+                }
+                Err(CallError::Connection(problem)) => self.heard(Err(problem)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing was started and nothing else tells so: the pod waits and tries again, later and later.
+    fn broken(&mut self, message: String) {
+        warn!(error = %message, "pod not started");
+        self.failed_starts += 1;
+        self.machine = Machine::Broken { message, attempts: self.failed_starts, at: Timestamp::now() };
+    }
+}
