@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use warren_client::exec::{Exec, ExecRequest, Streams};
 use warren_client::kube::Client;
-use warren_client::kube::api::{Api, DeleteParams, PostParams};
+use warren_client::kube::api::{Api, DeleteParams, Patch, PostParams};
 use warren_e2e::fake_world::{self, INTERNET, MACHINE, METADATA, PORT, PRIVATE};
 use warren_e2e::local_home::{LocalHome, warren_binary};
 
@@ -270,7 +270,7 @@ fn a_restricted_pod_reaches_what_its_list_allows_and_a_full_one_the_world() {
 
         // What the list says now is what holds, without a restart.
         let patch = json!({"metadata": {"annotations": {"warren.dev/network-allowed-hosts": "denied.test, 192.168.77.0/24, private.test"}}});
-        let patch = warren_client::kube::api::Patch::Merge(patch);
+        let patch = Patch::Merge(patch);
         pods(&client).patch("restricted", &Default::default(), &patch).await.expect("patch the pod");
         until("the new list holds", async || {
             let answer = get_by_proxy(&client, "restricted", "http://denied.test/").await;
