@@ -102,8 +102,8 @@ fn plan_with(pod: &Pod, machine: &Machine, images: &Images, asked_to_stop: Optio
     decide(&world, at(now))
 }
 
-/// The plan in a few lines: steps, when to look again, and the parts of the status that cases differ in.
-fn check(plan: &Plan, expected: Expect) {
+/// What a plan does, says and waits for.
+fn doings(plan: &Plan) -> String {
     let mut shown = String::new();
     for step in &plan.steps {
         writeln!(shown, "do {step:?}").unwrap();
@@ -114,6 +114,12 @@ fn check(plan: &Plan, expected: Expect) {
     if let Some(again) = plan.look_again {
         writeln!(shown, "look again at {}", again.as_second() - at(0).as_second()).unwrap();
     }
+    shown
+}
+
+/// The plan in a few lines: steps, when to look again, and the parts of the status that cases differ in.
+fn check(plan: &Plan, expected: Expect) {
+    let mut shown = doings(plan);
     if let Some(status) = &plan.status {
         write!(shown, "{}", status.phase.as_deref().unwrap()).unwrap();
         for word in [&status.reason, &status.message].into_iter().flatten() {
@@ -179,16 +185,7 @@ fn plan_of(
 
 /// The plan in fewer lines: steps, notices, phase, and how each container waits, runs or ended.
 fn brief(plan: &Plan) -> String {
-    let mut shown = String::new();
-    for step in &plan.steps {
-        writeln!(shown, "do {step:?}").unwrap();
-    }
-    for notice in &plan.notices {
-        writeln!(shown, "say {} | {}", notice.reason, notice.message).unwrap();
-    }
-    if let Some(again) = plan.look_again {
-        writeln!(shown, "look again at {}", again.as_second() - at(0).as_second()).unwrap();
-    }
+    let mut shown = doings(plan);
     let Some(status) = &plan.status else { return shown };
     let not_met = status.conditions.iter().flatten().filter(|condition| {
         condition.status == "False" && ["Initialized", "ContainersReady"].contains(&condition.type_.as_str())
