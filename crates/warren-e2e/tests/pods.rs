@@ -296,29 +296,29 @@ async fn a_claim_keeps_its_data_from_pod_to_pod_and_takes_it_along() {
 #[tokio::test]
 async fn init_containers_come_first_and_sidecars_stay_to_the_end() {
     let Some(pods) = Pods::up().await else { return };
-    let mounts = json!({"volumeMounts": [{"name": "work", "mountPath": "/work"}]});
+    let mounts = json!({"volumeMounts": [{"name": "work", "mountPath": "/shared"}]});
     let with = |more: Value| {
         let mut both = mounts.clone();
         both.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         both
     };
-    let wait_for_go = "until test -e /work/go; do sleep 0.05; done; echo first >> /work/order";
+    let wait_for_go = "until test -e /shared/go; do sleep 0.05; done; echo first >> /shared/order";
     let serve =
-        "echo sidecar >> /work/order; trap 'echo sidecar ends; exit 0' TERM; while :; do sleep 0.05; done";
-    let go = "until test -e /work/up; do sleep 0.05; done; touch /work/go";
-    let started = json!({"startupProbe": {"exec": {"command": ["grep", "-q", "sidecar", "/work/order"]},
+        "echo sidecar >> /shared/order; trap 'echo sidecar ends; exit 0' TERM; while :; do sleep 0.05; done";
+    let go = "until test -e /shared/up; do sleep 0.05; done; touch /shared/go";
+    let started = json!({"startupProbe": {"exec": {"command": ["grep", "-q", "sidecar", "/shared/order"]},
         "periodSeconds": 1, "failureThreshold": 60}, "restartPolicy": "Always"});
     let spec = json!({
         "terminationGracePeriodSeconds": 60,
         "volumes": [{"name": "work", "emptyDir": {}}],
         "initContainers": [
-            container("helper", &format!("touch /work/up; {UNTIL_ASKED}"), with(json!({"restartPolicy": "Always"}))),
+            container("helper", &format!("touch /shared/up; {UNTIL_ASKED}"), with(json!({"restartPolicy": "Always"}))),
             container("first", &format!("({go}) & {wait_for_go}"), mounts.clone()),
             container("proxy", serve, with(started)),
-            container("last", "echo last >> /work/order", mounts.clone()),
+            container("last", "echo last >> /shared/order", mounts.clone()),
         ],
         "containers": [
-            container("main", "echo main >> /work/order; cat /work/order", mounts.clone()),
+            container("main", "echo main >> /shared/order; cat /shared/order", mounts.clone()),
             container("other", "true", json!({})),
         ],
     });
