@@ -44,8 +44,11 @@ pub(super) fn next(world: &World<'_>) -> Option<Action> {
         world.machines.iter().find(|machine| machine.name_any() == place)?;
     }
     if pod.metadata.deletion_timestamp.is_some() {
-        let already_let_go = pod.metadata.deletion_grace_period_seconds == Some(0);
-        return (place.is_some() && !already_let_go).then_some(Action::Remove);
+        // A server removes a pod in two writes. Where the client went away between them, no time is left and the pod
+        // is still there: kubelet, or the collector of pods for those without a place, asks once more.
+        let no_time_left = pod.metadata.deletion_grace_period_seconds == Some(0);
+        let remove = if no_time_left { pod.finalizers().is_empty() } else { place.is_some() };
+        return remove.then_some(Action::Remove);
     }
     let phase = phase(pod);
     if fate == Fate::Ignored || matches!(phase, "Succeeded" | "Failed") {
@@ -237,6 +240,8 @@ mod tests {
             json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30});
         assert_eq!(next_of(ready.clone(), false), Some(Action::Remove));
         ready["metadata"]["deletionGracePeriodSeconds"] = json!(0);
+        assert_eq!(next_of(ready.clone(), false), Some(Action::Remove), "who deleted it went away half-way");
+        ready["metadata"]["finalizers"] = json!(["warren.dev/held"]);
         assert_eq!(next_of(ready, false), None, "only its finalizers hold it");
     }
 
