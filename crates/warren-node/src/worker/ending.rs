@@ -12,8 +12,8 @@ use warren_oci::cleanup;
 use warren_oci::client::CallError;
 use warren_oci::protocol::{Call, Target};
 
-use super::{START_MARK, StepError, Worker, blocking, chain, next_state};
-use crate::network;
+use super::{StepError, Worker, blocking, chain, next_state};
+use crate::{network, start_mark};
 
 /// Only the kernel can hold a killed process for longer (say, on a hung disk); it is killed again then.
 const AFTER_KILL: Duration = Duration::from_secs(10);
@@ -90,7 +90,7 @@ impl Worker {
         blocking(move || {
             cleanup::kill_pod(&home, &uid)?;
             // From here on they tell of the next shim. Usually they are not there: no error.
-            for name in ["shim.sock", "state.json", START_MARK] {
+            for name in ["shim.sock", "state.json", start_mark::NAME] {
                 let _ = std::fs::remove_file(directory.join(name));
             }
             Ok(())

@@ -12,10 +12,11 @@ use warren_oci::client::CallError;
 use warren_oci::idmap::IdRange;
 use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus};
 
-use super::{START_MARK, StepError, Worker, chain, settled_state};
+use super::{StepError, Worker, chain, settled_state};
 use crate::network;
 use crate::pod_request::{RequestError, Run};
 use crate::shim::Shim;
+use crate::start_mark;
 use crate::volumes::{self, Place, VolumeError};
 
 /// A pod's sandbox could not be made.
@@ -76,7 +77,7 @@ impl Worker {
                 request.containers.push(self.container(pod, &name, attempt, ids)?);
             }
         }
-        std::fs::write(self.directory.0.join(START_MARK), "")?;
+        start_mark::set(&self.directory.0)?;
         let prepared = begun.elapsed();
         let zygote = self.shared.zygote.clone();
         // A fork of a small process: a fraction of a millisecond, but behind every other start.
