@@ -7,12 +7,17 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-pub(crate) const NAME: &str = "starting";
+const NAME: &str = "starting";
 /// How long a forked shim may take until it listens: milliseconds, on a machine that does nothing else.
 const UNBORN_SHIM: Duration = Duration::from_secs(5);
 
 pub(crate) fn set(pod_directory: &Path) -> io::Result<()> {
     std::fs::write(pod_directory.join(NAME), "")
+}
+
+/// Nobody has been forked, or all has been cleaned up. That it is not there is no error.
+pub(crate) fn clear(pod_directory: &Path) {
+    let _ = std::fs::remove_file(pod_directory.join(NAME));
 }
 
 /// How long a shim that has been asked for may still be in coming; `None` if it has been there or nobody asked.

@@ -193,8 +193,8 @@ impl Worker {
         }
     }
 
-    /// Connects to the shim of an earlier daemon, which may just be on its way ([`start_mark`]); a second one beside it would be
-    /// a leak.
+    /// Connects to the pod's shim where there is no connection to it, mostly since an earlier daemon had it forked. It may just be
+    /// on its way ([`start_mark`]); a second one beside it would be a leak.
     async fn connect_to_earlier(&self) -> io::Result<Shim> {
         let directory = &self.directory.0;
         let watch = DirectoryWatch::new(directory)?;
