@@ -20,13 +20,13 @@ const NAMESPACE: &str = "default";
 #[derive(Debug, Clone)]
 pub(super) struct Guest {
     name: String,
-    script: String,
+    command: Vec<String>,
 }
 
 impl Guest {
-    /// One that runs a shell script.
-    pub(super) fn named(name: String, script: String) -> Self {
-        Self { name, script }
+    /// One that runs a program.
+    pub(super) fn named(name: String, command: &[&str]) -> Self {
+        Self { name, command: command.iter().map(|word| (*word).to_owned()).collect() }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -45,9 +45,7 @@ impl Guest {
         let manifest = json!({
             "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": self.name},
             "spec": {"podTemplate": {"spec": {
-                "containers": [
-                    {"name": "main", "image": "warren.dev/host", "command": ["sh", "-c", self.script]},
-                ],
+                "containers": [{"name": "main", "image": "warren.dev/host", "command": self.command}],
                 "restartPolicy": "Always", "terminationGracePeriodSeconds": 1,
             }}},
         });

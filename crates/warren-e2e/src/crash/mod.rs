@@ -173,7 +173,7 @@ impl<'home> Crash<'home> {
         for number in 0..RESIDENTS {
             // Of this test alone, also while another one runs beside it.
             let marker = format!("{}{:07}.25", number + 1, std::process::id());
-            let guest = Guest::named(format!("resident-{number}"), format!("exec sleep {marker}"));
+            let guest = Guest::named(format!("resident-{number}"), &["sleep", &marker]);
             guest.create(&client).await?;
             guest.wait_ready(&client).await?;
             guest.exec_whole(&client, &format!("echo {marker} > /tmp/state")).await?;
@@ -191,8 +191,8 @@ impl<'home> Crash<'home> {
     /// Makes a guest, kills somebody, and looks.
     async fn round(&mut self, round: &Round) -> Result<Done, String> {
         // It takes its time to end when it is asked to.
-        let script = "trap 'sleep 0.2; exit 0' TERM; while :; do sleep 0.05; done".to_owned();
-        let guest = Guest::named(format!("guest-{}", round.number), script);
+        let script = "trap 'sleep 0.2; exit 0' TERM; while :; do sleep 0.05; done";
+        let guest = Guest::named(format!("guest-{}", round.number), &["sh", "-c", script]);
         if !matches!(round.moment, Moment::Create | Moment::Start) {
             guest.create(&self.client).await?;
             guest.wait_ready(&self.client).await?;
@@ -365,7 +365,7 @@ pub async fn go_down(home: &LocalHome, rounds: u64, seed: u64) -> Result<(), Str
         let failed = |error: String| format!("seed {seed}, round {number} (down after {delay:?}): {error}");
         tokio::task::block_in_place(|| home.up());
         let client = home.client().await;
-        let guest = Guest::named(format!("guest-{number}"), "exec sleep 1000000".to_owned());
+        let guest = Guest::named(format!("guest-{number}"), &["sleep", "1000000"]);
         guest.create(&client).await.map_err(failed)?;
         guests.push(guest);
         tokio::time::sleep(delay).await;
