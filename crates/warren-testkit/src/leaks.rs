@@ -173,24 +173,25 @@ fn mounts(data_dir: &Path) -> io::Result<Vec<String>> {
 
 /// Cgroups below the home's own one, and that one itself unless the daemon runs.
 fn cgroups(mark: &str, is_running: bool) -> io::Result<Vec<PathBuf>> {
-    let table = fs::read_to_string("/proc/self/mountinfo")?;
-    let mut hierarchies = BTreeSet::new();
-    for line in table.lines() {
-        let Some((left, right)) = line.split_once(" - ") else { continue };
-        if right.starts_with("cgroup")
-            && let Some(point) = left.split(' ').nth(4)
-        {
-            hierarchies.insert(PathBuf::from(point));
-        }
-    }
     let mut found = Vec::new();
-    for hierarchy in hierarchies {
+    for hierarchy in hierarchies()? {
         collect_cgroups(&hierarchy, mark, false, &mut found);
     }
     if is_running {
         found.retain(|path| path.file_name().is_none_or(|name| name != mark));
     }
     Ok(found)
+}
+
+/// Where cgroups are mounted, of either version.
+fn hierarchies() -> io::Result<BTreeSet<PathBuf>> {
+    let table = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = table.lines().filter_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let point = left.split(' ').nth(4)?;
+        right.starts_with("cgroup").then(|| PathBuf::from(point))
+    });
+    Ok(points.collect())
 }
 
 fn collect_cgroups(directory: &Path, mark: &str, inside: bool, found: &mut Vec<PathBuf>) {
@@ -259,5 +260,31 @@ mod tests {
         assert!(leaks.processes[0].starts_with(&child.id().to_string()), "{leaks:?}");
         assert_eq!(leaks.files.len(), 1, "{leaks:?}");
         assert!(find(home.path()).expect("look again").processes.is_empty());
+    }
+
+    #[test]
+    fn the_homes_own_cgroup_is_a_leak_only_while_no_daemon_runs() {
+        let home = tempfile::tempdir().expect("make a directory");
+        let path = home.path().canonicalize().expect("a path");
+        let mark = format!("warren-{}", home_id(&path));
+        let mut places =
+            hierarchies().expect("read the mount table").into_iter().map(|root| root.join(&mark));
+        let Some(cgroup) = places.find(|place| fs::create_dir(place).is_ok()) else {
+            eprintln!("skipped: no cgroup can be made here");
+            return;
+        };
+        let alone = find(&path);
+        fs::write(path.join("lock"), format!("{{\"pid\": {}}}", std::process::id())).expect("write");
+        let with_daemon = find(&path);
+        // The number of a process that has ended says nothing.
+        let mut ended = std::process::Command::new("true").spawn().expect("run true");
+        ended.wait().expect("reap it");
+        fs::write(path.join("lock"), format!("{{\"pid\": {}}}", ended.id())).expect("write");
+        let after_kill = find(&path);
+        fs::remove_dir(&cgroup).expect("remove the cgroup");
+
+        assert_eq!(alone.expect("look").cgroups, [cgroup.clone()]);
+        assert!(with_daemon.expect("look").is_empty());
+        assert_eq!(after_kill.expect("look").cgroups, [cgroup]);
     }
 }
