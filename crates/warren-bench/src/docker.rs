@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -46,8 +46,23 @@ impl Docker {
             .environment("DOCKER_HOST", self.host())
     }
 
+    /// Where its data, its socket and all else of it is.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.daemon.id()
+    }
+
     fn host(&self) -> String {
-        format!("unix://{}", self.directory.path().join("socket").display())
+        format!("unix://{}", self.socket().display())
     }
 
     #[expect(

@@ -2,7 +2,7 @@
 //!
 //! Every number that SPECIFICATION.md promises comes from here. Contenders take turns within each round, so that whatever else the
 //! machine does falls on all of them alike, and what is compared is a ratio from one run, never a time from another day. A benchmark
-//! measures; it asserts nothing about seconds. Start reading at [`cold_run`], [`claims`] or [`apiserver`].
+//! measures; it asserts nothing about seconds. Start reading at [`cold_run`], [`node`], [`claims`] or [`apiserver`].
 
 mod apiserver;
 mod bundle;
@@ -13,6 +13,7 @@ mod contender;
 mod definitions;
 mod docker;
 mod home;
+mod node;
 mod process;
 mod serve;
 mod summary;
@@ -42,6 +43,8 @@ enum Benchmark {
         #[arg(long)]
         json: bool,
     },
+    /// The local node beside docker and OCI runtimes: sandboxes, commands, pulls, memory.
+    Node(node::Options),
     /// Claims on a warm pool, from create to Ready: on a real kube-apiserver, and on the local home.
     Claims(claims::Options),
     /// Our API server beside kube-apiserver with etcd: creates, reads, watches, memory.
@@ -58,6 +61,7 @@ fn main() -> anyhow::Result<()> {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build();
     match Arguments::parse().benchmark {
         Benchmark::Run { warren, rounds, json } => cold_run::measure(&warren, rounds, json),
+        Benchmark::Node(options) => runtime()?.block_on(node::measure(&options)),
         Benchmark::Claims(options) => runtime()?.block_on(claims::measure(&options)),
         Benchmark::Apiserver(options) => runtime()?.block_on(apiserver::measure(&options)),
         Benchmark::ServeApi { directory } => runtime()?.block_on(serve::serve(&directory)),

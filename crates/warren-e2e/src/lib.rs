@@ -9,6 +9,7 @@
 pub mod clients;
 pub mod conformance;
 pub mod controllers;
+pub mod crash;
 pub mod disk;
 pub mod embedded;
 pub mod escape;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use warren_oci::cleanup::{self, CleanupError};
 use warren_oci::client::{CallError, ShimClient};
@@ -42,14 +43,13 @@ pub fn end_pods(directory: &Path, home_id: &str) -> Result<usize, EndPodsError> 
     let pods = directory.join("pods");
     let mut ended = 0;
     for path in list(&pods).map_err(|source| EndPodsError::List { path: pods, source })? {
-        match ShimClient::connect(&path) {
-            Ok(shim) => {
+        match connect(&path) {
+            Ok(Some(shim)) => {
                 shut_down(&shim).map_err(|source| EndPodsError::Shim { path, source })?;
                 ended += 1;
             }
             // No shim: it has ended before, or was killed. The cgroups below say whether something is left.
-            Err(error)
-                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+            Ok(None) => {}
             Err(source) => return Err(EndPodsError::Shim { path, source: source.into() }),
         }
     }
@@ -59,6 +59,26 @@ pub fn end_pods(directory: &Path, home_id: &str) -> Result<usize, EndPodsError> 
     cleanup::remove_home_cgroup(home_id)?;
     warren_node::remove_network(home_id).map_err(EndPodsError::Network)?;
     Ok(ended)
+}
+
+/// A pod's shim, if it has one. The daemon may have had it forked a moment before it ended, so that it is there without
+/// listening yet.
+fn connect(pod_directory: &Path) -> io::Result<Option<ShimClient>> {
+    loop {
+        // Asked first: a shim whose record is there by now listens.
+        let may_come = warren_node::shim_may_come_within(pod_directory);
+        match (ShimClient::connect(pod_directory), may_come) {
+            (Ok(shim), _) => return Ok(Some(shim)),
+            (Err(error), _)
+                if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+            {
+                return Err(error);
+            }
+            (Err(_), None) => return Ok(None),
+            // Looking again, until it listens or its time is over.
+            (Err(_), Some(patience)) => std::thread::park_timeout(patience.min(Duration::from_millis(5))),
+        }
+    }
 }
 
 /// The shim answers when everything in the pod is gone, and then goes itself.

@@ -228,6 +228,7 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
                 workers.shutdown().await;
                 network.shutdown().await;
                 network::close(&shared);
+                remove_empty_cgroup(&shared);
                 return;
             }
             Some(finished) = workers.join_next() => {
@@ -262,6 +263,22 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             Ok(None) => return,
             Err(error) => warn!(%error, "pod watch interrupted"),
         }
+    }
+}
+
+/// Leaves no cgroup behind where there are no pods. A pod that is on its way has a directory already.
+fn remove_empty_cgroup(shared: &Shared) {
+    let mut pods = match std::fs::read_dir(&shared.pods) {
+        Ok(pods) => pods,
+        Err(error) => {
+            warn!(%error, "pods not listed; the home's cgroup stays");
+            return;
+        }
+    };
+    if pods.next().is_none()
+        && let Err(error) = cleanup::remove_home_cgroup(&shared.home_id)
+    {
+        warn!(%error, "the home's cgroup not removed");
     }
 }
 

@@ -35,16 +35,13 @@ use crate::pod_request::PodDirectory;
 use crate::pod_sources::PodSources;
 use crate::registry::Seen;
 use crate::shim::Shim;
+use crate::start_mark;
 use crate::termination;
 use crate::volumes::PodVolumes;
 
 /// A pod that asks for this many rounds without coming to rest is a mistake of ours; it then waits for a moment.
 const ROUNDS: usize = 32;
 const AFTER_TOO_MANY_ROUNDS: Duration = Duration::from_secs(5);
-/// A file in a pod's directory from just before its shim is forked until it is cleaned up.
-const START_MARK: &str = "starting";
-/// How long a forked shim may take until it listens: milliseconds, on a machine that does nothing else.
-const UNBORN_SHIM: Duration = Duration::from_secs(5);
 /// After the API server did not take a write.
 const AFTER_API_ERROR: Duration = Duration::from_secs(1);
 
@@ -196,30 +193,26 @@ impl Worker {
         }
     }
 
-    /// Connects to the shim of an earlier daemon. That daemon may have died right after it had the shim forked, which then
-    /// is there without listening yet; a second one beside it would be a leak. So a pod that has the mark of a start, but
-    /// neither socket nor record, is given some time.
+    /// Connects to the pod's shim where there is no connection to it, mostly since an earlier daemon had it forked. It may just be
+    /// on its way ([`start_mark`]); a second one beside it would be a leak.
     async fn connect_to_earlier(&self) -> io::Result<Shim> {
         let directory = &self.directory.0;
         let watch = DirectoryWatch::new(directory)?;
         let arrival = async {
             loop {
+                // Asked first: a shim whose record is there by now listens.
+                let may_come = start_mark::shim_may_come_within(directory).is_some();
                 let attempt = Shim::connect(directory);
-                // Refused: the socket has its name but does not listen yet. The record is written right after it does.
+                // Refused: the socket has its name but does not listen yet.
                 let silent = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
-                let may_come = matches!(&attempt, Err(error) if silent.contains(&error.kind()))
-                    && directory.join(START_MARK).exists()
-                    && !directory.join("state.json").exists();
-                if !may_come {
+                if !may_come || !matches!(&attempt, Err(error) if silent.contains(&error.kind())) {
                     return attempt;
                 }
                 watch.event().await?;
             }
         };
-        // Counted from the start, not from now: daemons that are killed again and again would wait for ever otherwise.
-        let begun = std::fs::metadata(directory.join(START_MARK)).and_then(|mark| mark.modified());
-        let waited = begun.ok().and_then(|begun| begun.elapsed().ok()).unwrap_or_default();
-        let patience = UNBORN_SHIM.saturating_sub(waited);
+        // The first attempt is made in any case.
+        let patience = start_mark::shim_may_come_within(directory).unwrap_or_default();
         tokio::time::timeout(patience, arrival).await.unwrap_or_else(|late| Err(late.into()))
     }
 

@@ -223,6 +223,11 @@ impl State {
             return refusal;
         }
         let Some(rest) = path.strip_prefix("/v2/") else { return not_found("PAGE_UNKNOWN") };
+        if rest.is_empty() {
+            // How clients find out that this is a registry, and docker will not go on without the header.
+            let version = ("Docker-Distribution-Api-Version", "registry/2.0".to_owned());
+            return Answer { headers: vec![version], ..plain("200 OK", "{}") };
+        }
         if let Some((repository, version)) = rest.split_once("/manifests/") {
             return match self.manifests.get(&(repository.to_owned(), version.to_owned())) {
                 Some(manifest) => {

@@ -82,20 +82,28 @@ pub(super) fn forward_everywhere() -> io::Result<()> {
     std::fs::write(SWITCH, "1")
 }
 
-pub(super) fn remove(devices: &str, table: &str) -> io::Result<()> {
+/// Removes devices of pods, should one be left, then the table, and the bridge last: it is the first that is made and says
+/// that there may be a table, also to whoever goes on with this after we were killed.
+pub(super) fn remove(bridge: &str, table: &str) -> io::Result<()> {
     let mut netlink = Netlink::route()?;
-    let mut found = false;
-    // The bridge and, should one be left, devices of pods.
-    for (_, name) in netlink.links()?.into_iter().filter(|(_, name)| name.starts_with(devices)) {
-        found = true;
-        match netlink.delete_link(&name) {
-            // A pod's device may go by itself meanwhile.
-            Err(error) if error.raw_os_error() != Some(rustix::io::Errno::NODEV.raw_os_error()) => {
-                return Err(error);
-            }
-            _ => {}
-        }
+    let names = netlink.links()?.into_iter().map(|(_, name)| name);
+    let ours: Vec<String> = names.filter(|name| name.starts_with(bridge)).collect();
+    for name in ours.iter().filter(|name| *name != bridge) {
+        delete(&mut netlink, name)?;
     }
-    // Without a bridge there never was a table.
-    if found { nftables::remove(table) } else { Ok(()) }
+    if !ours.is_empty() {
+        // A kernel that knows no tables has none of ours either, so the bridge goes in any case.
+        let removed = nftables::remove(table);
+        delete(&mut netlink, bridge)?;
+        removed?;
+    }
+    Ok(())
+}
+
+/// Deletes a device that may go by itself meanwhile.
+fn delete(netlink: &mut Netlink, name: &str) -> io::Result<()> {
+    match netlink.delete_link(name) {
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => Ok(()),
+        other => other,
+    }
 }

@@ -12,8 +12,8 @@ use warren_oci::cleanup;
 use warren_oci::client::CallError;
 use warren_oci::protocol::{Call, Target};
 
-use super::{START_MARK, StepError, Worker, blocking, chain, next_state};
-use crate::network;
+use super::{StepError, Worker, blocking, chain, next_state};
+use crate::{network, start_mark};
 
 /// Only the kernel can hold a killed process for longer (say, on a hung disk); it is killed again then.
 const AFTER_KILL: Duration = Duration::from_secs(10);
@@ -77,7 +77,12 @@ impl Worker {
         self.care.end();
         self.volumes.forget();
         self.stopping.clear();
-        if let Some(mut shim) = self.shim.take() {
+        let shim = match self.shim.take() {
+            Some(shim) => Some(shim),
+            // One that was asked for, whose zygote died before it could say so, may be on its way.
+            None => self.connect_to_earlier().await.ok(),
+        };
+        if let Some(mut shim) = shim {
             match shim.call(Call::Shutdown).await {
                 Ok(_) => {}
                 Err(problem) => {
@@ -90,9 +95,10 @@ impl Worker {
         blocking(move || {
             cleanup::kill_pod(&home, &uid)?;
             // From here on they tell of the next shim. Usually they are not there: no error.
-            for name in ["shim.sock", "state.json", START_MARK] {
+            for name in ["shim.sock", "state.json"] {
                 let _ = std::fs::remove_file(directory.join(name));
             }
+            start_mark::clear(&directory);
             Ok(())
         })
         .await?;

@@ -11,11 +11,13 @@ use warren_decide::pod::{Machine, all_containers};
 use warren_oci::client::CallError;
 use warren_oci::idmap::IdRange;
 use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus};
+use warren_oci::zygote::SpawnShimError;
 
-use super::{START_MARK, StepError, Worker, chain, settled_state};
+use super::{StepError, Worker, chain, settled_state};
 use crate::network;
 use crate::pod_request::{RequestError, Run};
 use crate::shim::Shim;
+use crate::start_mark;
 use crate::volumes::{self, Place, VolumeError};
 
 /// A pod's sandbox could not be made.
@@ -28,7 +30,7 @@ enum StartError {
     #[error(transparent)]
     Network(#[from] network::LeaseError),
     #[error(transparent)]
-    Spawn(#[from] warren_oci::zygote::SpawnShimError),
+    Spawn(#[from] SpawnShimError),
     #[error(transparent)]
     Shim(#[from] CallError),
     #[error(transparent)]
@@ -76,18 +78,21 @@ impl Worker {
                 request.containers.push(self.container(pod, &name, attempt, ids)?);
             }
         }
-        std::fs::write(self.directory.0.join(START_MARK), "")?;
+        start_mark::set(&self.directory.0)?;
         let prepared = begun.elapsed();
         let zygote = self.shared.zygote.clone();
         // A fork of a small process: a fraction of a millisecond, but behind every other start.
-        let handle = tokio::task::spawn_blocking(move || zygote.spawn_shim(&request))
-            .await
-            .map_err(io::Error::other)??;
+        let spawned = tokio::task::spawn_blocking(move || zygote.spawn_shim(&request)).await;
+        let spawned = spawned.map_err(io::Error::other)?;
+        if matches!(spawned, Err(SpawnShimError::Fork(_))) {
+            start_mark::clear(&self.directory.0);
+        }
+        let client = spawned?.client;
         let forked = begun.elapsed();
-        let mut shim = Shim::over(handle.client)?;
-        let state = settled_state(&mut shim).await?;
+        // Kept also if it never comes to anything: then it is known to be gone.
+        let shim = self.shim.insert(Shim::over(client)?);
+        let state = settled_state(shim).await?;
         debug!(?prepared, ?forked, started = ?begun.elapsed(), "sandbox started");
-        self.shim = Some(shim);
         self.failed_starts = 0;
         self.heard(Ok(state));
         if in_memory {

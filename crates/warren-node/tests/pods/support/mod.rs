@@ -168,9 +168,30 @@ impl Home {
         let checked = tokio::task::spawn_blocking(move || warren_testkit::leaks::assert_nothing_left(&path));
         checked.await.expect("nothing left");
         self.stop_node().await;
-        let home_id = warren_node::home_id(self.data.path()).unwrap();
-        warren_node::remove_network(&home_id).unwrap();
-        warren_oci::cleanup::remove_home_cgroup(&home_id).unwrap();
+        std::fs::remove_file(self.data.path().join("lock")).unwrap();
+        // Nor may the node leave anything of its own.
+        let path = self.data.path().to_owned();
+        let checked = tokio::task::spawn_blocking(move || warren_testkit::leaks::assert_nothing_left(&path));
+        checked.await.expect("nothing left of the node");
+    }
+}
+
+impl Drop for Home {
+    /// Whatever a failed scenario left: its node is still there, and perhaps pods.
+    fn drop(&mut self) {
+        self.node = None;
+        let nodes = self.machine.nodes.0.lock();
+        nodes.unwrap_or_else(std::sync::PoisonError::into_inner).remove(&self.name);
+        let Ok(home_id) = warren_node::home_id(self.data.path()) else { return };
+        for uid in warren_oci::cleanup::pods_with_cgroups(&home_id).unwrap_or_default() {
+            let directory = self.data.path().join("pods").join(&uid);
+            if let Ok(shim) = warren_oci::client::ShimClient::connect(&directory) {
+                let _ = shim.call(warren_oci::protocol::Call::Shutdown, drop);
+            }
+            let _ = warren_oci::cleanup::kill_pod(&home_id, &uid);
+        }
+        let _ = warren_oci::cleanup::remove_home_cgroup(&home_id);
+        let _ = warren_node::remove_network(&home_id);
     }
 }
 

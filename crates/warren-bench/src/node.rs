@@ -1,0 +1,264 @@
+//! The local node: sandboxes from create to first output, commands in them, a hundred at once, pulls, memory; beside a Docker daemon and
+//! the OCI runtimes by hand.
+//!
+//! Where there is an API it is spoken to directly, ours and Docker's alike, so that no command line's start is measured; runc and
+//! crun have none. Contenders take turns within each round. Start at [`measure`]; `ours`, `docker_api` and `oci_runtime` are
+//! the contenders, `pull` brings images, `memory` adds up processes, `report` prints.
+
+mod docker_api;
+mod memory;
+mod oci_runtime;
+mod ours;
+mod pull;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::bundle::Bundle;
+use crate::process::Usage;
+use crate::summary::Summary;
+use docker_api::DockerApi;
+use oci_runtime::OciRuntime;
+use ours::Ours;
+use report::Report;
+
+/// The first rounds fill caches and are not counted.
+const WARM_UP_ROUNDS: usize = 3;
+/// How long a daemon that has just started is left alone before it counts as being at rest.
+const CALM: Duration = Duration::from_secs(5);
+
+/// What to measure.
+#[derive(Args)]
+pub struct Options {
+    /// The `warren` binary to measure.
+    #[arg(long, env = "WARREN_BENCH_BINARY")]
+    warren: PathBuf,
+    /// How often each contender does each thing that is timed.
+    #[arg(long, default_value_t = 100)]
+    rounds: usize,
+    /// How many sandboxes are started at once, and are idle while memory is looked at.
+    #[arg(long, default_value_t = 100)]
+    many: usize,
+    /// How often an image is pulled.
+    #[arg(long, default_value_t = 5)]
+    pulls: usize,
+    /// Only these parts.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Part>,
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One part of the measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Memory and processor time of the daemons while nothing happens.
+    Rest,
+    /// From asking for a new sandbox until the first byte that a command in it has written.
+    Cold,
+    /// A command in a sandbox that is there, from asking for it until its exit code is known.
+    Exec,
+    /// A line to a command that is running, and back.
+    RoundTrip,
+    /// Many sandboxes at once, and what they take when they are idle.
+    Many,
+    /// An image pulled from a registry on this machine and unpacked.
+    Pull,
+}
+
+impl Part {
+    fn describe(self) -> &'static str {
+        match self {
+            Part::Rest => "daemon at rest",
+            Part::Cold => "cold sandbox to first output",
+            Part::Exec => "command in a running sandbox",
+            Part::RoundTrip => "line to a running command and back",
+            Part::Many => "many at once",
+            Part::Pull => "pull and unpack",
+        }
+    }
+}
+
+/// Somebody who runs containers.
+enum Contender {
+    Ours(Box<Ours>),
+    Docker(DockerApi),
+    Runtime(OciRuntime),
+}
+
+impl Contender {
+    fn name(&self) -> &'static str {
+        match self {
+            Contender::Ours(_) => "warren",
+            Contender::Docker(_) => "docker",
+            Contender::Runtime(runtime) => runtime.name(),
+        }
+    }
+
+    /// Does one thing that is timed, once.
+    async fn time(&mut self, part: Part) -> anyhow::Result<Duration> {
+        match (self, part) {
+            (Contender::Ours(ours), Part::Cold) => ours.cold().await,
+            (Contender::Ours(ours), Part::Exec) => ours.exec().await,
+            (Contender::Ours(ours), _) => ours.round_trip().await,
+            (Contender::Docker(docker), Part::Cold) => docker.cold(),
+            (Contender::Docker(docker), Part::Exec) => docker.exec(),
+            (Contender::Docker(docker), _) => docker.round_trip(),
+            (Contender::Runtime(runtime), Part::Cold) => runtime.cold(),
+            (Contender::Runtime(runtime), Part::Exec) => runtime.exec(),
+            (Contender::Runtime(runtime), _) => runtime.round_trip(),
+        }
+    }
+
+    /// Starts so many at once; how long until all of them run.
+    async fn start_many(&mut self, count: usize) -> anyhow::Result<Duration> {
+        match self {
+            Contender::Ours(ours) => ours.start_many(count).await,
+            Contender::Docker(docker) => docker.start_many(count),
+            Contender::Runtime(runtime) => runtime.start_many(count),
+        }
+    }
+
+    async fn end_many(&mut self) -> anyhow::Result<()> {
+        match self {
+            Contender::Ours(ours) => ours.end_many().await,
+            Contender::Docker(docker) => docker.end_many(),
+            Contender::Runtime(runtime) => runtime.end_many(),
+        }
+    }
+
+    /// Its daemon's processes and everything that they started; `None` if it has no daemon.
+    fn processes(&self) -> anyhow::Result<Option<Vec<u32>>> {
+        match self {
+            Contender::Ours(ours) => Ok(Some(memory::family(&[ours.daemon()?])?)),
+            Contender::Docker(docker) => Ok(Some(memory::family(&docker.seeds()?)?)),
+            Contender::Runtime(_) => Ok(None),
+        }
+    }
+
+    /// Its daemon's processes alone.
+    fn daemons(&self) -> anyhow::Result<Option<Vec<u32>>> {
+        match self {
+            Contender::Ours(ours) => ours.daemons().map(Some),
+            Contender::Docker(docker) => docker.daemons().map(Some),
+            Contender::Runtime(_) => Ok(None),
+        }
+    }
+
+    async fn pull(&mut self, pulls: usize, image: &pull::Image) -> anyhow::Result<Option<Vec<Duration>>> {
+        match self {
+            Contender::Ours(ours) => ours.pull(pulls, image).await.map(Some),
+            Contender::Docker(docker) => docker.pull(pulls, image).map(Some),
+            Contender::Runtime(_) => Ok(None),
+        }
+    }
+}
+
+/// Runs the parts in order and prints what came of them.
+pub async fn measure(options: &Options) -> anyhow::Result<()> {
+    let wanted = |part: Part| options.only.is_empty() || options.only.contains(&part);
+    let bundle = Bundle::create()?;
+    let mut contenders = gather(options, &bundle).await?;
+    let mut report = Report::default();
+    if wanted(Part::Rest) {
+        rest(&contenders, &mut report).await?;
+    }
+    for part in [Part::Cold, Part::Exec, Part::RoundTrip].into_iter().filter(|part| wanted(*part)) {
+        eprintln!("{}", part.describe());
+        report.times.extend(take_turns(&mut contenders, part, options.rounds).await?);
+    }
+    if wanted(Part::Many) {
+        for contender in &mut contenders {
+            eprintln!("{}: {} at once", contender.name(), options.many);
+            report.many.push(many(contender, options.many).await?);
+        }
+    }
+    if wanted(Part::Pull) {
+        let image = pull::Image::make();
+        for contender in &mut contenders {
+            eprintln!("{}: pulls", contender.name());
+            if let Some(times) = contender.pull(options.pulls, &image).await? {
+                report.pulls.extend(report::Pulled::of(contender.name(), image.megabytes(), times));
+            }
+        }
+    }
+    report.print(options.json)
+}
+
+/// Those who work on this machine. Ours has to.
+async fn gather(options: &Options, bundle: &Bundle) -> anyhow::Result<Vec<Contender>> {
+    let mut contenders = vec![Contender::Ours(Box::new(Ours::start(&options.warren).await?))];
+    let others = [
+        DockerApi::start(&bundle.rootfs()).map(Contender::Docker),
+        OciRuntime::start("crun", &bundle.rootfs()).map(Contender::Runtime),
+        OciRuntime::start("runc", &bundle.rootfs()).map(Contender::Runtime),
+    ];
+    for other in others {
+        match other {
+            Ok(other) => contenders.push(other),
+            Err(error) => eprintln!("left out: {error:#}"),
+        }
+    }
+    Ok(contenders)
+}
+
+async fn take_turns(
+    contenders: &mut [Contender],
+    part: Part,
+    rounds: usize,
+) -> anyhow::Result<Vec<report::Timed>> {
+    let mut times: Vec<Vec<Duration>> = vec![Vec::with_capacity(rounds); contenders.len()];
+    for round in 0..WARM_UP_ROUNDS + rounds {
+        for (contender, times) in contenders.iter_mut().zip(&mut times) {
+            let time = contender.time(part).await?;
+            if round >= WARM_UP_ROUNDS {
+                times.push(time);
+            }
+        }
+    }
+    let summaries = contenders.iter().zip(times).filter_map(|(contender, times)| {
+        Some(report::Timed { part, times: Summary::of(contender.name(), times)? })
+    });
+    Ok(summaries.collect())
+}
+
+/// Looks at daemons while nobody asks them for anything; each has one sandbox, which does nothing.
+async fn rest(contenders: &[Contender], report: &mut Report) -> anyhow::Result<()> {
+    const WINDOW: Duration = Duration::from_secs(10);
+    eprintln!("at rest");
+    tokio::time::sleep(CALM).await;
+    let mut before = Vec::new();
+    for contender in contenders {
+        if let Some(processes) = contender.daemons()? {
+            before.push((contender.name(), Usage::of(&processes)?, processes));
+        }
+    }
+    tokio::time::sleep(WINDOW).await;
+    for (name, earlier, processes) in before {
+        let used = Usage::of(&processes)?.since(earlier);
+        let percent = used.cpu_seconds / WINDOW.as_secs_f64() * 100.0;
+        report.rest.push(report::AtRest { name: name.to_owned(), rss_mb: used.rss_mb, cpu_percent: percent });
+    }
+    Ok(())
+}
+
+/// Starts many and looks at what they take, once they have come to rest.
+async fn many(contender: &mut Contender, count: usize) -> anyhow::Result<report::Many> {
+    let before = contender.processes()?.map(|processes| memory::proportional_mb(&processes));
+    let took = contender.start_many(count).await?;
+    tokio::time::sleep(CALM).await;
+    let after = contender.processes()?.map(|processes| memory::proportional_mb(&processes));
+    contender.end_many().await?;
+    Ok(report::Many {
+        name: contender.name().to_owned(),
+        count,
+        seconds: took.as_secs_f64(),
+        mb_each: before.zip(after).map(|(before, after)| (after - before) / count as f64),
+    })
+}

@@ -1,0 +1,224 @@
+//! A Docker daemon, by its API: as much HTTP as that takes, a connection for each request.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+
+use super::memory;
+use super::pull::Image;
+use crate::docker::Docker;
+
+/// What runs in a container that does nothing.
+const IDLE: [&str; 3] = ["/bin/busybox", "sleep", "100000"];
+const ECHO: [&str; 3] = ["/bin/busybox", "echo", "x"];
+
+/// A daemon with a container in it that commands are run in. All containers go with it.
+pub struct DockerApi {
+    resident: String,
+    /// The streams of a command that repeats what it is told.
+    line: UnixStream,
+    together: Vec<String>,
+    daemon: Docker,
+}
+
+impl DockerApi {
+    /// Starts a daemon.
+    pub fn start(rootfs: &Path) -> anyhow::Result<DockerApi> {
+        let daemon = Docker::start(rootfs)?;
+        let resident = run(&daemon, &IDLE)?;
+        let wish = json!({"Cmd": ["/bin/busybox", "cat"], "AttachStdin": true, "AttachStdout": true});
+        let line = start_exec(&daemon, &prepare_exec(&daemon, &resident, &wish)?)?;
+        Ok(DockerApi { resident, line, together: Vec::new(), daemon })
+    }
+
+    /// Processes from which all others of it stem: each has its directory on the command line.
+    pub fn seeds(&self) -> anyhow::Result<Vec<u32>> {
+        memory::named(&self.daemon.directory().display().to_string())
+    }
+
+    /// Those of them that are there without any container.
+    pub fn daemons(&self) -> anyhow::Result<Vec<u32>> {
+        Ok(self.seeds()?.into_iter().filter(|pid| memory::name(*pid) != "containerd-shim").collect())
+    }
+
+    /// A new container, until its command has written its first byte.
+    pub fn cold(&mut self) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        let wish = json!({"Image": "bench", "Cmd": ECHO, "AttachStdout": true});
+        let container = id(&call(&self.daemon, "POST", "/containers/create", &wish)?)?;
+        let path = format!("/containers/{container}/attach?stream=1&stdout=1");
+        let mut output = upgrade(&self.daemon, &path, &Value::Null)?;
+        call(&self.daemon, "POST", &format!("/containers/{container}/start"), &Value::Null)?;
+        let first = read_frame(&mut output)?;
+        let elapsed = begun.elapsed();
+        ensure!(first == b"x\n", "a container wrote something else");
+        remove(&self.daemon, &container)?;
+        Ok(elapsed)
+    }
+
+    /// A command in the resident, until its exit code is known.
+    pub fn exec(&mut self) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        let exec = prepare_exec(&self.daemon, &self.resident, &json!({"Cmd": ECHO, "AttachStdout": true}))?;
+        let mut output = start_exec(&self.daemon, &exec)?;
+        let mut written = Vec::new();
+        output.read_to_end(&mut written)?;
+        let ended = call(&self.daemon, "GET", &format!("/exec/{exec}/json"), &Value::Null)?;
+        let elapsed = begun.elapsed();
+        ensure!(ended["ExitCode"] == 0 && written.ends_with(b"x\n"), "a command failed: {ended}");
+        Ok(elapsed)
+    }
+
+    /// A line to a command in the resident, and back.
+    pub fn round_trip(&mut self) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        self.line.write_all(b"x\n")?;
+        let back = read_frame(&mut self.line)?;
+        let elapsed = begun.elapsed();
+        ensure!(back == b"x\n", "another line came back");
+        Ok(elapsed)
+    }
+
+    /// Starts so many containers at once.
+    pub fn start_many(&mut self, count: usize) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        let daemon = &self.daemon;
+        let started: Vec<anyhow::Result<String>> = std::thread::scope(|scope| {
+            let starting: Vec<_> = (0..count).map(|_| scope.spawn(|| run(daemon, &IDLE))).collect();
+            starting.into_iter().filter_map(|starting| starting.join().ok()).collect()
+        });
+        let elapsed = begun.elapsed();
+        for container in started {
+            self.together.push(container?);
+        }
+        ensure!(self.together.len() == count, "only {} of {count} started", self.together.len());
+        Ok(elapsed)
+    }
+
+    /// Removes those.
+    pub fn end_many(&mut self) -> anyhow::Result<()> {
+        self.together.drain(..).try_for_each(|container| remove(&self.daemon, &container))
+    }
+
+    /// Pulls an image so many times; it is removed after each.
+    pub fn pull(&mut self, pulls: usize, image: &Image) -> anyhow::Result<Vec<Duration>> {
+        // It has a network of its own.
+        let registry = image.serve_beside(self.daemon.pid())?;
+        let (name, tag) = registry.name.rsplit_once(':').context("an image has a tag")?;
+        let mut times = Vec::with_capacity(pulls);
+        for _ in 0..pulls {
+            let begun = Instant::now();
+            let told = send(
+                &self.daemon,
+                "POST",
+                &format!("/images/create?fromImage={name}&tag={tag}"),
+                &Value::Null,
+            )?;
+            times.push(begun.elapsed());
+            // The answer begins before the pull, so a failure is somewhere in it.
+            ensure!(!told.contains("errorDetail"), "docker does not pull: {told}");
+            send(&self.daemon, "DELETE", &format!("/images/{}?force=1", registry.name), &Value::Null)?;
+        }
+        Ok(times)
+    }
+}
+
+impl Drop for DockerApi {
+    fn drop(&mut self) {
+        // Its containers would outlive it.
+        for container in self.together.iter().chain([&self.resident]) {
+            let _ = remove(&self.daemon, container);
+        }
+    }
+}
+
+/// Makes a container and starts it; its id.
+fn run(daemon: &Docker, command: &[&str]) -> anyhow::Result<String> {
+    let container =
+        id(&call(daemon, "POST", "/containers/create", &json!({"Image": "bench", "Cmd": command}))?)?;
+    call(daemon, "POST", &format!("/containers/{container}/start"), &Value::Null)?;
+    Ok(container)
+}
+
+fn remove(daemon: &Docker, container: &str) -> anyhow::Result<()> {
+    send(daemon, "DELETE", &format!("/containers/{container}?force=1"), &Value::Null).map(drop)
+}
+
+/// Describes a command in a container; its id.
+fn prepare_exec(daemon: &Docker, container: &str, wish: &Value) -> anyhow::Result<String> {
+    id(&call(daemon, "POST", &format!("/containers/{container}/exec"), wish)?)
+}
+
+/// Starts it; its streams.
+fn start_exec(daemon: &Docker, exec: &str) -> anyhow::Result<UnixStream> {
+    upgrade(daemon, &format!("/exec/{exec}/start"), &json!({"Detach": false, "Tty": false}))
+}
+
+fn id(answer: &Value) -> anyhow::Result<String> {
+    Ok(answer["Id"].as_str().with_context(|| format!("no id in {answer}"))?.to_owned())
+}
+
+/// A request whose answer is one JSON value, or nothing.
+fn call(daemon: &Docker, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
+    let answer = send(daemon, method, path, body)?;
+    if answer.trim().is_empty() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_str(&answer).with_context(|| format!("{method} {path}: `{answer}`"))
+}
+
+/// A request and the body of its answer. In version 1.0 of HTTP, the answer ends with the connection.
+fn send(daemon: &Docker, method: &str, path: &str, body: &Value) -> anyhow::Result<String> {
+    let mut stream = connect(daemon)?;
+    stream.write_all(request(method, path, "1.0", "", body).as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).with_context(|| format!("{method} {path}"))?;
+    let (head, body) =
+        answer.split_once("\r\n\r\n").with_context(|| format!("{method} {path}: no answer"))?;
+    let status = head.split(' ').nth(1).unwrap_or_default();
+    ensure!(status.starts_with('2'), "{method} {path} was answered {status}: {}", body.trim());
+    Ok(body.to_owned())
+}
+
+/// A request after which the connection carries a container's streams.
+fn upgrade(daemon: &Docker, path: &str, body: &Value) -> anyhow::Result<UnixStream> {
+    let mut stream = connect(daemon)?;
+    let wish = "Connection: Upgrade\r\nUpgrade: tcp\r\n";
+    stream.write_all(request("POST", path, "1.1", wish, body).as_bytes())?;
+    // Byte by byte: what follows the head is no longer ours to read.
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).with_context(|| format!("POST {path}"))?;
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head);
+    ensure!(head.split(' ').nth(1) == Some("101"), "POST {path} was answered {head}");
+    Ok(stream)
+}
+
+fn connect(daemon: &Docker) -> anyhow::Result<UnixStream> {
+    UnixStream::connect(daemon.socket()).context("connect to dockerd")
+}
+
+fn request(method: &str, path: &str, version: &str, headers: &str, body: &Value) -> String {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    format!(
+        "{method} {path} HTTP/{version}\r\nHost: docker\r\n{headers}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// One piece of output: a header says from which stream and how long it is.
+fn read_frame(stream: &mut UnixStream) -> anyhow::Result<Vec<u8>> {
+    let mut header = [0; 8];
+    stream.read_exact(&mut header).context("read output")?;
+    let length = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+    let mut frame = vec![0; usize::try_from(length)?];
+    stream.read_exact(&mut frame)?;
+    Ok(frame)
+}

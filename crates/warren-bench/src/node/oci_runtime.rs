@@ -1,0 +1,180 @@
+//! An OCI runtime by hand: runc, crun. It has no daemon; each thing is a process.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde_json::json;
+use tempfile::TempDir;
+
+const RESIDENT: &str = "warren-bench-resident";
+
+/// A runtime, a container that commands are run in, and the bundles.
+pub struct OciRuntime {
+    program: &'static str,
+    directory: TempDir,
+    /// A command that repeats what it is told.
+    line: Option<(Child, ChildStdin, ChildStdout)>,
+    next: usize,
+    together: Vec<String>,
+}
+
+impl OciRuntime {
+    /// Makes bundles over a root file system and starts the resident.
+    pub fn start(program: &'static str, rootfs: &Path) -> anyhow::Result<OciRuntime> {
+        let mut runtime = OciRuntime {
+            program,
+            directory: tempfile::tempdir()?,
+            line: None,
+            next: 0,
+            together: Vec::new(),
+        };
+        runtime.bundle("idle", rootfs, &["/bin/busybox", "sleep", "100000"])?;
+        runtime.bundle("echo", rootfs, &["/bin/busybox", "echo", "x"])?;
+        runtime.start_detached(RESIDENT)?.wait_for_success(program)?;
+        let mut line = runtime
+            .command(&["exec", RESIDENT, "/bin/busybox", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (stdin, stdout) = (line.stdin.take().context("piped")?, line.stdout.take().context("piped")?);
+        runtime.line = Some((line, stdin, stdout));
+        Ok(runtime)
+    }
+
+    /// Its program.
+    pub fn name(&self) -> &'static str {
+        self.program
+    }
+
+    /// A new container, until its command has written its first byte.
+    pub fn cold(&mut self) -> anyhow::Result<Duration> {
+        self.next += 1;
+        let name = format!("warren-bench-{}", self.next);
+        let begun = Instant::now();
+        let mut child =
+            self.command(&["run", "--bundle", &self.path("echo"), &name]).stdout(Stdio::piped()).spawn()?;
+        let mut first = [0];
+        child.stdout.as_mut().context("piped")?.read_exact(&mut first).context("read the first byte")?;
+        let elapsed = begun.elapsed();
+        Started(child).wait_for_success(self.program)?;
+        Ok(elapsed)
+    }
+
+    /// A command in the resident, until its end.
+    pub fn exec(&mut self) -> anyhow::Result<Duration> {
+        let begun = Instant::now();
+        let output = self.command(&["exec", RESIDENT, "/bin/busybox", "echo", "x"]).output()?;
+        let elapsed = begun.elapsed();
+        ensure!(
+            output.stdout == b"x\n",
+            "{} exec: {}",
+            self.program,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(elapsed)
+    }
+
+    /// A line to a command in the resident, and back.
+    pub fn round_trip(&mut self) -> anyhow::Result<Duration> {
+        let (_, stdin, stdout) = self.line.as_mut().context("opened at the start")?;
+        let mut back = [0; 2];
+        let begun = Instant::now();
+        stdin.write_all(b"x\n")?;
+        stdout.read_exact(&mut back)?;
+        let elapsed = begun.elapsed();
+        ensure!(&back == b"x\n", "another line came back");
+        Ok(elapsed)
+    }
+
+    /// Starts so many containers at once.
+    pub fn start_many(&mut self, count: usize) -> anyhow::Result<Duration> {
+        let names: Vec<String> = (0..count).map(|number| format!("warren-bench-together-{number}")).collect();
+        let begun = Instant::now();
+        let starting: Vec<Started> =
+            names.iter().map(|name| self.start_detached(name)).collect::<anyhow::Result<_>>()?;
+        self.together = names;
+        for started in starting {
+            started.wait_for_success(self.program)?;
+        }
+        Ok(begun.elapsed())
+    }
+
+    /// Removes those.
+    pub fn end_many(&mut self) -> anyhow::Result<()> {
+        for name in std::mem::take(&mut self.together) {
+            self.delete(&name);
+        }
+        Ok(())
+    }
+
+    /// A bundle as the runtime itself proposes it, but for the command and the terminal.
+    fn bundle(&self, name: &str, rootfs: &Path, words: &[&str]) -> anyhow::Result<()> {
+        let bundle = self.directory.path().join(name);
+        fs::create_dir(&bundle)?;
+        let status = Command::new(self.program).arg("spec").current_dir(&bundle).status();
+        let program = self.program;
+        ensure!(status.with_context(|| format!("start {program}"))?.success(), "`{program} spec` failed");
+        let config = bundle.join("config.json");
+        let mut spec: serde_json::Value = serde_json::from_slice(&fs::read(&config)?)?;
+        spec["process"]["args"] = json!(words);
+        spec["process"]["terminal"] = false.into();
+        spec["root"]["path"] = rootfs.display().to_string().into();
+        fs::write(&config, serde_json::to_vec(&spec)?)?;
+        Ok(())
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.path().join(name).display().to_string()
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(self.program);
+        command.args(["--root", &self.path("state")]).args(words).stdin(Stdio::null());
+        command
+    }
+
+    fn start_detached(&self, name: &str) -> anyhow::Result<Started> {
+        let log = fs::File::create(self.directory.path().join("log"))?;
+        let child = self
+            .command(&["run", "--detach", "--bundle", &self.path("idle"), name])
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("start {}", self.program))?;
+        Ok(Started(child))
+    }
+
+    fn delete(&self, name: &str) {
+        // One that is not there any more is fine, and there is nobody to tell of another failure.
+        let mut delete = self.command(&["delete", "--force", name]);
+        let _ = delete.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    }
+}
+
+impl Drop for OciRuntime {
+    fn drop(&mut self) {
+        if let Some((mut child, stdin, _)) = self.line.take() {
+            // It ends with its input.
+            drop(stdin);
+            let _ = child.wait();
+        }
+        for name in std::mem::take(&mut self.together).iter().map(String::as_str).chain([RESIDENT]) {
+            self.delete(name);
+        }
+    }
+}
+
+/// A process of the runtime.
+struct Started(Child);
+
+impl Started {
+    fn wait_for_success(mut self, program: &str) -> anyhow::Result<()> {
+        let status = self.0.wait()?;
+        ensure!(status.success(), "{program} ended with {status}");
+        Ok(())
+    }
+}
