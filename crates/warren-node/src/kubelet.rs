@@ -1,11 +1,15 @@
 //! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/attach`, `/portForward`, `/containerLogs`, `/pods`,
 //! `/stats/summary`, `/metrics`, `/healthz`; and `/images`, which is
 //! ours: people reach it through the API server as `/api/v1/nodes/NAME/proxy/images`.
+//!
+//! Whoever is given a stream within this process may do everything; on a port ([`listen`]), each request is asked about.
 
+mod access;
 mod attach;
 mod channel;
 mod exec;
 mod images;
+mod listen;
 mod port_forward;
 mod session;
 mod stats;
@@ -37,6 +41,9 @@ use channel::Protocol;
 use exec::ExecTarget;
 use session::StreamOptions;
 use upgrade::Handshake;
+
+pub use listen::{AccessError, KubeletAccess};
+pub(crate) use listen::{Identity, serve as serve_port};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 

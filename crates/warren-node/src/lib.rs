@@ -11,6 +11,7 @@ mod claims;
 mod config;
 mod descriptor;
 mod directory_watch;
+mod drain;
 mod events;
 mod images;
 mod kubelet;
@@ -35,5 +36,6 @@ mod volumes;
 mod worker;
 
 pub use config::{NodeConfig, RegistryConfig};
+pub use kubelet::{AccessError, KubeletAccess};
 pub use network::remove_network;
 pub use node::{Node, StartError, home_id};
