@@ -184,7 +184,7 @@ async fn published_authority(client: &Client) -> Vec<CertificateDer<'static>> {
             }
             Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => {
                 warn!(
-                    reason = status.message,
+                    reason = %status.message,
                     "clients of the node's API need tokens: the cluster's authority is not known"
                 );
                 return Vec::new();
