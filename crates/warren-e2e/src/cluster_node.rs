@@ -122,7 +122,8 @@ impl Drop for ClusterNode {
 
 fn is_open(node: &Node) -> bool {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let ready = conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let ready =
+        conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
     let spec = node.spec.clone().unwrap_or_default();
     ready && spec.unschedulable != Some(true) && spec.taints.unwrap_or_default().is_empty()
 }

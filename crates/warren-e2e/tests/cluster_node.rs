@@ -177,7 +177,8 @@ async fn only_those_whom_the_cluster_lets_reach_the_node() {
     let binding = ["create", "clusterrolebinding", "scraper", "--clusterrole=scraper"];
     let subject = ["--serviceaccount=default:scraper"];
     cluster.kubectl(&[&binding[..], &subject].concat(), "").expect("a binding");
-    let token = |name: &str| cluster.kubectl(&["create", "token", name], "").expect("a token").trim().to_owned();
+    let token =
+        |name: &str| cluster.kubectl(&["create", "token", name], "").expect("a token").trim().to_owned();
     let (stranger, scraper) = (token("stranger"), token("scraper"));
     assert_eq!(status_of(listen, Some(&stranger), "/metrics/resource").await, 403);
     assert_eq!(status_of(listen, Some(&scraper), "/metrics/resource").await, 200);
@@ -190,8 +191,9 @@ async fn pods_outlive_a_killed_node_and_leave_one_that_is_asked_to_stop() {
     let before = cluster.start("box", json!({"command": ["sleep", "1000"]})).await;
     assert!(container_id(&before).is_some());
     tokio::task::block_in_place(|| cluster.node.kill());
-    cluster.taken = tokio::task::block_in_place(|| cluster.node.start(cluster.control_plane.kubeconfig(), &[]))
-        .expect("start the node again");
+    cluster.taken =
+        tokio::task::block_in_place(|| cluster.node.start(cluster.control_plane.kubeconfig(), &[]))
+            .expect("start the node again");
     // Its port is another one now, which the API server knows when the node has announced it.
     let port = i32::from(cluster.taken.listen.port());
     let announced = |node: Option<&Node>| {

@@ -180,15 +180,10 @@ async fn serve(
             .await
             .map_err(|source| MemberError::Address { server: server.clone(), source })?,
     };
-    let client =
-        kube::Client::try_from(cluster).map_err(|source| MemberError::Client(Box::new(source)))?;
+    let client = kube::Client::try_from(cluster).map_err(|source| MemberError::Client(Box::new(source)))?;
     let name = config.name.clone().unwrap_or_else(machine_name);
     mark(&config.directory, &name, &server)?;
-    let failed = |source| MemberError::Make {
-        action: "listen on",
-        on: config.listen.to_string(),
-        source,
-    };
+    let failed = |source| MemberError::Make { action: "listen on", on: config.listen.to_string(), source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let listen = listener.local_addr().map_err(failed)?;
     let node = Node::start(NodeConfig {
@@ -246,9 +241,10 @@ async fn drain(node: &Node, patience: Duration, terminate: &mut Signal, interrup
 
 async fn cluster(kubeconfig: Option<&Path>) -> Result<kube::Config, MemberError> {
     let Some(path) = kubeconfig else {
-        return kube::Config::infer()
-            .await
-            .map_err(|source| MemberError::Kubeconfig { from: "the kubeconfig".to_owned(), source: source.into() });
+        return kube::Config::infer().await.map_err(|source| MemberError::Kubeconfig {
+            from: "the kubeconfig".to_owned(),
+            source: source.into(),
+        });
     };
     let failed = |source: KubeconfigError| MemberError::Kubeconfig {
         from: format!("the kubeconfig `{}`", path.display()),
@@ -281,8 +277,11 @@ fn machine_name() -> String {
 /// Writes down whose the directory is, for people and for a local home that must not take it.
 fn mark(directory: &Path, name: &str, server: &str) -> Result<(), MemberError> {
     let path = directory.join(MARK);
-    std::fs::write(&path, format!("node `{name}` of {server}\n"))
-        .map_err(|source| MemberError::Make { action: "write", on: path.display().to_string(), source })
+    std::fs::write(&path, format!("node `{name}` of {server}\n")).map_err(|source| MemberError::Make {
+        action: "write",
+        on: path.display().to_string(),
+        source,
+    })
 }
 
 #[cfg(test)]

@@ -151,8 +151,7 @@ impl Node {
             // Whoever leaves placing pods to a control plane leaves binding volumes to it, too.
             tokio::spawn(claims::serve(client, name, directory, config.bind_unassigned)).abort_handle()
         });
-        let registration =
-            Arc::new(Registration::new(config.client.clone(), config, MachineFacts::read()));
+        let registration = Arc::new(Registration::new(config.client.clone(), config, MachineFacts::read()));
         let registered = tokio::spawn(Arc::clone(&registration).keep());
         let (stopping, stop) = watch::channel(false);
         let watched = tokio::spawn(watch_pods(shared.clone(), stop));

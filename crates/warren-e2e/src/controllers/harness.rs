@@ -54,7 +54,10 @@ pub struct Home {
 }
 
 enum Kind {
-    Local { home: LocalHome, daemon: Mutex<u32> },
+    Local {
+        home: LocalHome,
+        daemon: Mutex<u32>,
+    },
     Cluster {
         kubeconfig: &'static Path,
         controllers: Mutex<Vec<ControllerProcess>>,

@@ -153,9 +153,7 @@ fn certificates(text: &[u8], from: &str) -> Result<Vec<CertificateDer<'static>>,
 }
 
 /// For one run: its key is never on a disk.
-fn make(
-    names: Vec<String>,
-) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), AccessError> {
+fn make(names: Vec<String>) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), AccessError> {
     let common_name = names.first().cloned().unwrap_or_default();
     let mut params = CertificateParams::new(names)?;
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -290,7 +288,10 @@ mod tests {
         for (access, word) in [
             (KubeletAccess { client_authority: Some(missing.clone()), certificate: None }, "missing"),
             (KubeletAccess { client_authority: Some(empty.clone()), certificate: None }, "empty"),
-            (KubeletAccess { certificate: Some((empty.clone(), missing)), client_authority: None }, "missing"),
+            (
+                KubeletAccess { certificate: Some((empty.clone(), missing)), client_authority: None },
+                "missing",
+            ),
             (KubeletAccess { certificate: Some((empty.clone(), empty)), client_authority: None }, "empty"),
         ] {
             assert!(problem(&access).contains(word), "{}", problem(&access));
@@ -300,7 +301,8 @@ mod tests {
     #[test]
     fn without_files_a_certificate_is_made_for_the_nodes_names() {
         let identity =
-            Identity::open(&KubeletAccess::default(), vec!["here".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+            Identity::open(&KubeletAccess::default(), vec!["here".to_owned(), "127.0.0.1".to_owned()])
+                .unwrap();
         assert_eq!(identity.chain.len(), 1);
         assert_eq!(access::user(&identity.chain[0]).map(|user| user.name).as_deref(), Some("here"));
     }

@@ -1,4 +1,5 @@
-//! SPDY/3.1, as much as a server of forwarded ports needs: frames in both directions and their compressed headers.
+//! SPDY/3.1, as much as a server of forwarded ports and of commands' streams needs: frames in both directions and their
+//! compressed headers.
 //!
 //! There is no flow control: the clients that speak this know none. Frames of a size that none of them sends are refused
 //! before they are read.
@@ -243,6 +244,11 @@ pub(super) fn reset(stream: u32, reason: ResetReason) -> Bytes {
 /// The answer to [`Frame::Ping`].
 pub(super) fn pong(id: u32) -> Bytes {
     control(PING, &id.to_be_bytes())
+}
+
+/// Asks whether the client is there. The numbers of a server's are even, and the answer is one of the same.
+pub(super) fn ping() -> Bytes {
+    control(PING, &2_u32.to_be_bytes())
 }
 
 fn control(kind: u16, payload: &[u8]) -> Bytes {
