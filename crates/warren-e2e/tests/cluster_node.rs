@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request};
@@ -12,8 +13,9 @@ use warren_client::kube::api::PostParams;
 use warren_client::kube::runtime::wait::{await_condition, conditions};
 use warren_client::kube::{self, Api, Client};
 use warren_e2e::cluster_node::{ClusterNode, Taken};
+use warren_e2e::local_home::Ended;
 use warren_e2e::streams::{DEADLINE, ECHO};
-use warren_testkit::kube::{ControlPlane, KubectlError};
+use warren_testkit::kube::ControlPlane;
 
 /// A node that takes pods, its control plane, and a client of that.
 struct Cluster {
@@ -62,10 +64,55 @@ impl Cluster {
         found.expect("watch the pod").expect("the pod is there")
     }
 
-    fn kubectl(&self, arguments: &[&str], input: &str) -> Result<String, KubectlError> {
-        tokio::task::block_in_place(|| self.control_plane.kubectl_with_input(arguments, input))
+    /// What kubectl prints.
+    fn kubectl(&self, arguments: &[&str]) -> String {
+        tokio::task::block_in_place(|| self.control_plane.kubectl(arguments)).expect("kubectl")
+    }
+
+    /// kubectl, to be given arguments.
+    fn command(&self, wire: Wire) -> Command {
+        let mut command = Command::new(&self.control_plane.record().kubectl);
+        command.arg("--kubeconfig").arg(self.control_plane.kubeconfig());
+        if wire == Wire::Spdy {
+            command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false");
+            command.env("KUBECTL_PORT_FORWARD_WEBSOCKETS", "false");
+        }
+        command
+    }
+
+    /// Runs kubectl with input to its end.
+    fn run(&self, wire: Wire, arguments: &[&str], input: &str) -> Ended {
+        let mut command = self.command(wire);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("run kubectl");
+        let mut stdin = child.stdin.take().expect("piped");
+        tokio::task::block_in_place(|| {
+            std::thread::scope(|scope| {
+                // One that ends early breaks the pipe; how it ended says more than that.
+                scope.spawn(move || stdin.write_all(input.as_bytes()));
+                child.wait_with_output().expect("wait for kubectl").into()
+            })
+        })
+    }
+
+    async fn wait_for_log(&self, pod: &str, wanted: &str) {
+        let waited = async {
+            while !self.kubectl(&["logs", pod]).contains(wanted) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(DEADLINE, waited).await.expect("the log holds what it should");
     }
 }
+
+/// How kubectl speaks of streams: as it does today, and as older ones do, which kube-apiserver passes on as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wire {
+    WebSocket,
+    Spdy,
+}
+
+const WIRES: [Wire; 2] = [Wire::WebSocket, Wire::Spdy];
 
 fn container_id(pod: &Pod) -> Option<String> {
     pod.status.as_ref()?.container_statuses.as_ref()?.first()?.container_id.clone()
@@ -81,29 +128,29 @@ async fn kubectl_reaches_pods_through_kube_apiserver() {
 
     let pod = cluster.start("shell", json!({"command": ["sh", "-c", "echo started; exec sleep 1000"]})).await;
     assert_eq!(pod.spec.and_then(|spec| spec.node_name).as_deref(), Some(cluster.name));
-    assert_eq!(cluster.kubectl(&["logs", "shell"], "").expect("logs"), "started\n");
-    let exec = |words: &[&str], input: &str| {
-        let arguments = [&["exec", "-i", "shell", "--"], words].concat();
-        cluster.kubectl(&arguments, input)
-    };
+    cluster.wait_for_log("shell", "started\n").await;
     let large = "0123456789abcdef".repeat(20_000);
-    assert_eq!(exec(&["cat"], &large).expect("exec"), large);
-    match exec(&["sh", "-c", "echo no >&2; exit 7"], "") {
-        Err(KubectlError::Failed { status, stderr, .. }) => {
-            assert_eq!(status.code(), Some(7), "{stderr}");
-            assert!(stderr.starts_with("no\n"), "{stderr}");
-        }
-        other => panic!("{other:?}"),
-    }
-    // The token that Kubernetes gives every pod is where programs look for it.
-    let token = exec(&["cat", "/var/run/secrets/kubernetes.io/serviceaccount/namespace"], "");
-    assert_eq!(token.expect("the namespace of the account"), "default");
+    for wire in WIRES {
+        let exec = |words: &[&str], input: &str| {
+            cluster.run(wire, &[&["exec", "-i", "shell", "--"][..], words].concat(), input)
+        };
+        let copied = exec(&["cat"], &large);
+        assert!(copied.code == Some(0) && copied.stdout == large, "{wire:?}: {}", copied.stderr);
+        let failed = exec(&["sh", "-c", "echo no >&2; exit 7"], "");
+        assert_eq!((failed.code, failed.stdout.as_str()), (Some(7), ""), "{wire:?}: {failed:?}");
+        assert!(failed.stderr.starts_with("no\n"), "{wire:?}: {failed:?}");
 
-    let script = "read line; echo \"got $line\"";
-    cluster.start("asks", json!({"command": ["sh", "-c", script], "stdin": true, "stdinOnce": true})).await;
-    let attached = cluster.kubectl(&["attach", "-i", "asks"], "a line\n").expect("attach");
-    assert!(attached.contains("got a line"), "{attached}");
-    cluster.kubectl(&["delete", "pod", "shell", "asks"], "").expect("delete");
+        let name = format!("asks-{wire:?}").to_lowercase();
+        let command = ["sh", "-c", "read line; echo \"got $line\""];
+        cluster.start(&name, json!({"command": command, "stdin": true, "stdinOnce": true})).await;
+        let attached = cluster.run(wire, &["attach", "-i", &name], "a line\n");
+        assert!(attached.code == Some(0) && attached.stdout.contains("got a line"), "{wire:?}: {attached:?}");
+        cluster.kubectl(&["delete", "pod", &name]);
+    }
+    // What Kubernetes gives every pod is where programs look for it.
+    let path = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+    assert_eq!(cluster.kubectl(&["exec", "shell", "--", "cat", path]), "default");
+    cluster.kubectl(&["delete", "pod", "shell"]);
     tokio::task::block_in_place(|| cluster.node.assert_nothing_left());
 }
 
@@ -114,35 +161,31 @@ async fn ports_are_forwarded_through_kube_apiserver() {
     }
     let Some(cluster) = Cluster::up("forwarded").await else { return };
     cluster.start("echo", json!({"command": ["perl", "-e", ECHO, "8080"]})).await;
-    let listening = async {
-        while !cluster.kubectl(&["logs", "echo"], "").expect("logs").contains("listening") {
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, listening).await.expect("the program listens");
-    let mut child = Command::new(&cluster.control_plane.record().kubectl)
-        .arg("--kubeconfig")
-        .arg(cluster.control_plane.kubeconfig())
-        .args(["port-forward", "--address=127.0.0.1", "pod/echo", ":8080"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("run kubectl");
-    let mut line = String::new();
-    let mut said = BufReader::new(child.stdout.take().expect("piped"));
-    said.read_line(&mut line).expect("read");
-    let (address, _) =
-        line.strip_prefix("Forwarding from ").and_then(|line| line.split_once(" -> ")).expect(&line);
-    let mut stream = TcpStream::connect(address).expect("connect");
-    // Less than any buffer on the way, so that writing does not wait for reading.
-    let data = vec![7; 10_000];
-    stream.write_all(&data).expect("write");
-    stream.shutdown(Shutdown::Write).expect("end");
-    let mut back = Vec::new();
-    stream.read_to_end(&mut back).expect("read");
-    assert!(back == data, "the same comes back");
-    child.kill().expect("end kubectl");
-    child.wait().expect("wait");
+    cluster.wait_for_log("echo", "listening").await;
+    for wire in WIRES {
+        let mut child = cluster
+            .command(wire)
+            .args(["port-forward", "--address=127.0.0.1", "pod/echo", ":8080"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("run kubectl");
+        let mut line = String::new();
+        let mut said = BufReader::new(child.stdout.take().expect("piped"));
+        said.read_line(&mut line).expect("read");
+        let (address, _) =
+            line.strip_prefix("Forwarding from ").and_then(|line| line.split_once(" -> ")).expect(&line);
+        let mut stream = TcpStream::connect(address).expect("connect");
+        // Less than any buffer on the way, so that writing does not wait for reading.
+        let data = vec![7; 10_000];
+        stream.write_all(&data).expect("write");
+        stream.shutdown(Shutdown::Write).expect("end");
+        let mut back = Vec::new();
+        stream.read_to_end(&mut back).expect("read");
+        assert!(back == data, "{wire:?}: the same comes back");
+        child.kill().expect("end kubectl");
+        child.wait().expect("wait");
+    }
 }
 
 /// Asks the node itself, past the API server, and gives the status of its answer.
@@ -170,15 +213,12 @@ async fn only_those_whom_the_cluster_lets_reach_the_node() {
         assert_eq!(status_of(listen, None, path).await, 401, "{path}");
         assert_eq!(status_of(listen, Some("made-up"), path).await, 401, "{path}");
     }
-    cluster.kubectl(&["create", "serviceaccount", "stranger"], "").expect("an account");
-    cluster.kubectl(&["create", "serviceaccount", "scraper"], "").expect("an account");
-    let rights = ["create", "clusterrole", "scraper", "--verb=get", "--resource=nodes/metrics"];
-    cluster.kubectl(&rights, "").expect("a role");
-    let binding = ["create", "clusterrolebinding", "scraper", "--clusterrole=scraper"];
-    let subject = ["--serviceaccount=default:scraper"];
-    cluster.kubectl(&[&binding[..], &subject].concat(), "").expect("a binding");
-    let token =
-        |name: &str| cluster.kubectl(&["create", "token", name], "").expect("a token").trim().to_owned();
+    cluster.kubectl(&["create", "serviceaccount", "stranger"]);
+    cluster.kubectl(&["create", "serviceaccount", "scraper"]);
+    cluster.kubectl(&["create", "clusterrole", "scraper", "--verb=get", "--resource=nodes/metrics"]);
+    let subject = "--serviceaccount=default:scraper";
+    cluster.kubectl(&["create", "clusterrolebinding", "scraper", "--clusterrole=scraper", subject]);
+    let token = |name: &str| cluster.kubectl(&["create", "token", name]).trim().to_owned();
     let (stranger, scraper) = (token("stranger"), token("scraper"));
     assert_eq!(status_of(listen, Some(&stranger), "/metrics/resource").await, 403);
     assert_eq!(status_of(listen, Some(&scraper), "/metrics/resource").await, 200);
@@ -203,8 +243,7 @@ async fn pods_outlive_a_killed_node_and_leave_one_that_is_asked_to_stop() {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let waited = await_condition(nodes.clone(), cluster.name, announced);
     tokio::time::timeout(DEADLINE, waited).await.expect("announced in time").expect("watch the node");
-    let ran = cluster.kubectl(&["exec", "box", "--", "echo", "still here"], "").expect("exec");
-    assert_eq!(ran, "still here\n");
+    assert_eq!(cluster.kubectl(&["exec", "box", "--", "echo", "still here"]), "still here\n");
     let after = cluster.pods().get("box").await.expect("the pod");
     assert_eq!(container_id(&after), container_id(&before), "it is the same container");
 
