@@ -105,7 +105,7 @@ impl Gate {
             None => self.user_of(bearer(headers).ok_or(Denied::Nobody)?).await?.ok_or(Denied::Nobody)?,
         };
         let (verb, subresources) = (verb(method), subresources(path));
-        for subresource in &subresources {
+        for &subresource in &subresources {
             if self.may(&user, verb, subresource).await? {
                 return Ok(());
             }

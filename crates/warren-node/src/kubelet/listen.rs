@@ -20,6 +20,7 @@ use rustls::{RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
@@ -36,6 +37,8 @@ const AFTER_FAILURE: Duration = Duration::from_millis(100);
 /// Between two tries to learn the cluster's authority.
 const SHORTEST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// How long an API server that answers may take to publish it.
+const PUBLISHING: Duration = Duration::from_secs(30);
 
 /// Where API servers publish, for others who serve parts of a cluster's API, whose certificates they believe.
 const AUTHORITY_NAMESPACE: &str = "kube-system";
@@ -165,34 +168,36 @@ fn make(names: Vec<String>) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyD
     Ok((vec![certificate], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
 }
 
-/// The authority that the API server publishes; waits for an API server that is away. Where it is not for us to see, clients
-/// have tokens.
+/// The authority that the API server publishes; waits for an API server that is away. Where it is not for us to see, or nobody
+/// publishes it, clients have tokens.
 async fn published_authority(client: &Client) -> Vec<CertificateDer<'static>> {
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), AUTHORITY_NAMESPACE);
+    let begun = Instant::now();
     let mut wait = SHORTEST_WAIT;
     loop {
-        match config_maps.get(AUTHORITY_CONFIG_MAP).await {
+        let problem = match config_maps.get(AUTHORITY_CONFIG_MAP).await {
             Ok(found) => {
                 let text = found.data.and_then(|mut data| data.remove(AUTHORITY_KEY)).unwrap_or_default();
-                let authority = certificates(text.as_bytes(), AUTHORITY_CONFIG_MAP);
-                return authority.unwrap_or_else(|error| {
-                    warn!(error = %crate::worker::chain(&error), "clients of the node's API need tokens");
-                    Vec::new()
-                });
+                match certificates(text.as_bytes(), AUTHORITY_CONFIG_MAP) {
+                    Ok(authority) => return authority,
+                    Err(error) => crate::worker::chain(&error),
+                }
             }
-            Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => {
-                warn!(
-                    reason = %status.message,
-                    "clients of the node's API need tokens: the cluster's authority is not known"
-                );
-                return Vec::new();
+            // One that has just started publishes it in a moment.
+            Err(kube::Error::Api(status))
+                if status.code == 403 || status.code == 404 && begun.elapsed() > PUBLISHING =>
+            {
+                status.message.clone()
             }
             Err(error) => {
                 debug!(%error, "the cluster's authority cannot be read yet");
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(LONGEST_WAIT);
+                continue;
             }
-        }
+        };
+        warn!(problem, "clients of the node's API need tokens: the cluster's authority is not known");
+        return Vec::new();
     }
 }
 
