@@ -227,6 +227,10 @@ where
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::super::channel::Input;
+    use super::super::session;
     use super::*;
 
     #[test]
@@ -235,6 +239,74 @@ mod tests {
         assert_eq!(wanted(&options("command=a&output=1&error=1")), [1, 2, 3]);
         assert_eq!(wanted(&options("command=a&input=1&output=1&error=1")), [0, 1, 2, 3]);
         assert_eq!(wanted(&options("command=a&input=1&output=1&tty=1")), [0, 1, 3, 4]);
+    }
+
+    /// Says back what it is told, and how long that was at the end.
+    async fn echo(stream: DuplexStream, protocol: Protocol) {
+        let (sink, mut messages) = session::split(session::open(stream).await);
+        let mut length = 0;
+        while let Some(Ok(Message::Binary(message))) = messages.next().await {
+            match channel::parse(protocol, message) {
+                Input::Stdin(data) => {
+                    length += data.len();
+                    session::send(&sink, channel::message(channel::STDOUT, &data)).await.unwrap();
+                }
+                Input::CloseStdin => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        session::goodbye(channel::exit_status(i32::try_from(length).unwrap()), &sink, &mut messages).await;
+    }
+
+    #[tokio::test]
+    async fn streams_are_carried_both_ways_and_end_with_the_verdict() {
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let served = tokio::spawn(serve(far, vec![channel::STDIN, channel::STDOUT, channel::ERROR], echo));
+        let (reader, mut writer) = tokio::io::split(near);
+        let large = vec![b'a'; 3 * CHUNK + 1];
+        for frame in [
+            spdy::open_stream(1, true, &[("streamtype", "error")]),
+            spdy::open_stream(3, false, &[("streamtype", "stdin")]),
+            spdy::open_stream(5, false, &[("streamtype", "stdout")]),
+            spdy::pong(7),
+            spdy::data(3, &large, false),
+            spdy::data(3, b"", true),
+        ] {
+            writer.write_all(&frame).await.unwrap();
+        }
+        let mut frames = FrameReader::new(reader);
+        let (mut output, mut verdict, mut ended, mut pongs) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        while let Some(frame) = frames.next().await.unwrap() {
+            match frame {
+                Frame::Data { stream, data, last } => {
+                    let to = if stream == 5 { &mut output } else { &mut verdict };
+                    to.extend_from_slice(&data);
+                    ended.extend(last.then_some(stream));
+                }
+                Frame::Ping { id } => pongs.push(id),
+                // The answers to the streams.
+                Frame::Other => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(output == large, "{} bytes came back", output.len());
+        assert_eq!(verdict, &channel::exit_status(i32::try_from(large.len()).unwrap())[1..]);
+        assert_eq!((ended, pongs), (vec![5, 1], vec![7]));
+        drop((frames, writer));
+        served.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_session_is_left_when_its_client_goes() {
+        let (near, far) = tokio::io::duplex(1 << 20);
+        let served = tokio::spawn(serve(far, vec![channel::ERROR], echo));
+        let (mut reader, mut writer) = tokio::io::split(near);
+        writer.write_all(&spdy::open_stream(1, true, &[("streamtype", "error")])).await.unwrap();
+        let mut reply = [0; 8];
+        reader.read_exact(&mut reply).await.unwrap();
+        drop((reader, writer));
+        served.await.unwrap();
     }
 
     #[tokio::test]
