@@ -200,8 +200,8 @@ where
             return;
         }
     }
-    // The error stream last: who has read it to its end has everything.
-    for channel in [channel::STDOUT, channel::STDERR, channel::ERROR] {
+    // Clients wait for the end of their input, too. The error stream is the last: who has read it to its end has everything.
+    for channel in [channel::STDIN, channel::STDOUT, channel::STDERR, channel::ERROR] {
         if let Some(stream) = streams.get(&channel)
             && send(writer, spdy::data(*stream, b"", true)).await.is_err()
         {
@@ -229,9 +229,9 @@ where
 mod tests {
     use tokio::io::AsyncReadExt as _;
 
-    use super::super::channel::Input;
-    use super::super::session;
     use super::*;
+    use crate::kubelet::channel::Input;
+    use crate::kubelet::session;
 
     #[test]
     fn clients_open_what_their_options_say() {
@@ -292,7 +292,7 @@ mod tests {
         }
         assert!(output == large, "{} bytes came back", output.len());
         assert_eq!(verdict, &channel::exit_status(i32::try_from(large.len()).unwrap())[1..]);
-        assert_eq!((ended, pongs), (vec![5, 1], vec![7]));
+        assert_eq!((ended, pongs), (vec![3, 5, 1], vec![7]));
         drop((frames, writer));
         served.await.unwrap();
     }
