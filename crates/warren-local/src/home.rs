@@ -196,7 +196,7 @@ fn publish(config: &Config, pki: &Pki, address: SocketAddr) -> Result<TlsAccess,
 }
 
 /// The address under which this machine's own clients reach a listener: one on all addresses is also on loopback.
-fn reachable(address: SocketAddr) -> SocketAddr {
+pub fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

@@ -2,7 +2,7 @@
 //! cluster's API server in the place of ours.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,6 +23,8 @@ use crate::{FAREWELL, WORKERS, descriptors, home};
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long the node may take to leave what it is at. Dying in the middle is an ordinary day for it.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long another node on the same directory has to take a connection.
+const ANSWER: Duration = Duration::from_secs(2);
 /// In the data directory: which cluster it belongs to. A local home would take its pods for those of objects that are gone, and
 /// end them.
 const MARK: &str = "cluster";
@@ -135,11 +137,12 @@ pub enum MemberError {
 /// call finds them.
 pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Result<(), MemberError> {
     let starting = Starting::begin(&config.directory)?;
-    let holder = Holder { pid: std::process::id(), version: config.version.clone() };
-    let _lock = Lock::take(&config.directory, &holder)?;
+    // Before its lock is waited for.
     if config.directory.join(home::STORE).exists() {
         return Err(MemberError::LocalHome { directory: config.directory });
     }
+    let holder = Holder { pid: std::process::id(), version: config.version.clone() };
+    let _lock = Lock::take(&config.directory, &holder, || answers(&config.directory))?;
     let zygote = Zygote::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -153,6 +156,13 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     }));
     runtime.shutdown_timeout(FAREWELL);
     outcome
+}
+
+/// Whether the node of a directory still takes connections. One whose process was killed does not.
+fn answers(directory: &Path) -> bool {
+    let mark = std::fs::read_to_string(directory.join(MARK)).unwrap_or_default();
+    let listens = mark.lines().nth(1).and_then(|line| line.parse::<SocketAddr>().ok());
+    listens.is_some_and(|address| TcpStream::connect_timeout(&home::reachable(address), ANSWER).is_ok())
 }
 
 /// Whether a data directory is that of a member of a cluster.
@@ -182,10 +192,10 @@ async fn serve(
     };
     let client = kube::Client::try_from(cluster).map_err(|source| MemberError::Client(Box::new(source)))?;
     let name = config.name.clone().unwrap_or_else(machine_name);
-    mark(&config.directory, &name, &server)?;
     let failed = |source| MemberError::Make { action: "listen on", on: config.listen.to_string(), source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let listen = listener.local_addr().map_err(failed)?;
+    mark(&config.directory, &name, &server, listen)?;
     let node = Node::start(NodeConfig {
         bind_unassigned: false,
         serve_claims: config.serve_claims,
@@ -274,19 +284,28 @@ fn machine_name() -> String {
     uname().nodename().to_string_lossy().to_lowercase()
 }
 
-/// Writes down whose the directory is, for people and for a local home that must not take it.
-fn mark(directory: &Path, name: &str, server: &str) -> Result<(), MemberError> {
+/// Writes down whose the directory is, for people and for a local home that must not take it, and where the node listens, for
+/// the next one on this directory.
+fn mark(directory: &Path, name: &str, server: &str, listen: SocketAddr) -> Result<(), MemberError> {
     let path = directory.join(MARK);
-    std::fs::write(&path, format!("node `{name}` of {server}\n")).map_err(|source| MemberError::Make {
-        action: "write",
-        on: path.display().to_string(),
-        source,
-    })
+    std::fs::write(&path, format!("node `{name}` of {server}\n{listen}\n"))
+        .map_err(|source| MemberError::Make { action: "write", on: path.display().to_string(), source })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_that_listens_is_there_and_one_that_does_not_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!is_member(directory.path()) && !answers(directory.path()));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        mark(directory.path(), "a", "https://b/", listener.local_addr().unwrap()).unwrap();
+        assert!(is_member(directory.path()) && answers(directory.path()));
+        drop(listener);
+        assert!(is_member(directory.path()) && !answers(directory.path()));
+    }
 
     #[tokio::test]
     async fn the_address_is_the_one_that_the_server_would_see() {
