@@ -4,9 +4,10 @@
 //! privileged door: whatever it does, any client with the same kubeconfig could do.
 //! Start reading at [`conformance`], which holds the embedded API server against a real kube-apiserver,
 //! at [`controllers`], which shows what the controllers do on both homes,
-//! or at [`local_home`], which runs the real binary in a fresh data directory.
+//! or at [`local_home`], which runs the real binary in a fresh data directory ([`cluster_node`]: as a node of a control plane).
 
 pub mod clients;
+pub mod cluster_node;
 pub mod conformance;
 pub mod controllers;
 pub mod crash;

@@ -14,7 +14,7 @@ use crate::local_home::LocalHome;
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Prints what it gets back, on each connection to a port of its loopback. In Perl, which every Debian has.
-const ECHO: &str = r#"
+pub const ECHO: &str = r#"
 use IO::Socket::INET;
 $| = 1;
 $SIG{CHLD} = 'IGNORE';

@@ -27,6 +27,9 @@ use crate::{Config, StartError, descriptors, kubeconfig};
 /// a node that does not exist.
 pub const NODE_NAME: &str = "local";
 
+/// In the data directory: every object.
+pub const STORE: &str = "store.db";
+
 /// How long controllers and node may take to finish what they are at. Dying in the middle is an ordinary day for both.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -99,7 +102,7 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
 
 /// Tells when the zygote has ended. A thread of its own: the connection is also read by whoever starts a pod, and only
 /// a hang-up, which the runtime does not single out, is of interest here.
-fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
+pub fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
     let (sender, receiver) = oneshot::channel();
     std::thread::Builder::new().name("warren-watch".to_owned()).spawn(move || {
         loop {
@@ -142,7 +145,7 @@ async fn open_server(config: &Config, pki: &Pki, dialer: LocalDialer) -> Result<
         .collect::<Result<_, _>>()
         .map_err(StartError::Definitions)?;
     let server = ApiServer::open(warren_apiserver::Config {
-        storage: Storage::File(config.directory.join("store.db")),
+        storage: Storage::File(config.directory.join(STORE)),
         crds,
         nodes: Arc::new(dialer),
         accounts: Some(pki.accounts()?),
@@ -193,7 +196,7 @@ fn publish(config: &Config, pki: &Pki, address: SocketAddr) -> Result<TlsAccess,
 }
 
 /// The address under which this machine's own clients reach a listener: one on all addresses is also on loopback.
-fn reachable(address: SocketAddr) -> SocketAddr {
+pub fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),

@@ -2,7 +2,8 @@
 //!
 //! It puts the drivers together and decides nothing of its own: they talk to each other through the API only, here
 //! by a client that is wired to the server in process. It parses no arguments and prints nothing. Sandboxes run
-//! outside of this process and do not notice its end. Start reading at [`run`].
+//! outside of this process and do not notice its end. Start reading at [`run`]; [`run_member`] is the node without the rest,
+//! for a cluster.
 
 mod descriptors;
 mod dialer;
@@ -11,6 +12,7 @@ mod home;
 mod init;
 mod kubeconfig;
 mod lock;
+mod member;
 mod pods;
 
 use std::io::{self, Read as _, Write as _};
@@ -21,8 +23,9 @@ use std::time::Duration;
 
 pub use init::{container_init, init_command};
 pub use lock::{Holder, LockError, holder, wait_for_start};
+pub use member::{Member, MemberConfig, MemberError, run_member};
 pub use pods::{EndPodsError, end_pods};
-pub use warren_node::RegistryConfig;
+pub use warren_node::{KubeletAccess, RegistryConfig};
 
 use lock::{Lock, Starting};
 use warren_oci::zygote::{StartZygoteError, Zygote};
@@ -52,6 +55,12 @@ pub enum StartError {
     /// Somebody else has it, or the lock file cannot be used.
     #[error(transparent)]
     Lock(#[from] LockError),
+    /// The data directory is that of a node of a cluster, whose pods are not ours.
+    #[error("`{}` is the data directory of a node of a cluster", directory.display())]
+    Member {
+        /// Which directory.
+        directory: PathBuf,
+    },
     /// The process that forks shims could not be made.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
@@ -116,6 +125,10 @@ fn answers(socket: &Path) -> bool {
 pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError> {
     let starting = Starting::begin(&config.directory)?;
     let pid = std::process::id();
+    // Before its lock is waited for.
+    if member::is_member(&config.directory) {
+        return Err(StartError::Member { directory: config.directory });
+    }
     let holder = Holder { pid, version: config.version.clone() };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.api_socket))?;
     let zygote = Zygote::start()?;

@@ -1,4 +1,5 @@
-//! Serves volume claims of the local home with directories of this machine. On a cluster somebody else does.
+//! Serves volume claims with directories of this machine: all of the local home's, and on a cluster those of our class, if asked
+//! to. There the control plane binds what we make to the claims, as it does for any provisioner; in the local home we do.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,9 +15,12 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use serde_json::json;
 use tracing::{debug, info, warn};
-use warren_decide::storage::{Provision, is_to_go, provision, storage_class, volume_name};
+use warren_decide::storage::{PROVISIONER, Provision, is_to_go, provision, storage_class, volume_name};
 
 use crate::worker::chain;
+
+/// On claims: the provisioner that a control plane waits for.
+const WAITED_FOR: &str = "volume.kubernetes.io/storage-provisioner";
 
 /// A claim could not be served, or what was a claim's not be removed.
 #[derive(Debug, thiserror::Error)]
@@ -53,9 +57,9 @@ fn tolerate<T>(result: kube::Result<T>, code: u16) -> kube::Result<()> {
     }
 }
 
-/// Serves claims until the task is ended.
-pub(crate) async fn serve(client: Client, node_name: String, directory: PathBuf) {
-    let shelf = Shelf { client: client.clone(), node_name, directory };
+/// Serves claims until the task is ended. `binds` says whether nobody else binds volumes to claims.
+pub(crate) async fn serve(client: Client, node_name: String, directory: PathBuf, binds: bool) {
+    let shelf = Shelf { client: client.clone(), node_name, directory, binds };
     if let Err(problem) = shelf.prepare().await {
         warn!(error = %chain(&problem), "storage class not made");
     }
@@ -96,6 +100,7 @@ struct Shelf {
     client: Client,
     node_name: String,
     directory: PathBuf,
+    binds: bool,
 }
 
 impl Shelf {
@@ -115,6 +120,10 @@ impl Shelf {
 
     /// Gives a claim its volume, in steps that may be repeated: first the data, then the volume, then the claim's word for it.
     async fn serve(&self, claim: &PersistentVolumeClaim) -> Result<(), ClaimError> {
+        // A control plane says whom it waits for. Others may have a class of the same name.
+        if !self.binds && !is_asked_for(claim) {
+            return Ok(());
+        }
         let Some(given) = provision(claim, &self.node_name, &self.directory.to_string_lossy()) else {
             return Ok(());
         };
@@ -127,6 +136,10 @@ impl Shelf {
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
         tolerate(volumes.create(&PostParams::default(), &volume).await, 409)
             .map_err(api("make the volume"))?;
+        if !self.binds {
+            // By its reference to the claim the control plane finds what belongs together.
+            return Ok(());
+        }
         let parameters = PatchParams::default();
         let bound = Patch::Merge(json!({"status": {"phase": "Bound"}}));
         volumes.patch_status(&name, &parameters, &bound).await.map_err(api("bind the volume"))?;
@@ -174,6 +187,12 @@ impl Shelf {
         }
         Ok(())
     }
+}
+
+/// Whether the control plane waits for us to make a volume for a claim.
+fn is_asked_for(claim: &PersistentVolumeClaim) -> bool {
+    let annotations = claim.metadata.annotations.as_ref();
+    annotations.and_then(|annotations| annotations.get(WAITED_FOR)).is_some_and(|by| by == PROVISIONER)
 }
 
 /// Open to whomever the pod runs as; on the host its parent is closed.

@@ -31,10 +31,15 @@ pub struct NodeConfig {
     pub registries: RegistryConfig,
     /// How often to renew the node's lease; `None` in the local home, where nobody watches it.
     pub heartbeat: Option<Duration>,
+    /// The port where the API server reaches kubelet's API, see [`Node::listen`](crate::Node::listen); `None` in the local home,
+    /// where it has streams within the process.
+    pub kubelet_port: Option<u16>,
+    /// Whether to serve volume claims with directories of this machine.
+    pub serve_claims: bool,
 }
 
 impl NodeConfig {
-    /// The only node of a local home: takes every pod, renews no lease.
+    /// The only node of a local home: takes every pod, serves every volume claim, renews no lease.
     pub fn local(
         name: String,
         data_dir: PathBuf,
@@ -53,6 +58,8 @@ impl NodeConfig {
             host_ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
             registries: RegistryConfig::default(),
             heartbeat: None,
+            kubelet_port: None,
+            serve_claims: true,
         }
     }
 }

@@ -1,13 +1,19 @@
 //! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/attach`, `/portForward`, `/containerLogs`, `/pods`,
 //! `/stats/summary`, `/metrics`, `/healthz`; and `/images`, which is
 //! ours: people reach it through the API server as `/api/v1/nodes/NAME/proxy/images`.
+//!
+//! Whoever is given a stream within this process may do everything; on a port ([`listen`]), each request is asked about.
 
+mod access;
 mod attach;
 mod channel;
 mod exec;
 mod images;
+mod listen;
 mod port_forward;
 mod session;
+mod spdy;
+mod spdy_streams;
 mod stats;
 mod upgrade;
 
@@ -36,7 +42,10 @@ use attach::AttachTarget;
 use channel::Protocol;
 use exec::ExecTarget;
 use session::StreamOptions;
-use upgrade::Handshake;
+use upgrade::{Handshake, SpdyHandshake};
+
+pub use listen::{AccessError, KubeletAccess};
+pub(crate) use listen::{Identity, serve as serve_port};
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -194,20 +203,34 @@ impl Place {
     }
 }
 
-/// The handshake of a session with streams, and the version of the protocol for it.
-fn stream_handshake(request: &Request<Incoming>) -> Result<(Handshake, Protocol), Refused> {
-    let Some(handshake) = Handshake::begun(request.headers()) else {
-        return Err(Refused(
-            StatusCode::BAD_REQUEST,
-            "streams need a WebSocket: SPDY is not supported".to_owned(),
-        ));
-    };
-    match Protocol::negotiate(&handshake.offered) {
-        Some(protocol) => Ok((handshake, protocol)),
-        None => Err(Refused(
-            StatusCode::BAD_REQUEST,
-            "streams need the subprotocol v5.channel.k8s.io or v4.channel.k8s.io".to_owned(),
-        )),
+/// The handshake of a session with streams.
+enum StreamHandshake {
+    WebSocket(Handshake, Protocol),
+    /// From API servers before 1.36, and from clients that know nothing else.
+    Spdy(SpdyHandshake),
+}
+
+impl StreamHandshake {
+    fn begun(request: &Request<Incoming>) -> Result<StreamHandshake, Refused> {
+        let refused = |status, problem: &str| Err(Refused(status, problem.to_owned()));
+        if let Some(handshake) = SpdyHandshake::begun(request.headers()) {
+            return match handshake.offers(spdy_streams::PROTOCOL) {
+                true => Ok(StreamHandshake::Spdy(handshake)),
+                false => {
+                    refused(StatusCode::FORBIDDEN, "streams over SPDY need the protocol v4.channel.k8s.io")
+                }
+            };
+        }
+        let Some(handshake) = Handshake::begun(request.headers()) else {
+            return refused(StatusCode::BAD_REQUEST, "streams need a WebSocket or SPDY");
+        };
+        match Protocol::negotiate(&handshake.offered) {
+            Some(protocol) => Ok(StreamHandshake::WebSocket(handshake, protocol)),
+            None => refused(
+                StatusCode::BAD_REQUEST,
+                "streams need the subprotocol v5.channel.k8s.io or v4.channel.k8s.io",
+            ),
+        }
     }
 }
 
@@ -219,25 +242,49 @@ fn exec(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Refu
         })
         .map_err(|problem| Refused(StatusCode::BAD_REQUEST, problem.to_owned()))?;
     let shim = place.shim()?;
-    let (handshake, protocol) = stream_handshake(&request)?;
+    let handshake = StreamHandshake::begun(&request)?;
     let target = ExecTarget {
         shim,
         pod_uid: place.pod.metadata.uid.clone().unwrap_or_default(),
         container: place.container,
     };
-    Ok(handshake.complete(request, Some(protocol.name()), move |stream| {
-        exec::serve(stream, protocol, target, options)
-    }))
+    Ok(match handshake {
+        StreamHandshake::WebSocket(handshake, protocol) => {
+            handshake.complete(request, Some(protocol.name()), move |stream| {
+                exec::serve(stream, protocol, target, options)
+            })
+        }
+        StreamHandshake::Spdy(handshake) => {
+            let wanted = spdy_streams::wanted(&options);
+            handshake.complete(request, spdy_streams::PROTOCOL, move |stream| {
+                spdy_streams::serve(stream, wanted, move |stream, protocol| {
+                    exec::serve(stream, protocol, target, options)
+                })
+            })
+        }
+    })
 }
 
 fn attach(request: Request<Incoming>, place: Place) -> Result<Response<Body>, Refused> {
     let options = StreamOptions::parse(request.uri().query().unwrap_or_default())
         .map_err(|problem| Refused(StatusCode::BAD_REQUEST, problem.to_owned()))?;
     let shim = place.shim()?;
-    let (handshake, protocol) = stream_handshake(&request)?;
+    let handshake = StreamHandshake::begun(&request)?;
     let input_once = place.container_spec().and_then(|container| container.stdin_once) == Some(true);
     let target = AttachTarget { shim, container: place.container, input_once };
-    Ok(handshake.complete(request, Some(protocol.name()), move |stream| {
-        attach::serve(stream, protocol, target, options)
-    }))
+    Ok(match handshake {
+        StreamHandshake::WebSocket(handshake, protocol) => {
+            handshake.complete(request, Some(protocol.name()), move |stream| {
+                attach::serve(stream, protocol, target, options)
+            })
+        }
+        StreamHandshake::Spdy(handshake) => {
+            let wanted = spdy_streams::wanted(&options);
+            handshake.complete(request, spdy_streams::PROTOCOL, move |stream| {
+                spdy_streams::serve(stream, wanted, move |stream, protocol| {
+                    attach::serve(stream, protocol, target, options)
+                })
+            })
+        }
+    })
 }

@@ -11,6 +11,7 @@ mod claims;
 mod config;
 mod descriptor;
 mod directory_watch;
+mod drain;
 mod events;
 mod images;
 mod kubelet;
@@ -36,6 +37,7 @@ mod volumes;
 mod worker;
 
 pub use config::{NodeConfig, RegistryConfig};
+pub use kubelet::{AccessError, KubeletAccess};
 pub use network::remove_network;
 pub use node::{Node, StartError, home_id};
 pub use start_mark::shim_may_come_within;

@@ -1,9 +1,11 @@
 //! The node itself: watches pods, keeps one worker for each, and serves kubelet's API.
 
 use std::collections::HashSet;
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
@@ -11,6 +13,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
 use kube::{Api, Client};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{error, info, warn};
@@ -22,13 +25,14 @@ use warren_oci::zygote::Zygote;
 
 use crate::claims;
 use crate::config::NodeConfig;
+use crate::drain;
 use crate::events::Events;
 use crate::images::Images;
-use crate::kubelet;
+use crate::kubelet::{self, AccessError, Identity, KubeletAccess};
 use crate::network::{self, Network};
 use crate::objects::Objects;
 use crate::pod_request::{Builder, PodDirectory};
-use crate::registration::{MachineFacts, register};
+use crate::registration::{MachineFacts, Registration};
 use crate::registry::{Entry, Registry, Seen};
 use crate::usage::Usage;
 use crate::worker::Worker;
@@ -69,6 +73,7 @@ impl Shared {
 /// A running node. Dropping it stops its tasks soon and leaves its pods running; [`Node::shutdown`] waits for it.
 pub struct Node {
     shared: Arc<Shared>,
+    registration: Arc<Registration>,
     stopping: watch::Sender<bool>,
     registering: AbortHandle,
     /// Serves volume claims, where nobody else does.
@@ -150,15 +155,19 @@ impl Node {
             pods,
             ids: Mutex::new(ids),
         });
-        let serving = config.bind_unassigned.then(|| {
+        let serving = config.serve_claims.then(|| {
             let directory = shared.builder.claims.clone();
-            tokio::spawn(claims::serve(config.client.clone(), config.name.clone(), directory)).abort_handle()
+            let (client, name) = (config.client.clone(), config.name.clone());
+            // Whoever leaves placing pods to a control plane leaves binding volumes to it, too.
+            tokio::spawn(claims::serve(client, name, directory, config.bind_unassigned)).abort_handle()
         });
-        let registered = tokio::spawn(register(config.client.clone(), config, MachineFacts::read()));
+        let registration = Arc::new(Registration::new(config.client.clone(), config, MachineFacts::read()));
+        let registered = tokio::spawn(Arc::clone(&registration).keep());
         let (stopping, stop) = watch::channel(false);
         let watched = tokio::spawn(watch_pods(shared.clone(), stop));
         Ok(Node {
             shared,
+            registration,
             stopping,
             registering: registered.abort_handle(),
             serving,
@@ -180,6 +189,24 @@ impl Node {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         kubelet::serve(self.shared.clone(), stream)
+    }
+
+    /// Serves kubelet's HTTP API on a port, with TLS, to those whom the API server lets. The future goes on for ever unless the
+    /// certificates cannot be used; dropping it closes the port. Sessions that have begun by then go on.
+    pub fn listen(
+        &self,
+        listener: TcpListener,
+        access: &KubeletAccess,
+    ) -> Result<impl Future<Output = Result<Infallible, AccessError>> + Send + 'static, AccessError> {
+        let facts = &self.shared.facts;
+        let identity = Identity::open(access, vec![facts.name.clone(), facts.host_ip.to_string()])?;
+        Ok(kubelet::serve_port(self.shared.clone(), listener, identity))
+    }
+
+    /// Empties the node: keeps new pods away, evicts those that it has and waits until they are gone, all within `patience`.
+    /// Those that a DaemonSet owns would come back at once, and stay. Returns how many pods are left; they go on running.
+    pub async fn drain(&self, patience: Duration) -> usize {
+        drain::drain(&self.shared, &self.registration, patience).await
     }
 
     /// Stops the node's tasks, wherever they are, and leaves its pods running. When it returns, another node may be started

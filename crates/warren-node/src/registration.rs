@@ -1,14 +1,16 @@
 //! The Node object and its Lease.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
-use kube::api::{Api, Patch, PatchParams, PostParams};
-use kube::{Client, Resource as _};
+use kube::api::{Api, GetParams, Patch, PatchParams, PostParams};
+use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::config::NodeConfig;
 
@@ -18,6 +20,11 @@ const LEASE_RENEWALS: u32 = 4;
 const MAX_PODS: u32 = 250;
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 const FIELD_MANAGER: &str = "warren-node";
+/// On a Node that its own node has closed for new pods, and opens again.
+const DRAINED: &str = "warren.dev/drained";
+/// Kubernetes' word for a node that speaks WebSocket itself: exec, attach and port-forward then come from API servers (from 1.36
+/// on) as their clients sent them. To other nodes they speak SPDY, which is over.
+const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
 
 /// What the machine is, read once at start.
 #[derive(Debug, Clone)]
@@ -58,69 +65,145 @@ impl MachineFacts {
     }
 }
 
-/// Creates or refreshes the Node, then renews its lease for ever if the configuration asks for it. In the local home,
-/// where nobody would notice a missed renewal, it does not: a daemon at rest does nothing.
-pub(crate) async fn register(client: Client, config: NodeConfig, facts: MachineFacts) {
-    let mut wait = Duration::from_millis(100);
-    while let Err(error) = announce(&client, &config, &facts).await {
-        warn!(node = %config.name, error = %error, "node not registered yet");
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(Duration::from_secs(30));
-    }
-    debug!(node = %config.name, "node registered");
-    let Some(interval) = config.heartbeat else { return };
-    let mut ticks = tokio::time::interval(interval);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        if let Err(error) = renew(&client, &config, interval).await {
-            warn!(node = %config.name, error = %error, "lease not renewed");
-        }
-    }
+/// The Node of this node, and its lease.
+pub(crate) struct Registration {
+    client: Client,
+    config: NodeConfig,
+    facts: MachineFacts,
+    /// Set once the node is on its way out: nobody is to be told otherwise.
+    closing: AtomicBool,
 }
 
-async fn announce(client: &Client, config: &NodeConfig, facts: &MachineFacts) -> kube::Result<()> {
-    let nodes: Api<Node> = Api::all(client.clone());
-    let labels = json!({
-        "kubernetes.io/hostname": config.name,
-        "kubernetes.io/os": "linux",
-        "kubernetes.io/arch": facts.architecture,
-    });
-    match nodes.get_opt(&config.name).await? {
-        Some(node) => {
-            let there = serde_json::to_value(&node.meta().labels).unwrap_or(Value::Null);
-            let complete = labels
-                .as_object()
-                .is_some_and(|wanted| wanted.iter().all(|(key, value)| there.get(key) == Some(value)));
-            if !complete {
-                nodes
-                    .patch(
-                        &config.name,
-                        &PatchParams::default(),
-                        &Patch::Merge(json!({"metadata": {"labels": labels}})),
-                    )
-                    .await?;
+impl Registration {
+    pub(crate) fn new(client: Client, config: NodeConfig, facts: MachineFacts) -> Registration {
+        Registration { client, config, facts, closing: AtomicBool::new(false) }
+    }
+
+    fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    /// Creates or refreshes the Node, then renews its lease for ever if the configuration asks for it. In the local home,
+    /// where nobody would notice a missed renewal, it does not: a daemon at rest does nothing.
+    pub(crate) async fn keep(self: Arc<Self>) {
+        let name = &self.config.name;
+        let mut wait = Duration::from_millis(100);
+        while let Err(error) = self.announce().await {
+            warn!(node = %name, error = %error, "node not registered yet");
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(30));
+        }
+        debug!(node = %name, "node registered");
+        let Some(interval) = self.config.heartbeat else { return };
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            if let Err(error) = renew(&self.client, &self.config, interval).await {
+                warn!(node = %name, error = %error, "lease not renewed");
+                continue;
+            }
+            // A control plane that had not heard of us for a while has written that, and somebody may have deleted the Node.
+            if let Err(error) = self.contradict().await {
+                warn!(node = %name, error = %error, "node's status not looked at");
             }
         }
-        None => {
-            let node = json!({
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {"name": config.name, "labels": labels},
-                "spec": {},
-            });
-            let node: Node = serde_json::from_value(node).map_err(kube::Error::SerdeError)?;
-            let parameters =
-                PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..Default::default() };
-            nodes.create(&parameters, &node).await?;
-        }
     }
-    let status = json!({"status": node_status(config, facts, Timestamp::now())});
-    nodes.patch_status(&config.name, &PatchParams::default(), &Patch::Merge(status)).await?;
-    Ok(())
+
+    /// Announces the node again if its Node does not say that it is ready.
+    async fn contradict(&self) -> kube::Result<()> {
+        if self.closing.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // A copy that may be a moment old, which costs the API server little: the next one is looked at soon enough.
+        let node = match self.nodes().get_with(&self.config.name, &GetParams::any()).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => None,
+            found => Some(found?),
+        };
+        if node.is_none_or(|node| !is_ready(&node)) {
+            info!(node = %self.config.name, "node announced again");
+            self.announce().await?;
+        }
+        Ok(())
+    }
+
+    async fn announce(&self) -> kube::Result<()> {
+        let Registration { config, facts, .. } = self;
+        let nodes = self.nodes();
+        let labels = json!({
+            "kubernetes.io/hostname": config.name,
+            "kubernetes.io/os": "linux",
+            "kubernetes.io/arch": facts.architecture,
+        });
+        match nodes.get_opt(&config.name).await? {
+            Some(node) => {
+                let there = serde_json::to_value(&node.meta().labels).unwrap_or(Value::Null);
+                let complete = labels
+                    .as_object()
+                    .is_some_and(|wanted| wanted.iter().all(|(key, value)| there.get(key) == Some(value)));
+                // Closed by us at the end of an earlier run. What somebody else has closed stays so.
+                let drained = node.annotations().contains_key(DRAINED);
+                let patch = match (complete, drained) {
+                    (true, false) => None,
+                    (_, false) => Some(json!({"metadata": {"labels": labels}})),
+                    (_, true) => Some(json!({
+                        "metadata": {"labels": labels, "annotations": {DRAINED: null}},
+                        "spec": {"unschedulable": null},
+                    })),
+                };
+                if let Some(patch) = patch {
+                    nodes.patch(&config.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+                }
+            }
+            None => {
+                let node = json!({
+                    "apiVersion": "v1",
+                    "kind": "Node",
+                    "metadata": {"name": config.name, "labels": labels},
+                    "spec": {},
+                });
+                let node: Node = serde_json::from_value(node).map_err(kube::Error::SerdeError)?;
+                let parameters =
+                    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..Default::default() };
+                nodes.create(&parameters, &node).await?;
+            }
+        }
+        let status = json!({"status": node_status(config, facts, Timestamp::now())});
+        nodes.patch_status(&config.name, &PatchParams::default(), &Patch::Merge(status)).await?;
+        Ok(())
+    }
+
+    /// Keeps new pods away, until the node is announced again.
+    pub(crate) async fn close(&self) -> kube::Result<()> {
+        self.closing.store(true, Ordering::Relaxed);
+        let nodes = self.nodes();
+        let closed = nodes.get(&self.config.name).await?.spec.and_then(|spec| spec.unschedulable);
+        if closed != Some(true) {
+            let patch =
+                json!({"metadata": {"annotations": {DRAINED: "true"}}, "spec": {"unschedulable": true}});
+            nodes.patch(&self.config.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        }
+        Ok(())
+    }
+
+    /// Says that the node runs nothing any more, so that nobody has to find out by waiting for its lease to expire.
+    pub(crate) async fn leave(&self) -> kube::Result<()> {
+        let conditions = conditions(Timestamp::now(), false);
+        let status = json!({"status": {"conditions": conditions}});
+        self.nodes()
+            .patch_status(&self.config.name, &PatchParams::default(), &Patch::Merge(status))
+            .await
+            .map(drop)
+    }
 }
 
-fn node_status(config: &NodeConfig, facts: &MachineFacts, now: Timestamp) -> Value {
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// As kubelet writes them.
+fn conditions(now: Timestamp, ready: bool) -> Value {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now).to_string();
     let condition = |kind: &str, status: &str, reason: &str, message: &str| {
         json!({
@@ -128,24 +211,36 @@ fn node_status(config: &NodeConfig, facts: &MachineFacts, now: Timestamp) -> Val
             "lastHeartbeatTime": now, "lastTransitionTime": now,
         })
     };
+    json!([
+        condition(
+            "MemoryPressure",
+            "False",
+            "KubeletHasSufficientMemory",
+            "kubelet has sufficient memory available"
+        ),
+        condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+        condition("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+        match ready {
+            true => condition("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
+            false => condition("Ready", "False", "KubeletNotReady", "node is shutting down"),
+        },
+    ])
+}
+
+fn node_status(config: &NodeConfig, facts: &MachineFacts, now: Timestamp) -> Value {
     let resources = json!({
         "cpu": facts.cpus.to_string(),
         "memory": format!("{}Ki", facts.memory_bytes / 1024),
         "pods": MAX_PODS.to_string(),
     });
-    json!({
+    let mut status = json!({
         "capacity": resources,
         "allocatable": resources,
         "addresses": [
             {"type": "InternalIP", "address": config.host_ip.to_string()},
             {"type": "Hostname", "address": config.name},
         ],
-        "conditions": [
-            condition("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
-            condition("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
-            condition("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
-            condition("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
-        ],
+        "conditions": conditions(now, true),
         "nodeInfo": {
             "architecture": facts.architecture,
             "bootID": facts.boot_id,
@@ -158,7 +253,12 @@ fn node_status(config: &NodeConfig, facts: &MachineFacts, now: Timestamp) -> Val
             "osImage": facts.os_image,
             "systemUUID": facts.machine_id,
         },
-    })
+    });
+    if let Some(port) = config.kubelet_port {
+        status["daemonEndpoints"] = json!({"kubeletEndpoint": {"Port": port}});
+        status["declaredFeatures"] = json!([WEB_SOCKETS]);
+    }
+    status
 }
 
 async fn renew(client: &Client, config: &NodeConfig, interval: Duration) -> kube::Result<()> {

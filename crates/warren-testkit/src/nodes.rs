@@ -138,7 +138,8 @@ impl Builder {
         Self { count, ..self }
     }
 
-    /// Leaves pods alone that do not name [`SCHEDULER`], and all volume claims: there is a real node too.
+    /// Leaves pods alone that do not name [`SCHEDULER`], and all volume claims: there is a real node too. The nodes have a taint,
+    /// so that a real scheduler leaves them alone as well.
     pub fn only_asked_for(self) -> Self {
         Self { only_asked_for: true, bind_volumes: false, ..self }
     }
@@ -161,7 +162,7 @@ impl Builder {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let names: Vec<String> = (0..self.count).map(|number| format!("simulated-{number}")).collect();
         for name in &names {
-            machines::register(&nodes, name).await?;
+            machines::register(&nodes, name, self.only_asked_for).await?;
         }
         for name in &names {
             machines::wait_until_open(&nodes, name).await?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{controller, oci};
+use crate::{controller, node, oci};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
 #[derive(Debug, Parser)]
@@ -25,6 +25,8 @@ pub enum Command {
     Down(Down),
     /// Run the controllers for a cluster, with the flags of agent-sandbox's controller.
     Controller(Box<controller::Flags>),
+    /// Take pods of a cluster and run them on this machine, as its kubelet would.
+    Node(Box<node::Node>),
     /// Bring images to the local home, list and remove them.
     Image(Image),
     /// Print where the kubeconfig of the local home is.

@@ -10,6 +10,7 @@ mod image;
 mod interrupt;
 mod kubeconfig;
 mod migrate;
+mod node;
 mod oci;
 mod progress;
 mod report;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(controller::normalise(std::env::args_os()));
     match &cli.command {
         Command::Controller(flags) => log(flags.logging.zap_log_level, flags.logging.zap_encoder == "json"),
-        Command::Up(_) | Command::Daemon(_) => log("info", false),
+        Command::Up(_) | Command::Daemon(_) | Command::Node(_) => log("info", false),
         _ => log("warn", false),
     }
     let failure = if matches!(cli.command, Command::Run(_)) { OWN_FAILURE } else { 1 };
@@ -59,6 +60,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Up(arguments) => up::up(&arguments)?,
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Controller(flags) => controller::controller(&flags)?,
+        Command::Node(arguments) => node::node(&arguments)?,
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,

@@ -78,7 +78,7 @@ fn config(
 }
 
 /// Where `podman login` and `docker login` keep what they were told, the first to be asked first.
-fn credential_files(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+pub fn credential_files(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let files = [
         path("REGISTRY_AUTH_FILE"),

@@ -1,10 +1,12 @@
-//! The two homes that scenarios run in.
+//! The two homes that scenarios run in, one of them with two kinds of nodes.
 //!
-//! | | local | cluster |
-//! |---|---|---|
-//! | API server | ours, in a daemon with a data directory of its own | a real kube-apiserver |
-//! | controllers | in that daemon | `warren controller` |
-//! | pods | real containers; simulated for those that name [`SCHEDULER`](warren_testkit::nodes::SCHEDULER) | simulated |
+//! | | local | cluster | cluster with a node |
+//! |---|---|---|---|
+//! | API server | ours, in a daemon with a data directory of its own | a real kube-apiserver | a real kube-apiserver |
+//! | controllers | in that daemon | `warren controller` | `warren controller` |
+//! | pods | real containers | simulated | real containers, by `warren node` |
+//!
+//! Pods that name [`SCHEDULER`](warren_testkit::nodes::SCHEDULER) are simulated everywhere.
 //!
 //! What a scenario needs of a pod (never ready, several machines) and no container can be told to do, it asks of
 //! the simulated nodes, which are there in both homes: see [`workload`](super::workload).
@@ -31,6 +33,7 @@ use warren_testkit::nodes::SimulatedNodes;
 use super::collector;
 use super::place::{Place, answer};
 use super::suite::process::ControllerProcess;
+use crate::cluster_node::ClusterNode;
 use crate::local_home::LocalHome;
 
 /// Nothing in a scenario takes this long, on a machine with much else to do, unless it will never come.
@@ -51,8 +54,16 @@ pub struct Home {
 }
 
 enum Kind {
-    Local { home: LocalHome, daemon: Mutex<u32> },
-    Cluster { kubeconfig: &'static Path, controllers: Mutex<Vec<ControllerProcess>> },
+    Local {
+        home: LocalHome,
+        daemon: Mutex<u32>,
+    },
+    Cluster {
+        kubeconfig: &'static Path,
+        controllers: Mutex<Vec<ControllerProcess>>,
+        /// Where pods are real.
+        node: Option<ClusterNode>,
+    },
 }
 
 /// Which kind of home it is, for the few things that differ.
@@ -82,12 +93,34 @@ impl Home {
 
     /// A control plane of this process, with our definitions, controllers and simulated nodes.
     pub async fn cluster() -> Result<Arc<Self>> {
-        let kubeconfig = tokio::task::spawn_blocking(|| ControlPlane::start().kubeconfig()).await?;
-        let client = warren_client::connect::from_kubeconfig(kubeconfig).await?;
-        define(&client).await?;
-        collector::wait_until_it_knows_our_kinds(&client).await?;
+        let (kubeconfig, client) = control_plane().await?;
         let nodes = SimulatedNodes::builder(client.clone()).nodes(SIMULATED_NODES).start().await?;
-        let kind = Kind::Cluster { kubeconfig, controllers: Mutex::default() };
+        Self::with_controllers(kubeconfig, client, nodes, None).await
+    }
+
+    /// The same with this machine as the node for all pods but those that ask to be simulated. `None` where tests that make
+    /// containers are left out.
+    pub async fn cluster_with_node() -> Result<Option<Arc<Self>>> {
+        let Some(mut node) = ClusterNode::new("warren") else { return Ok(None) };
+        let (kubeconfig, client) = control_plane().await?;
+        let node = tokio::task::spawn_blocking(move || {
+            node.start(kubeconfig, &["--serve-volume-claims"])?;
+            anyhow::Ok(node)
+        });
+        let node = node.await??;
+        node.wait_until_open(&client).await?;
+        let nodes =
+            SimulatedNodes::builder(client.clone()).nodes(SIMULATED_NODES).only_asked_for().start().await?;
+        Self::with_controllers(kubeconfig, client, nodes, Some(node)).await.map(Some)
+    }
+
+    async fn with_controllers(
+        kubeconfig: &'static Path,
+        client: Client,
+        nodes: SimulatedNodes,
+        node: Option<ClusterNode>,
+    ) -> Result<Arc<Self>> {
+        let kind = Kind::Cluster { kubeconfig, controllers: Mutex::default(), node };
         let home = Arc::new(Self { client, kind, logs: tempfile::tempdir()?, _nodes: nodes });
         let starting = Arc::clone(&home);
         // The first to ask for the binary may have to build it.
@@ -186,7 +219,11 @@ impl Home {
 
     /// What a person would look at when a scenario has failed.
     pub fn log(&self) -> String {
-        let daemon = self.data_directory().map(|directory| directory.join("daemon.log"));
+        let directory = match &self.kind {
+            Kind::Local { home, .. } => Some(home.path()),
+            Kind::Cluster { node, .. } => node.as_ref().map(ClusterNode::path),
+        };
+        let daemon = directory.map(|directory| directory.join("daemon.log"));
         let mut text = String::new();
         for path in daemon.into_iter().chain([self.logs.path().join("controllers.log")]) {
             let log = std::fs::read_to_string(path).unwrap_or_default();
@@ -196,12 +233,22 @@ impl Home {
         text
     }
 
-    /// Fails if a local home has left anything on the machine.
+    /// Fails if anything of a pod is left on the machine.
     pub fn assert_nothing_left(&self) {
-        if let Kind::Local { home, .. } = &self.kind {
-            home.assert_nothing_left();
+        match &self.kind {
+            Kind::Local { home, .. } => home.assert_nothing_left(),
+            Kind::Cluster { node, .. } => node.iter().for_each(ClusterNode::assert_nothing_left),
         }
     }
+}
+
+/// A control plane of this process, with our definitions.
+async fn control_plane() -> Result<(&'static Path, Client)> {
+    let kubeconfig = tokio::task::spawn_blocking(|| ControlPlane::start().kubeconfig()).await?;
+    let client = warren_client::connect::from_kubeconfig(kubeconfig).await?;
+    define(&client).await?;
+    collector::wait_until_it_knows_our_kinds(&client).await?;
+    Ok((kubeconfig, client))
 }
 
 /// Puts our definitions into a control plane.

@@ -1,10 +1,10 @@
 //! Port-forward: connections to the loopback of a pod's network, many over one WebSocket.
 //!
-//! Clients speak one of two protocols: kubectl tunnels a SPDY session ([`tunnel`]), kube-rs and others number their
-//! messages ([`channels`]). Both make connections the same way, which is here.
+//! Clients speak one of two protocols: kubectl tunnels a SPDY session ([`tunnel`]), or, where an API server before 1.36 stands
+//! between, has it without the WebSocket; kube-rs and others number their messages ([`channels`]). All make connections the
+//! same way, which is here.
 
 mod channels;
-mod spdy;
 mod tunnel;
 
 use std::io;
@@ -21,7 +21,7 @@ use warren_oci::client::CallError;
 use warren_oci::protocol::Call;
 
 use super::session::CHUNK;
-use super::upgrade::Handshake;
+use super::upgrade::{Handshake, SpdyHandshake};
 use super::{Body, text};
 use crate::node::Shared;
 use crate::shim::Shim;
@@ -65,8 +65,16 @@ pub(super) fn answer(
         name: format!("{namespace}/{pod}"),
         uid: object.metadata.uid.clone().unwrap_or_default(),
     };
+    if let Some(handshake) = SpdyHandshake::begun(request.headers()) {
+        if !handshake.offers(tunnel::PLAIN_PROTOCOL) {
+            let known = tunnel::PLAIN_PROTOCOL;
+            return text(StatusCode::FORBIDDEN, format!("port-forward over SPDY needs the protocol {known}"));
+        }
+        return handshake
+            .complete(request, tunnel::PLAIN_PROTOCOL, |stream| tunnel::serve_plain(stream, target));
+    }
     let Some(handshake) = Handshake::begun(request.headers()) else {
-        return text(StatusCode::BAD_REQUEST, "port-forward needs a WebSocket: SPDY is not supported alone");
+        return text(StatusCode::BAD_REQUEST, "port-forward needs a WebSocket or SPDY");
     };
     let offered = handshake.offered.clone();
     let offered: Vec<&str> = offered.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();

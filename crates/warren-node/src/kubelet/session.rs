@@ -29,7 +29,7 @@ const LONGEST_MESSAGE: usize = 1 << 20;
 /// write to it. This is how often we do.
 const STALLED_PING: Duration = Duration::from_secs(5);
 /// How long a client has to answer our goodbye, so that its unread bytes do not cost it the last of ours.
-const GOODBYE: Duration = Duration::from_secs(2);
+pub(super) const GOODBYE: Duration = Duration::from_secs(2);
 
 /// What a client wants of a process, from the query of its request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Requests that want to become a WebSocket.
+//! Requests that want to become a WebSocket, or a SPDY connection.
 
 use bytes::Bytes;
 use futures::stream;
@@ -36,32 +36,83 @@ impl Handshake {
     /// Completes it: the answer, and the session that begins once the client has it.
     pub(super) fn complete<F>(
         self,
-        mut request: Request<Incoming>,
+        request: Request<Incoming>,
         protocol: Option<&'static str>,
         session: impl FnOnce(TokioIo<Upgraded>) -> F + Send + 'static,
     ) -> Response<Body>
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let upgrade = hyper::upgrade::on(&mut request);
-        tokio::spawn(async move {
-            match upgrade.await {
-                Ok(upgraded) => session(TokioIo::new(upgraded)).await,
-                Err(error) => debug!(%error, "client left before the upgrade"),
-            }
-        });
-        let nothing = stream::empty::<Result<Frame<Bytes>, std::convert::Infallible>>();
-        let mut response = Response::new(StreamBody::new(nothing).boxed_unsync());
-        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        let mut response = switch(request, "websocket", session);
         let answered = response.headers_mut();
-        answered.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-        answered.insert(UPGRADE, HeaderValue::from_static("websocket"));
         answered.insert(SEC_WEBSOCKET_ACCEPT, self.accept);
         if let Some(protocol) = protocol {
             answered.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
         }
         response
     }
+}
+
+/// A handshake for SPDY that a client has begun.
+pub(super) struct SpdyHandshake {
+    offered: String,
+}
+
+/// What is spoken over SPDY, in both directions of the handshake.
+const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+const SPDY: &str = "SPDY/3.1";
+
+impl SpdyHandshake {
+    pub(super) fn begun(headers: &HeaderMap) -> Option<SpdyHandshake> {
+        let upgrades = joined(headers, UPGRADE);
+        let wanted = upgrades.split(',').any(|word| word.trim().eq_ignore_ascii_case(SPDY));
+        wanted.then(|| SpdyHandshake { offered: joined(headers, STREAM_PROTOCOL) })
+    }
+
+    /// Whether the client knows a protocol.
+    pub(super) fn offers(&self, protocol: &str) -> bool {
+        self.offered.split(',').any(|offered| offered.trim() == protocol)
+    }
+
+    /// Completes it: the answer, and the session that begins once the client has it.
+    pub(super) fn complete<F>(
+        self,
+        request: Request<Incoming>,
+        protocol: &'static str,
+        session: impl FnOnce(TokioIo<Upgraded>) -> F + Send + 'static,
+    ) -> Response<Body>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let mut response = switch(request, SPDY, session);
+        response.headers_mut().insert(STREAM_PROTOCOL, HeaderValue::from_static(protocol));
+        response
+    }
+}
+
+/// The answer that a connection is something else from now on, and what it then is.
+fn switch<F>(
+    mut request: Request<Incoming>,
+    to: &'static str,
+    session: impl FnOnce(TokioIo<Upgraded>) -> F + Send + 'static,
+) -> Response<Body>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        match upgrade.await {
+            Ok(upgraded) => session(TokioIo::new(upgraded)).await,
+            Err(error) => debug!(%error, "client left before the upgrade"),
+        }
+    });
+    let nothing = stream::empty::<Result<Frame<Bytes>, std::convert::Infallible>>();
+    let mut response = Response::new(StreamBody::new(nothing).boxed_unsync());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let answered = response.headers_mut();
+    answered.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    answered.insert(UPGRADE, HeaderValue::from_static(to));
+    response
 }
 
 /// The values of a header that may come several times and hold several values each.

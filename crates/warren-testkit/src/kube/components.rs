@@ -57,6 +57,10 @@ impl Layout<'_> {
             // Endpoints on loopback addresses are invalid, so the service `kubernetes` has none here.
             flag("advertise-address", "127.0.0.1"),
             flag("endpoint-reconciler-type", "none"),
+            // How it reaches nodes, where there are real ones: by address, as nobody resolves their names.
+            flag("kubelet-client-certificate", self.pki("kubelet-client.crt")),
+            flag("kubelet-client-key", self.pki("kubelet-client.key")),
+            flag("kubelet-preferred-address-types", "InternalIP,ExternalIP,Hostname"),
         ]
     }
 

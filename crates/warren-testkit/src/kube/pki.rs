@@ -52,8 +52,8 @@ pub(crate) struct Identity {
 }
 
 impl Pki {
-    /// Makes an authority and writes what the servers read: `ca`, `apiserver`, `etcd`, `etcd-client` and the
-    /// service-account key pair.
+    /// Makes an authority and writes what the servers read: `ca`, `apiserver`, `etcd`, `etcd-client`, `kubelet-client` and
+    /// the service-account key pair.
     pub(crate) fn create(directory: &Path) -> Result<Self, PkiError> {
         create_private_directory(directory)?;
         let failed = |source| PkiError::Certificate { subject: "authority".to_owned(), source };
@@ -70,6 +70,8 @@ impl Pki {
         pki.write("apiserver", &pki.sign("kube-apiserver", None, &SERVER_NAMES)?)?;
         pki.write("etcd", &pki.sign("etcd", None, &["127.0.0.1", "localhost"])?)?;
         pki.write("etcd-client", &pki.client("kube-apiserver-etcd-client", None)?)?;
+        let kubelet_client = pki.client("kube-apiserver-kubelet-client", Some("system:masters"))?;
+        pki.write("kubelet-client", &kubelet_client)?;
 
         let service_accounts = KeyPair::generate()
             .map_err(|source| PkiError::Certificate { subject: "service accounts".to_owned(), source })?;

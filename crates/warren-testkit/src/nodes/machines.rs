@@ -19,9 +19,12 @@ pub(super) const CPUS: u64 = 100_000;
 /// The label that tells simulated nodes from real ones.
 const LABEL: &str = "nodes.warren.dev/simulated";
 
-pub(super) async fn register(nodes: &Api<Node>, name: &str) -> Result<(), kube::Error> {
-    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {
+pub(super) async fn register(nodes: &Api<Node>, name: &str, closed: bool) -> Result<(), kube::Error> {
+    let mut node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {
         LABEL: "true", "kubernetes.io/hostname": name}}});
+    if closed {
+        node["spec"] = json!({"taints": [{"key": LABEL, "value": "true", "effect": "NoSchedule"}]});
+    }
     nodes.patch(name, &PatchParams::apply("simulated-nodes").force(), &Patch::Apply(&node)).await?;
     nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(&status(Timestamp::now()))).await?;
     Ok(())

@@ -1,43 +1,66 @@
-//! kubectl's way: SPDY within a WebSocket. Each forwarded connection is a pair of streams, one for its data and one for
-//! what went wrong, which its headers `requestid` and `port` tie together.
+//! kubectl's way: SPDY, nowadays within a WebSocket. Each forwarded connection is a pair of streams, one for its data and one
+//! for what went wrong, which its headers `requestid` and `port` tie together.
 
 use std::collections::HashMap;
 use std::io;
 
 use bytes::Bytes;
-use futures::{SinkExt as _, StreamExt as _, TryStreamExt as _};
-use tokio::io::{AsyncRead, AsyncWrite};
+use futures::future::ready;
+use futures::{Sink, SinkExt as _, StreamExt as _, TryStreamExt as _};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_tungstenite::tungstenite::Message;
+use tokio_util::codec::{BytesCodec, FramedWrite};
 use tokio_util::io::StreamReader;
 use tracing::debug;
 
-use super::spdy::{self, Frame, FrameReader, FrameWriter, ResetReason};
 use super::{INPUT_AHEAD, MESSAGES_AHEAD, Target};
 use crate::kubelet::session;
+use crate::kubelet::spdy::{self, Frame, FrameReader, FrameWriter, ResetReason};
 
+/// The name of what is spoken where there is no WebSocket around it.
+pub(super) const PLAIN_PROTOCOL: &str = "portforward.k8s.io";
 pub(super) const PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 /// Streams that one client may have open: a browser that loads a page with many parts has some dozens of connections.
 const MOST_STREAMS: usize = 1024;
 
-/// Serves a client until it goes away.
+/// Serves a client over a WebSocket until it goes away.
 pub(super) async fn serve<S>(stream: S, target: Target)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (mut sink, messages) = session::open(stream).await.split();
+    let (sink, messages) = session::open(stream).await.split();
     let bytes = messages.map_err(io::Error::other).try_filter_map(|message| async move {
         match message {
             Message::Binary(data) => Ok(Some(data)),
             _ => Ok(None),
         }
     });
-    let mut frames = FrameReader::new(StreamReader::new(Box::pin(bytes)));
+    let to_message = |frame: Bytes| ready(io::Result::Ok(Message::Binary(frame)));
+    let sink = sink.sink_map_err(io::Error::other).with(to_message);
+    carry(StreamReader::new(Box::pin(bytes)), sink, target).await;
+}
+
+/// Serves a client without one.
+pub(super) async fn serve_plain<S>(stream: S, target: Target)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (reader, writer) = tokio::io::split(stream);
+    carry(BufReader::new(reader), FramedWrite::new(writer, BytesCodec::new()), target).await;
+}
+
+async fn carry<R, W>(reader: R, mut sink: W, target: Target)
+where
+    R: AsyncRead + Unpin,
+    W: Sink<Bytes, Error = io::Error> + Unpin,
+{
+    let mut frames = FrameReader::new(reader);
     let (output, mut outgoing) = mpsc::channel::<Bytes>(MESSAGES_AHEAD);
     let to_client = async {
         while let Some(frame) = outgoing.recv().await {
-            if sink.send(Message::Binary(frame)).await.is_err() {
+            if sink.send(frame).await.is_err() {
                 return;
             }
         }

@@ -65,6 +65,7 @@ impl Home {
             pod_range: None,
             // A node takes pods only of its own scenario: they name it.
             bind_unassigned: self.bind_unassigned,
+            serve_claims: self.bind_unassigned,
             heartbeat: self.heartbeat,
             ..NodeConfig::local(
                 self.name.clone(),

@@ -1,4 +1,5 @@
-//! SPDY/3.1, as much as a server of forwarded ports needs: frames in both directions and their compressed headers.
+//! SPDY/3.1, as much as a server of forwarded ports and of commands' streams needs: frames in both directions and their
+//! compressed headers.
 //!
 //! There is no flow control: the clients that speak this know none. Frames of a size that none of them sends are refused
 //! before they are read.
@@ -245,6 +246,11 @@ pub(super) fn pong(id: u32) -> Bytes {
     control(PING, &id.to_be_bytes())
 }
 
+/// Asks whether the client is there. The numbers of a server's are even, and the answer is one of the same.
+pub(super) fn ping() -> Bytes {
+    control(PING, &2_u32.to_be_bytes())
+}
+
 fn control(kind: u16, payload: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(8 + payload.len());
     frame.put_u16(0x8000 | VERSION);
@@ -252,6 +258,30 @@ fn control(kind: u16, payload: &[u8]) -> Bytes {
     frame.put_u32(payload.len() as u32 & 0xff_ffff);
     frame.put_slice(payload);
     frame.freeze()
+}
+
+/// What a client sends to begin a stream: its headers are stored and not compressed, after zlib's own two bytes if they are the
+/// first of a connection.
+#[cfg(test)]
+pub(super) fn open_stream(stream: u32, first: bool, headers: &[(&str, &str)]) -> Bytes {
+    let mut text = BytesMut::new();
+    text.put_u32(headers.len() as u32);
+    for word in headers.iter().flat_map(|(name, value)| [name, value]) {
+        text.put_u32(word.len() as u32);
+        text.put_slice(word.as_bytes());
+    }
+    let mut payload = BytesMut::new();
+    payload.put_u32(stream);
+    payload.put_slice(&[0; 6]);
+    if first {
+        payload.put_slice(&[0x78, 0x01]);
+    }
+    payload.put_u8(0);
+    payload.put_u16_le(text.len() as u16);
+    payload.put_u16_le(!(text.len() as u16));
+    payload.put_slice(&text);
+    payload.put_slice(&[0, 0, 0, 0xff, 0xff]);
+    control(SYN_STREAM, &payload)
 }
 
 /// The protocol's own text that both sides begin with (SPDY/3, section 2.6.10.1): names and values with their lengths, and a
