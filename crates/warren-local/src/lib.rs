@@ -12,7 +12,9 @@ mod init;
 mod kubeconfig;
 mod lock;
 mod pods;
+mod runtimes;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +22,7 @@ use std::time::Duration;
 pub use init::{container_init, init_command};
 pub use lock::{Holder, LockError, holder, wait_for_start};
 pub use pods::{EndPodsError, end_pods};
+pub use runtimes::{NamedRuntime, RuntimeError};
 pub use warren_node::RegistryConfig;
 
 use lock::{Lock, Starting};
@@ -36,6 +39,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// How images are pulled.
     pub registries: RegistryConfig,
+    /// Further runtimes for pods. `runsc` is `gvisor` also without being named, where it is found.
+    pub runtimes: Vec<NamedRuntime>,
+    /// Where programs are found: `PATH`.
+    pub program_path: Option<OsString>,
     /// Where the kubeconfig for that goes.
     pub kubeconfig: PathBuf,
     /// The binary that containers run as their init: this one.
@@ -50,6 +57,9 @@ pub enum StartError {
     /// Somebody else has it, or the lock file cannot be used.
     #[error(transparent)]
     Lock(#[from] LockError),
+    /// A runtime that was named is none.
+    #[error(transparent)]
+    OtherRuntime(#[from] RuntimeError),
     /// The process that forks shims could not be made.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
@@ -98,6 +108,8 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
     let starting = Starting::begin(&config.directory)?;
     let pid = std::process::id();
     let _lock = Lock::take(&config.directory, &Holder { pid, version: config.version.clone() })?;
+    // Their programs are asked who they are, which is for a process with one thread, too.
+    let other_runtimes = runtimes::find(&config.runtimes, config.program_path.as_deref())?;
     let zygote = Zygote::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -105,7 +117,7 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
-    let outcome = runtime.block_on(home::serve(config, zygote, || {
+    let outcome = runtime.block_on(home::serve(config, other_runtimes, zygote, || {
         drop(starting);
         on_ready(pid);
     }));

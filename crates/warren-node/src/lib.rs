@@ -28,6 +28,7 @@ mod pull;
 mod readiness;
 mod registration;
 mod registry;
+mod runtime_classes;
 mod shim;
 mod termination;
 mod usage;

@@ -30,6 +30,7 @@ use crate::objects::Objects;
 use crate::pod_request::{Builder, PodDirectory};
 use crate::registration::{MachineFacts, register};
 use crate::registry::{Entry, Registry, Seen};
+use crate::runtime_classes;
 use crate::usage::Usage;
 use crate::worker::Worker;
 
@@ -62,7 +63,7 @@ pub struct Node {
     shared: Arc<Shared>,
     stopping: watch::Sender<bool>,
     registering: AbortHandle,
-    /// Serves volume claims, where nobody else does.
+    /// Serves volume claims and shows the runtime classes, where nobody else does.
     serving: Option<AbortHandle>,
     watching: AbortHandle,
 }
@@ -118,6 +119,7 @@ impl Node {
             host_ip: config.host_ip.to_string(),
             home_cgroup: cleanup::home_cgroup(&home_id),
             claims: config.data_dir.join("volumes"),
+            runtimes: config.runtimes.clone(),
         };
         let network = network::open(&home_id, &config.data_dir, &pods, config.pod_range);
         let shared = Arc::new(Shared {
@@ -127,6 +129,7 @@ impl Node {
                 host_ip: config.host_ip,
                 bind_unassigned: config.bind_unassigned,
                 has_network: network.is_some(),
+                runtimes: runtime_classes::facts(&config.runtimes),
             },
             home_id,
             zygote: config.zygote.clone(),
@@ -142,7 +145,9 @@ impl Node {
         });
         let serving = config.bind_unassigned.then(|| {
             let directory = shared.builder.claims.clone();
-            tokio::spawn(claims::serve(config.client.clone(), config.name.clone(), directory)).abort_handle()
+            let claims = claims::serve(config.client.clone(), config.name.clone(), directory);
+            let classes = runtime_classes::publish(config.client.clone(), config.runtimes.clone());
+            tokio::spawn(async move { tokio::join!(claims, classes) }).abort_handle()
         });
         let registered = tokio::spawn(register(config.client.clone(), config, MachineFacts::read()));
         let (stopping, stop) = watch::channel(false);
