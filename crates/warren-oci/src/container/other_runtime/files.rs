@@ -2,6 +2,7 @@
 //! what it starts see them. They go with the last of those processes.
 
 use std::fs;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use warren_sys::process::Namespaces;
 
 use super::super::rootfs::{self, Detached, Kept, Layers, Step, StepError};
 use super::super::{Workshop, writable_directory};
-use crate::protocol::{ContainerRequest, PodRequest};
+use crate::protocol::{ContainerRequest, PodRequest, RuntimeKind};
 
 /// Where files are shown to the runtime. Every system has this directory, everybody may walk to it (a runtime works as the
 /// pod's root, who may not walk to the pod's directory), and no runtime needs what the host has there.
@@ -34,12 +35,15 @@ pub(super) struct Shown {
     pub(super) no_exec: bool,
 }
 
-/// Makes and attaches everything, in a new mount namespace of the calling process.
+/// Makes and attaches everything, in a new mount namespace of the calling process. Returns to the network namespace that it
+/// was called in.
 pub(super) fn assemble(
     workshop: &Workshop,
+    kind: RuntimeKind,
     pod: &PodRequest,
     request: &ContainerRequest,
     user_namespace: BorrowedFd<'_>,
+    network_namespace: BorrowedFd<'_>,
 ) -> Result<Files, StepError> {
     let step = || "make a mount namespace".to_owned();
     namespace::unshare(Namespaces::MOUNT).step(step)?;
@@ -50,10 +54,34 @@ pub(super) fn assemble(
     let empty = mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV).step(step)?;
     mount::attach(empty.as_fd(), stage).step(step)?;
 
+    if kind == RuntimeKind::Gvisor {
+        hide_network_defaults(stage, network_namespace)
+            .step(|| format!("hide {NETWORK_DEFAULTS} from the runtime"))?;
+    }
     let root = stage.join("root");
     fs::create_dir(&root).step(step)?;
     attach_root(workshop, pod, request, user_namespace, &root)?;
     Ok(Files { mounts: attach_volumes(workshop, pod, request, user_namespace, &stage.join("mounts"))?, root })
+}
+
+/// Releases of `runsc` before August 2024, and so Debian's, believe a network namespace to be the machine's own if this
+/// directory has a file `rmem_default`. Since Linux 6.11 every one has it.
+const NETWORK_DEFAULTS: &str = "/proc/sys/net/core";
+
+/// Shows an empty directory in its place, in the pod's network namespace alone: each has one of its own. A second, whole
+/// `/proc` is put on the stage, because the kernel grants a new one only to those who see a whole one already.
+fn hide_network_defaults(stage: &Path, network_namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let whole = stage.join("proc");
+    fs::create_dir(&whole)?;
+    mount::attach(mount::copy_mount(Path::new("/proc"), false)?.as_fd(), &whole)?;
+    let options = [FsOption::Text("mode", "555")];
+    let empty =
+        mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())?;
+    let own = namespace::open(0, "net")?;
+    namespace::enter_one(network_namespace)?;
+    let hidden = mount::attach(empty.as_fd(), Path::new(NETWORK_DEFAULTS));
+    namespace::enter_one(own.as_fd())?;
+    hidden
 }
 
 fn attach_root(

@@ -98,7 +98,11 @@ fn begin<'a>(
     let null = child::open_null()?;
     let streams = inside.streams(&null, terminal)?;
     let mut kept = vec![report.as_fd(), shim.as_fd(), signals.as_fd(), null.as_fd()];
-    kept.push(job.namespaces.user.as_fd());
+    let Network::Here(network) = &job.namespaces.network else {
+        let source = io::Error::other("the pod has none");
+        return Err(StepError { step: "find the network namespace".to_owned(), source }.into());
+    };
+    kept.extend([job.namespaces.user.as_fd(), network.as_fd()]);
     kept.extend(descriptors(&streams));
     kept.extend(job.entrance.files());
     kept.extend(job.entrance.clone_into());
@@ -106,14 +110,15 @@ fn begin<'a>(
     // What else the shim has is its own: whoever is connected to it must notice its end.
     process::close_from(3, &kept).step(step)?;
 
-    let files = files::assemble(job.workshop, job.pod, job.request, job.namespaces.user.as_fd())?;
+    let kind = job.invocation.kind();
+    let user = job.namespaces.user.as_fd();
+    let files = files::assemble(job.workshop, kind, job.pod, job.request, user, network.as_fd())?;
     let directory = writable_directory(&job.pod.directory, &job.request.name, job.request.attempt);
     let bundle = directory.join("bundle");
     let step = || "write the bundle".to_owned();
     fs::create_dir(&bundle).step(step)?;
     fs::create_dir_all(job.invocation.state()).step(step)?;
-    let config =
-        config::config(job.invocation.kind(), job.pod, job.request, &files, &namespace_paths(job).step(step)?);
+    let config = config::config(kind, job.pod, job.request, &files, &namespace_paths(job, network));
     fs::write(bundle.join("config.json"), config.to_string()).step(step)?;
 
     let mut running = Running { job, shim, signals, killed: false };
@@ -137,7 +142,7 @@ fn begin<'a>(
 fn adopt(pid_file: &Path) -> Result<Child, StepError> {
     let step = || "find the container's process".to_owned();
     let number = fs::read_to_string(pid_file).step(step)?;
-    let number = number.trim().parse().map_err(io::Error::other).step(step)?;
+    let number = number.trim().parse::<i32>().map_err(io::Error::other).step(step)?;
     Child::adopt(number).step(step)
 }
 
@@ -149,17 +154,14 @@ fn descriptors<'a>(streams: &Streams<'a>) -> Vec<BorrowedFd<'a>> {
 }
 
 /// The shim holds the pod's namespaces, so its descriptors are their paths.
-fn namespace_paths(job: &Job<'_>) -> io::Result<NamespacePaths> {
+fn namespace_paths(job: &Job<'_>, network: &OwnedFd) -> NamespacePaths {
     let path = |descriptor: &OwnedFd| format!("/proc/{}/fd/{}", job.shim, descriptor.as_raw_fd());
-    let Network::Here(network) = &job.namespaces.network else {
-        return Err(io::Error::other("the pod has no network namespace"));
-    };
-    Ok(NamespacePaths {
+    NamespacePaths {
         user: path(&job.namespaces.user),
         ipc: path(&job.namespaces.ipc),
         uts: path(&job.namespaces.uts),
         network: path(network),
-    })
+    }
 }
 
 fn text(path: &Path) -> String {
