@@ -100,8 +100,11 @@ fn in_path(path: &OsStr, program: &str) -> Option<PathBuf> {
 /// Asks a program what it is.
 fn identify(name: &str, path: &Path) -> Result<RuntimeProgram, RuntimeError> {
     let output = Command::new(path).arg("--version").stdin(Stdio::null()).output();
-    let output =
-        output.map_err(|source| RuntimeError::Run { name: name.to_owned(), path: path.to_owned(), source })?;
+    let output = output.map_err(|source| RuntimeError::Run {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        source,
+    })?;
     match kind(&output) {
         Some(kind) => Ok(RuntimeProgram { path: path.to_owned(), kind }),
         None => {

@@ -143,7 +143,8 @@ impl Builder {
             .unwrap_or("sandbox");
         let hostname: String = name.chars().take(LONGEST_HOSTNAME).collect();
         let hostname = hostname.trim_end_matches(['-', '.']).to_owned();
-        let class = spec.and_then(|spec| spec.runtime_class_name.as_deref()).filter(|class| !class.is_empty());
+        let class =
+            spec.and_then(|spec| spec.runtime_class_name.as_deref()).filter(|class| !class.is_empty());
         let runtime = match class {
             None => None,
             Some(class) => {

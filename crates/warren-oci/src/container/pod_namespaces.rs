@@ -20,19 +20,20 @@ pub(super) fn make(workshop: &Workshop, pod: &PodRequest) -> Result<PodNamespace
     let (ours, theirs) = Seqpacket::pair().step(step)?;
     let namespaces = Namespaces::USER.with(Namespaces::IPC).with(Namespaces::UTS);
     let options = CloneOptions { namespaces, sibling: false, cgroup: None };
-    let helper = match process::clone(workshop.proof, options).map_err(kernel::explain_namespaces).step(step)? {
-        Fork::Child => {
-            drop(ours);
-            // Its last words, if something failed; the shim waits for one message.
-            if let Err(error) = settle(pod, &theirs) {
-                let _ = theirs.send(format!("{}: {}", error.step, error.source).as_bytes(), &[]);
+    let helper =
+        match process::clone(workshop.proof, options).map_err(kernel::explain_namespaces).step(step)? {
+            Fork::Child => {
+                drop(ours);
+                // Its last words, if something failed; the shim waits for one message.
+                if let Err(error) = settle(pod, &theirs) {
+                    let _ = theirs.send(format!("{}: {}", error.step, error.source).as_bytes(), &[]);
+                }
+                // Ends with the shim's side of the socket, when its namespaces have been opened.
+                let _ = theirs.receive(16);
+                process::exit_now(0)
             }
-            // Ends with the shim's side of the socket, when its namespaces have been opened.
-            let _ = theirs.receive(16);
-            process::exit_now(0)
-        }
-        Fork::Parent(helper) => helper,
-    };
+            Fork::Parent(helper) => helper,
+        };
     drop(theirs);
     let made = take(pod, &helper, &ours);
     drop(ours);
@@ -65,7 +66,8 @@ fn take(pod: &PodRequest, helper: &Child, socket: &Seqpacket) -> Result<PodNames
     let open = |kind: &str| namespace::open(pid, kind).step(|| format!("open the {kind} namespace"));
     let (user, ipc, uts) = (open("user")?, open("ipc")?, open("uts")?);
     let step = || "take over the network namespace".to_owned();
-    let packet = socket.receive(4096).step(step)?.ok_or(io::ErrorKind::UnexpectedEof).map_err(io::Error::from);
+    let packet =
+        socket.receive(4096).step(step)?.ok_or(io::ErrorKind::UnexpectedEof).map_err(io::Error::from);
     let packet = packet.step(step)?;
     let network: Option<OwnedFd> = packet.descriptors.into_iter().next();
     let said = || io::Error::other(String::from_utf8_lossy(&packet.bytes).into_owned());

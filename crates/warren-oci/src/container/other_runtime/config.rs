@@ -84,8 +84,11 @@ pub(super) fn process(process: &Process, environment: &[String], terminal: bool)
         None => defaults::CAPABILITIES.iter().map(|name| (*name).to_owned()).collect(),
     };
     let effective = if process.user.uid == 0 { bounding.clone() } else { Vec::new() };
-    let mut limits: Vec<Value> =
-        process.rlimits.iter().map(|limit| json!({"type": limit.kind, "soft": limit.soft, "hard": limit.hard})).collect();
+    let mut limits: Vec<Value> = process
+        .rlimits
+        .iter()
+        .map(|limit| json!({"type": limit.kind, "soft": limit.soft, "hard": limit.hard}))
+        .collect();
     for (kind, value) in [("RLIMIT_CORE", 0), ("RLIMIT_NOFILE", defaults::OPEN_FILES)] {
         if !process.rlimits.iter().any(|limit| limit.kind == kind) {
             limits.push(json!({"type": kind, "soft": value, "hard": value}));
@@ -112,14 +115,16 @@ pub(super) fn process(process: &Process, environment: &[String], terminal: bool)
 
 /// What every container has, and what this one is shown.
 fn mounts(shown: &[Shown]) -> Vec<Value> {
-    let standard = |destination: &str, kind: &str, options: &[&str]| {
-        json!({"destination": destination, "type": kind, "source": kind, "options": options})
-    };
+    let standard = |destination: &str, kind: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": kind, "options": options});
     let mut mounts = vec![
         standard("/proc", "proc", &["nosuid", "nodev", "noexec"]),
         standard("/sys", "sysfs", &["nosuid", "nodev", "noexec", "ro"]),
         standard("/dev", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
-        standard("/dev/pts", "devpts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"]),
+        standard(
+            "/dev/pts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
         standard("/dev/shm", "tmpfs", &["nosuid", "nodev", "noexec", "mode=1777", "size=65536k"]),
         standard("/dev/mqueue", "mqueue", &["nosuid", "nodev", "noexec"]),
     ];
@@ -158,7 +163,9 @@ fn seccomp() -> Value {
             }
             // Rules are joined by "or", so what is not forbidden is allowed piece by piece.
             Action::Check(Check::Not { argument, values }) => {
-                let (Some(&least), Some(&most)) = (values.iter().min(), values.iter().max()) else { continue };
+                let (Some(&least), Some(&most)) = (values.iter().min(), values.iter().max()) else {
+                    continue;
+                };
                 allow_if(argument, least, "SCMP_CMP_LT");
                 allow_if(argument, most, "SCMP_CMP_GT");
                 let between = (least..most).filter(|value| !values.contains(value));
@@ -193,8 +200,7 @@ mod tests {
         let shown = Shown { source: "/s".into(), destination: "/d".into(), read_only: true, no_exec: false };
         let files = Files { root: "/r".into(), mounts: vec![shown] };
         let path = |name: &str| format!("/proc/1/fd/{name}");
-        let paths =
-            NamespacePaths { user: path("3"), ipc: path("4"), uts: path("5"), network: path("6") };
+        let paths = NamespacePaths { user: path("3"), ipc: path("4"), uts: path("5"), network: path("6") };
         config(kind, &pod, &request, &files, &paths)
     }
 

@@ -75,8 +75,7 @@ fn hide_network_defaults(stage: &Path, network_namespace: BorrowedFd<'_>) -> io:
     fs::create_dir(&whole)?;
     mount::attach(mount::copy_mount(Path::new("/proc"), false)?.as_fd(), &whole)?;
     let options = [FsOption::Text("mode", "555")];
-    let empty =
-        mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())?;
+    let empty = mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())?;
     let own = namespace::open(0, "net")?;
     namespace::enter_one(network_namespace)?;
     let hidden = mount::attach(empty.as_fd(), Path::new(NETWORK_DEFAULTS));
@@ -134,7 +133,9 @@ fn attach_volumes(
     let read_only = std::iter::repeat_n((true, false), files.len());
     let options = read_only.chain((0..volumes.len()).map(|mount| (has(mount, "ro"), has(mount, "noexec"))));
     let mut shown = Vec::new();
-    for ((number, detached), (read_only, no_exec)) in files.into_iter().chain(volumes).enumerate().zip(options) {
+    for ((number, detached), (read_only, no_exec)) in
+        files.into_iter().chain(volumes).enumerate().zip(options)
+    {
         let Detached { mount, target, is_directory } = detached;
         let source = stage.join(number.to_string());
         let step = || format!("attach {}", target.display());

@@ -240,9 +240,8 @@ impl Running<'_> {
         let child = match process::fork(self.job.workshop.proof).step(step)? {
             Fork::Parent(child) => child,
             Fork::Child => {
-                if let Err(error) = become_command(&words, around) {
-                    eprintln!("warren: keeper: {}: {}", error.step, error.source);
-                }
+                let Err(error) = become_command(&words, around);
+                eprintln!("warren: keeper: {}: {}", error.step, error.source);
                 process::exit_now(127)
             }
         };

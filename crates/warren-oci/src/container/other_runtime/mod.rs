@@ -54,7 +54,8 @@ pub(super) fn start(
 ) -> Result<Container, StepError> {
     if request.spec.process.terminal && program.kind == RuntimeKind::Plain {
         let message = format!("{} gives terminals to further processes only", program.path.display());
-        return Err(io::Error::new(io::ErrorKind::Unsupported, message)).step(|| "open a terminal".to_owned());
+        return Err(io::Error::new(io::ErrorKind::Unsupported, message))
+            .step(|| "open a terminal".to_owned());
     }
     let (outside, inside) = streams::before_mounts(pod.ids, &request.spec.process)?;
     let terminals = rootfs::terminals(pod.ids)?.mount;
