@@ -115,12 +115,12 @@ fn identify(name: &str, path: &Path) -> Result<RuntimeProgram, RuntimeError> {
     }
 }
 
-/// All of them say `NAME version NUMBER` first.
+/// All of them say `NAME version NUMBER` first; Kata's says `NAME : NUMBER`.
 fn kind(output: &Output) -> Option<RuntimeKind> {
     let said = String::from_utf8_lossy(&output.stdout);
     let mut words = said.lines().next()?.split_ascii_whitespace();
     let program = words.next()?;
-    if !output.status.success() || words.next()?.trim_end_matches(':') != "version" {
+    if !output.status.success() || !["version", ":"].contains(&words.next()?) {
         return None;
     }
     Some(if program == "runsc" { RuntimeKind::Gvisor } else { RuntimeKind::Plain })

@@ -84,8 +84,8 @@ impl Invocation {
 }
 
 fn complaint_in(log: &str) -> Option<String> {
-    let lines = log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    lines.filter(|line| ["error", "fatal"].contains(&line.level.as_str())).last().map(|line| line.msg)
+    let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+    lines.rfind(|line| ["error", "fatal"].contains(&line.level.as_str())).map(|line| line.msg)
 }
 
 /// What a command has around it.

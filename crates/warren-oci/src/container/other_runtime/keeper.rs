@@ -112,6 +112,8 @@ fn begin<'a>(
 
     let kind = job.invocation.kind();
     let user = job.namespaces.user.as_fd();
+    // The pod's root has to walk through the directories that are made for it.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let files = files::assemble(job.workshop, kind, job.pod, job.request, user, network.as_fd())?;
     let directory = writable_directory(&job.pod.directory, &job.request.name, job.request.attempt);
     let bundle = directory.join("bundle");
