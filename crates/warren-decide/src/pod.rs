@@ -71,6 +71,15 @@ pub struct NodeFacts {
     pub bind_unassigned: bool,
     /// Whether pods can have a network here.
     pub has_network: bool,
+    /// The runtime classes that pods can have here, besides none.
+    pub runtimes: BTreeMap<String, RuntimeFacts>,
+}
+
+/// What a node knows about a runtime.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RuntimeFacts {
+    /// Each container has a kernel and a network of its own, so that one of a pod can run at a time.
+    pub one_at_a_time: bool,
 }
 
 /// What the machine holds for a pod.

@@ -1,5 +1,6 @@
 //! Puts the parts together, keeps them running, and takes them apart.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use warren_apiserver::{ApiServer, AuditConfig, Identity, Limits, Storage, TlsAcc
 use warren_controllers::Controllers;
 use warren_controllers::telemetry::{self, Telemetry};
 use warren_node::{Node, NodeConfig};
+use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::Zygote;
 
 use crate::dialer::LocalDialer;
@@ -34,7 +36,12 @@ pub const STORE: &str = "store.db";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs until a signal asks to stop.
-pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> Result<(), StartError> {
+pub async fn serve(
+    config: Config,
+    runtimes: BTreeMap<String, RuntimeProgram>,
+    zygote: Zygote,
+    on_ready: impl FnOnce(),
+) -> Result<(), StartError> {
     // Listened for from the start: a signal that comes now is obeyed as soon as there is something to stop.
     let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Runtime)?;
@@ -55,6 +62,7 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     controllers.lead();
     dialer.connect(Node::start(NodeConfig {
         registries: config.registries.clone(),
+        runtimes,
         ..NodeConfig::local(
             NODE_NAME.to_owned(),
             config.directory.clone(),

@@ -14,7 +14,9 @@ mod kubeconfig;
 mod lock;
 mod member;
 mod pods;
+mod runtimes;
 
+use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -25,6 +27,7 @@ pub use init::{container_init, init_command};
 pub use lock::{Holder, LockError, holder, wait_for_start};
 pub use member::{Member, MemberConfig, MemberError, run_member};
 pub use pods::{EndPodsError, end_pods};
+pub use runtimes::{NamedRuntime, RuntimeError};
 pub use warren_node::{KubeletAccess, RegistryConfig};
 
 use lock::{Lock, Starting};
@@ -41,6 +44,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// How images are pulled.
     pub registries: RegistryConfig,
+    /// Further runtimes for pods. `runsc` is `gvisor` also without being named, where it is found.
+    pub runtimes: Vec<NamedRuntime>,
+    /// Where programs are found: `PATH`.
+    pub program_path: Option<OsString>,
     /// Where the kubeconfig for that goes.
     pub kubeconfig: PathBuf,
     /// The binary that containers run as their init: this one.
@@ -61,6 +68,9 @@ pub enum StartError {
         /// Which directory.
         directory: PathBuf,
     },
+    /// A runtime that was named is none.
+    #[error(transparent)]
+    OtherRuntime(#[from] RuntimeError),
     /// The process that forks shims could not be made.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
@@ -131,6 +141,8 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
     }
     let holder = Holder { pid, version: config.version.clone() };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.api_socket))?;
+    // Their programs are asked who they are, which is for a process with one thread, too.
+    let other_runtimes = runtimes::find(&config.runtimes, config.program_path.as_deref())?;
     let zygote = Zygote::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -138,7 +150,7 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
-    let outcome = runtime.block_on(home::serve(config, zygote, || {
+    let outcome = runtime.block_on(home::serve(config, other_runtimes, zygote, || {
         drop(starting);
         on_ready(pid);
     }));

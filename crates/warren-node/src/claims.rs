@@ -50,7 +50,7 @@ fn api(what: &'static str) -> impl FnOnce(kube::Error) -> ClaimError {
 }
 
 /// Something is there already, or no longer: as it should be.
-fn tolerate<T>(result: kube::Result<T>, code: u16) -> kube::Result<()> {
+pub(crate) fn tolerate<T>(result: kube::Result<T>, code: u16) -> kube::Result<()> {
     match result {
         Err(kube::Error::Api(status)) if status.code == code => Ok(()),
         other => other.map(drop),

@@ -1,11 +1,13 @@
 //! What a node is told at its start.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use warren_decide::network::Block;
+use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::Zygote;
 
 /// What a node is told at its start.
@@ -29,6 +31,8 @@ pub struct NodeConfig {
     pub host_ip: IpAddr,
     /// How images are pulled.
     pub registries: RegistryConfig,
+    /// Other runtimes that pods may ask for, by the names of their runtime classes.
+    pub runtimes: BTreeMap<String, RuntimeProgram>,
     /// How often to renew the node's lease; `None` in the local home, where nobody watches it.
     pub heartbeat: Option<Duration>,
     /// The port where the API server reaches kubelet's API, see [`Node::listen`](crate::Node::listen); `None` in the local home,
@@ -57,6 +61,7 @@ impl NodeConfig {
             pod_range: None,
             host_ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
             registries: RegistryConfig::default(),
+            runtimes: BTreeMap::new(),
             heartbeat: None,
             kubelet_port: None,
             serve_claims: true,

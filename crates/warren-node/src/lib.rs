@@ -29,6 +29,7 @@ mod pull;
 mod readiness;
 mod registration;
 mod registry;
+mod runtime_classes;
 mod shim;
 mod start_mark;
 mod termination;

@@ -34,6 +34,7 @@ use crate::objects::Objects;
 use crate::pod_request::{Builder, PodDirectory};
 use crate::registration::{MachineFacts, Registration};
 use crate::registry::{Entry, Registry, Seen};
+use crate::runtime_classes;
 use crate::usage::Usage;
 use crate::worker::Worker;
 
@@ -76,7 +77,7 @@ pub struct Node {
     registration: Arc<Registration>,
     stopping: watch::Sender<bool>,
     registering: AbortHandle,
-    /// Serves volume claims, where nobody else does.
+    /// Serves volume claims and shows the runtime classes, where nobody else does.
     serving: Option<AbortHandle>,
     watching: AbortHandle,
 }
@@ -132,6 +133,7 @@ impl Node {
             host_ip: config.host_ip.to_string(),
             home_cgroup: cleanup::home_cgroup(&home_id),
             claims: config.data_dir.join("volumes"),
+            runtimes: config.runtimes.clone(),
         };
         let network = network::open(&home_id, &config.data_dir, &pods, config.pod_range);
         let shared = Arc::new(Shared {
@@ -141,6 +143,7 @@ impl Node {
                 host_ip: config.host_ip,
                 bind_unassigned: config.bind_unassigned,
                 has_network: network.is_some(),
+                runtimes: runtime_classes::facts(&config.runtimes),
             },
             home_id,
             zygote: config.zygote.clone(),
@@ -157,9 +160,18 @@ impl Node {
         });
         let serving = config.serve_claims.then(|| {
             let directory = shared.builder.claims.clone();
-            let (client, name) = (config.client.clone(), config.name.clone());
-            // Whoever leaves placing pods to a control plane leaves binding volumes to it, too.
-            tokio::spawn(claims::serve(client, name, directory, config.bind_unassigned)).abort_handle()
+            // Whoever leaves placing pods to a control plane leaves binding volumes to it, too, and naming runtimes.
+            let claims = claims::serve(
+                config.client.clone(),
+                config.name.clone(),
+                directory,
+                config.bind_unassigned,
+            );
+            let classes = config
+                .bind_unassigned
+                .then(|| runtime_classes::publish(config.client.clone(), config.runtimes.clone()));
+            let classes = futures::future::OptionFuture::from(classes);
+            tokio::spawn(async move { tokio::join!(claims, classes) }).abort_handle()
         });
         let registration = Arc::new(Registration::new(config.client.clone(), config, MachineFacts::read()));
         let registered = tokio::spawn(Arc::clone(&registration).keep());

@@ -1,6 +1,6 @@
 //! A pod's spec as the shim takes it. What cannot be honoured was refused by `warren_decide::pod` before.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::SocketAddrV4;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use warren_image::store::Image;
 use warren_image::user::{self, UserError};
 use warren_oci::host_image::{HostImage, INIT_PATH};
 use warren_oci::idmap::IdRange;
-use warren_oci::protocol::{ContainerRequest, LogFile, Overlay, PodRequest, Rootfs};
+use warren_oci::protocol::{ContainerRequest, LogFile, Overlay, PodRequest, Rootfs, RuntimeProgram};
 use warren_oci::spec::{self, CpuQuota, Mount, MountKind, Process, Spec, StandardInput, User};
 
 use crate::network::{self, Lease};
@@ -40,6 +40,8 @@ pub(crate) struct Builder {
     pub(crate) home_cgroup: String,
     /// Where claims keep their data.
     pub(crate) claims: PathBuf,
+    /// Other runtimes, by the names of their classes.
+    pub(crate) runtimes: BTreeMap<String, RuntimeProgram>,
 }
 
 /// One run of a container.
@@ -56,6 +58,8 @@ pub(crate) struct Run<'a> {
 pub(crate) enum RequestError {
     #[error("the pod has no container \"{0}\"")]
     NoContainer(String),
+    #[error("no runtime for \"{0}\" is configured")]
+    NoRuntime(String),
     #[error(transparent)]
     Environment(#[from] EnvironmentError),
     #[error(transparent)]
@@ -139,6 +143,16 @@ impl Builder {
             .unwrap_or("sandbox");
         let hostname: String = name.chars().take(LONGEST_HOSTNAME).collect();
         let hostname = hostname.trim_end_matches(['-', '.']).to_owned();
+        let class =
+            spec.and_then(|spec| spec.runtime_class_name.as_deref()).filter(|class| !class.is_empty());
+        let runtime = match class {
+            None => None,
+            Some(class) => {
+                let known = self.runtimes.get(class).cloned();
+                // Refused before; never run by another than it asked for.
+                Some(known.ok_or_else(|| RequestError::NoRuntime(class.to_owned()))?)
+            }
+        };
         let mut images = all_containers(pod).filter_map(|(_, container)| container.image.as_deref());
         let lease = directory.lease();
         // The built-in image has them for a pod without a network.
@@ -155,6 +169,7 @@ impl Builder {
             hostname,
             ids,
             network: None,
+            runtime,
             limits: spec::Limits::default(),
             containers: Vec::new(),
             trace: false,

@@ -31,6 +31,9 @@ pub struct PodRequest {
     /// Its way to the host; `None`: it has only its own loopback.
     #[serde(default)]
     pub network: Option<PodNetwork>,
+    /// Who makes its containers; `None`: we do.
+    #[serde(default)]
+    pub runtime: Option<RuntimeProgram>,
     /// Limits over all containers together.
     #[serde(default)]
     pub limits: Limits,
@@ -40,6 +43,26 @@ pub struct PodRequest {
     /// Write down when each step of a start was over, to `timeline` in the pod's directory. For benchmarks.
     #[serde(default)]
     pub trace: bool,
+}
+
+/// A program that makes and keeps containers in our place, with the command line that OCI runtimes have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeProgram {
+    /// Where it is.
+    pub path: PathBuf,
+    /// What is to be known about it.
+    pub kind: RuntimeKind,
+}
+
+/// Kinds of runtimes, by what differs between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RuntimeKind {
+    /// `runsc`: a kernel in user space. It takes the pod's device over for a network of its own, which one container at a
+    /// time can have.
+    Gvisor,
+    /// Like `runc`: containers are made of the host's namespaces, and share those of their pod.
+    Plain,
 }
 
 /// A pod's device, address and routes.
@@ -168,7 +191,8 @@ pub enum Call {
         /// Which container.
         container: String,
     },
-    /// Makes a TCP socket in the pod's network → [`Answer::Done`] with its descriptor, for the client to connect.
+    /// Makes a TCP socket in the pod's network → [`Answer::Done`] with its descriptor, for the client to connect. A pod whose
+    /// network is not the kernel's refuses it as [`RefusalReason::Unsupported`].
     Socket {
         /// Of IPv6 and not of IPv4.
         version_6: bool,
@@ -323,6 +347,8 @@ pub enum RefusalReason {
     StartFailed,
     /// The kernel refused something else.
     Failed,
+    /// The runtime that keeps the pod's containers has no such thing.
+    Unsupported,
 }
 
 /// Something happened.

@@ -22,7 +22,8 @@ const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
-fn rules() -> BTreeMap<u32, Action> {
+/// What becomes of each call; of one that is not there, an error.
+pub(crate) fn rules() -> BTreeMap<u32, Action> {
     let mut rules: BTreeMap<u32, Action> =
         ALLOWED.iter().map(|&number| (number as u32, Action::Allow)).collect();
     rules.insert(

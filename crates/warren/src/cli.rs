@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use warren_local::NamedRuntime;
+
 use crate::{controller, node, oci};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
@@ -117,6 +119,8 @@ pub struct Up {
     pub listen: Listen,
     #[command(flatten)]
     pub registries: Registries,
+    #[command(flatten)]
+    pub runtimes: Runtimes,
     /// Return when the API is ready, and leave the home running in the background
     #[arg(long, short)]
     pub detach: bool,
@@ -149,6 +153,14 @@ pub struct Registries {
     /// A registry that is spoken to without TLS, as images name it; those on loopback always are
     #[arg(long, env = "WARREN_INSECURE_REGISTRIES", value_name = "HOST[:PORT]", value_delimiter = ',')]
     pub insecure_registry: Vec<String>,
+}
+
+/// Who runs pods, besides ourselves.
+#[derive(Args, Clone, Debug)]
+pub struct Runtimes {
+    /// Another OCI runtime, for pods with this `runtimeClassName`; `runsc` is `gvisor` by itself where it is found
+    #[arg(long, env = "WARREN_RUNTIMES", value_name = "NAME=PATH", value_delimiter = ',')]
+    pub runtime: Vec<NamedRuntime>,
 }
 
 #[derive(Args, Debug)]
@@ -247,4 +259,6 @@ pub struct Daemon {
     pub listen: Listen,
     #[command(flatten)]
     pub registries: Registries,
+    #[command(flatten)]
+    pub runtimes: Runtimes,
 }

@@ -1,5 +1,6 @@
 //! The local home from the outside: where it is, whether it runs, starting it in the background.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -69,16 +70,24 @@ pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
 
 /// Starts a daemon in the background and returns when its API is ready. Two that are started at once settle
 /// between themselves which one stays; both callers then see a running home.
-pub fn start(data_dir: &DataDir, flags: Option<(&cli::Listen, &cli::Registries)>) -> anyhow::Result<Report> {
+pub fn start(
+    data_dir: &DataDir,
+    flags: Option<(&cli::Listen, &cli::Registries, &cli::Runtimes)>,
+) -> anyhow::Result<Report> {
     let log_path = data_dir.daemon_log();
     let log = open_log(&log_path).with_context(|| format!("open `{}`", log_path.display()))?;
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut command = Command::new(&program);
     command.arg("daemon").arg("--data-dir").arg(data_dir.path());
-    if let Some((listen, registries)) = flags {
+    if let Some((listen, registries, runtimes)) = flags {
         command.arg("--listen").arg(listen.listen.to_string());
         for registry in &registries.insecure_registry {
             command.arg("--insecure-registry").arg(registry);
+        }
+        for runtime in &runtimes.runtime {
+            let mut named = OsString::from(format!("{}=", runtime.name));
+            named.push(&runtime.path);
+            command.arg("--runtime").arg(named);
         }
     }
     let mut child = command

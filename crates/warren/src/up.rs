@@ -17,11 +17,13 @@ use crate::report;
 pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
     if arguments.detach {
-        let report = home::start(&data_dir, Some((&arguments.listen, &arguments.registries)))?;
+        let flags = (&arguments.listen, &arguments.registries, &arguments.runtimes);
+        let report = home::start(&data_dir, Some(flags))?;
         announce(&data_dir, &report, arguments.output.output);
         return Ok(());
     }
-    let outcome = warren_local::run(config(&data_dir, &arguments.listen, &arguments.registries)?, |pid| {
+    let config = config(&data_dir, &arguments.listen, &arguments.registries, &arguments.runtimes)?;
+    let outcome = warren_local::run(config, |pid| {
         announce(&data_dir, &Report::Ready { pid }, arguments.output.output);
     });
     match outcome {
@@ -38,7 +40,8 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
     // Away from the terminal and the process group of whoever started us; fails only if we lead a group already.
     let _ = rustix::process::setsid();
-    let outcome = warren_local::run(config(&data_dir, &arguments.listen, &arguments.registries)?, |pid| {
+    let config = config(&data_dir, &arguments.listen, &arguments.registries, &arguments.runtimes)?;
+    let outcome = warren_local::run(config, |pid| {
         tell(&Report::Ready { pid });
         // Nobody reads on; from here on standard output goes where the log goes.
         let _ = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
@@ -61,6 +64,7 @@ fn config(
     data_dir: &DataDir,
     listen: &cli::Listen,
     registries: &cli::Registries,
+    runtimes: &cli::Runtimes,
 ) -> anyhow::Result<warren_local::Config> {
     Ok(warren_local::Config {
         directory: data_dir.path().to_owned(),
@@ -72,6 +76,8 @@ fn config(
             insecure: registries.insecure_registry.clone(),
             ..RegistryConfig::default()
         },
+        runtimes: runtimes.runtime.clone(),
+        program_path: std::env::var_os("PATH"),
         executable: std::env::current_exe().context("find this program's own file")?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })

@@ -170,6 +170,25 @@ fn is_image_name(image: &str) -> bool {
     image.len() <= 512 && first_ok && path_ok && tag_ok && digest_ok
 }
 
+/// A runtime that is not there, or that cannot do what the pod is.
+fn refused_runtime(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
+    let class = pod.spec.as_ref()?.runtime_class_name.as_deref().filter(|class| !class.is_empty())?;
+    let Some(runtime) = node.runtimes.get(class) else {
+        return Some(Refusal {
+            reason: "RuntimeClassNotFound",
+            message: format!("runtime class \"{}\" is not available on this node", shorten(class)),
+        });
+    };
+    let together = all_containers(pod).filter(|(role, _)| *role != Role::Init).count();
+    (runtime.one_at_a_time && together > 1).then(|| Refusal {
+        reason: "UnsupportedPodSpec",
+        message: format!(
+            "runtime class \"{}\" runs one container of a pod at a time, and the pod has {together} beside each other",
+            shorten(class)
+        ),
+    })
+}
+
 /// Why this pod cannot run here, if it cannot.
 pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     let spec = pod.spec.as_ref()?;
@@ -186,11 +205,8 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
             return Some(not_isolated(format!("spec.{field}")));
         }
     }
-    if let Some(class) = spec.runtime_class_name.as_deref().filter(|class| !class.is_empty()) {
-        return Some(Refusal {
-            reason: "RuntimeClassNotFound",
-            message: format!("runtime class \"{}\" is not available on this node", shorten(class)),
-        });
+    if let Some(refusal) = refused_runtime(pod, node) {
+        return Some(refusal);
     }
     let volumes = spec.volumes.as_deref().unwrap_or_default();
     volumes.iter().find_map(|volume| refused_volume(pod, volume)).or_else(|| {

@@ -56,6 +56,11 @@ fn node() -> NodeFacts {
         host_ip: "127.0.0.1".parse().unwrap(),
         bind_unassigned: true,
         has_network: true,
+        runtimes: [
+            ("strong".to_owned(), RuntimeFacts { one_at_a_time: true }),
+            ("plain".to_owned(), RuntimeFacts::default()),
+        ]
+        .into(),
     }
 }
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use tokio::net::{TcpSocket, TcpStream};
 use warren_oci::client::CallError;
-use warren_oci::protocol::{Answer, Call, ExecRequest, ExitStatus, Target};
+use warren_oci::protocol::{Answer, Call, ExecRequest, ExitStatus, RefusalReason, Target};
 
 use crate::descriptor::Descriptor;
 use crate::pod_request::PodDirectory;
@@ -96,11 +96,23 @@ impl Inside {
         let address = self.socket_address(host, port)?;
         let mut shim = self.shim().map_err(|error| error.to_string())?;
         let call = Call::Socket { version_6: address.is_ipv6() };
-        let (_, descriptors) = shim.call(call).await.map_err(|error| chain(&error))?;
-        let socket = descriptors.into_iter().next().ok_or("the shim gave no socket")?;
-        // Not connected yet, whatever the type says: a socket stays in the network it was made in.
-        let socket = TcpSocket::from_std_stream(std::net::TcpStream::from(socket));
-        socket.connect(address).await.map_err(|error| format!("dial tcp {address}: connect: {error}"))
+        let connected = match shim.call(call).await {
+            Ok((_, descriptors)) => {
+                let socket = descriptors.into_iter().next().ok_or("the shim gave no socket")?;
+                // Not connected yet, whatever the type says: a socket stays in the network it was made in.
+                TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(address).await
+            }
+            // Its network is not the kernel's. From here it has its address; anything else would be the machine's own.
+            Err(CallError::Refused(refusal))
+                if refusal.reason == RefusalReason::Unsupported
+                    && self.address == address.ip()
+                    && !address.ip().is_loopback() =>
+            {
+                TcpStream::connect(address).await
+            }
+            Err(error) => return Err(chain(&error)),
+        };
+        connected.map_err(|error| format!("dial tcp {address}: connect: {error}"))
     }
 
     /// Where a port is. A name of another host cannot be looked up from within the pod.

@@ -18,11 +18,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use warren_oci::client::CallError;
-use warren_oci::protocol::Call;
+use warren_oci::protocol::{Call, RefusalReason};
 
 use super::session::CHUNK;
 use super::upgrade::{Handshake, SpdyHandshake};
 use super::{Body, text};
+use crate::network::Lease;
 use crate::node::Shared;
 use crate::shim::Shim;
 
@@ -47,6 +48,10 @@ enum ConnectError {
     Shim(#[source] io::Error),
     #[error(transparent)]
     Refused(#[from] CallError),
+    #[error("the pod's runtime has a network of its own, and the pod has no address")]
+    NoAddress,
+    #[error("failed to connect to {address}:{port}: {source}")]
+    Address { address: Ipv4Addr, port: u16, source: io::Error },
     #[error("failed to connect to localhost:{port} inside the pod: IPv4: {first}, IPv6: {second}")]
     Nobody { port: u16, first: io::Error, second: io::Error },
 }
@@ -97,15 +102,26 @@ impl Target {
     /// Connects to a port on the pod's loopback, IPv4 first.
     async fn connect(&self, port: u16) -> Result<TcpStream, ConnectError> {
         let mut shim = Shim::connect(&self.directory).map_err(ConnectError::Shim)?;
-        let first = match connect_to(&mut shim, SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await? {
-            Ok(stream) => return Ok(stream),
-            Err(error) => error,
+        let first = match connect_to(&mut shim, SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => error,
+            Err(CallError::Refused(refusal)) if refusal.reason == RefusalReason::Unsupported => {
+                return self.connect_from_outside(port).await;
+            }
+            Err(error) => return Err(error.into()),
         };
         match connect_to(&mut shim, SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(second)) => Err(ConnectError::Nobody { port, first, second }),
             Err(error) => Err(ConnectError::Nobody { port, first, second: io::Error::other(error) }),
         }
+    }
+
+    /// Connects to a port on the pod's address: the loopback of a network that is not the kernel's is nowhere to be found.
+    async fn connect_from_outside(&self, port: u16) -> Result<TcpStream, ConnectError> {
+        let address = Lease::read(&self.directory).ok_or(ConnectError::NoAddress)?.address;
+        let connected = TcpStream::connect((address, port)).await;
+        connected.map_err(|source| ConnectError::Address { address, port, source })
     }
 
     /// Carries one connection until the pod's side of it has ended: what comes in from the client, and what goes out as

@@ -31,6 +31,7 @@ use crate::container::StepError;
 pub use self::create::CreateOptions;
 pub use self::exec::ExecOptions;
 pub use self::state::{State, Status};
+pub(crate) use self::system_calls::name as system_call_name;
 
 /// How long a killed container may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);

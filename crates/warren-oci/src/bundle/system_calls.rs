@@ -12,6 +12,18 @@ pub(super) fn number(name: &str) -> Option<u32> {
     find(GENERIC)
 }
 
+/// The name of a system call, if it is in the list.
+pub(crate) fn name(number: u32) -> Option<&'static str> {
+    let find = |table: &[(&'static str, libc::c_long)]| {
+        table.iter().find(|(_, known)| *known as u32 == number).map(|(name, _)| *name)
+    };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(name) = find(X86_64) {
+        return Some(name);
+    }
+    find(GENERIC)
+}
+
 macro_rules! system_calls {
     ($($name:ident $constant:ident)*) => { &[$((stringify!($name), libc::$constant)),*] };
 }

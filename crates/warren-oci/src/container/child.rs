@@ -33,6 +33,13 @@ pub(super) struct Failure {
     error: StepError,
 }
 
+impl Failure {
+    /// It was set up, but its program could not be run.
+    pub(super) fn starting(error: StepError) -> Self {
+        Self { reason: RefusalReason::StartFailed, error }
+    }
+}
+
 impl From<StepError> for Failure {
     fn from(error: StepError) -> Self {
         Self { reason: RefusalReason::CreateFailed, error }
@@ -168,7 +175,7 @@ pub(crate) fn make_mount_point(path: &Path, is_directory: bool) -> io::Result<()
 }
 
 /// The paths that are given, or those of a default list.
-fn given(paths: &Option<Vec<PathBuf>>, default: &[&str]) -> Vec<PathBuf> {
+pub(super) fn given(paths: &Option<Vec<PathBuf>>, default: &[&str]) -> Vec<PathBuf> {
     paths.clone().unwrap_or_else(|| default.iter().map(PathBuf::from).collect())
 }
 
@@ -258,7 +265,7 @@ pub(super) fn become_program(
     streams: Streams<'_>,
     filter: &Filter,
 ) -> Result<Infallible, Failure> {
-    let starting = |error: StepError| Failure { reason: RefusalReason::StartFailed, error };
+    let starting = Failure::starting;
     take_streams(&streams)?;
     for limit in resource_limits(process)? {
         rustix::process::setrlimit(limit.0, limit.1).step(|| "set resource limits".to_owned())?;
@@ -323,7 +330,8 @@ fn install(filter: &Filter) -> Result<(), StepError> {
     filter.install().step(|| "install the system call filter".to_owned())
 }
 
-fn take_streams(streams: &Streams<'_>) -> Result<(), StepError> {
+/// Makes the streams those of this process.
+pub(super) fn take_streams(streams: &Streams<'_>) -> Result<(), StepError> {
     let step = || "take the standard streams".to_owned();
     match streams {
         Streams::Pipes { stdin, stdout, stderr } => {

@@ -9,7 +9,7 @@ use warren_sys::{namespace, pty};
 
 use super::child::{self, Failure, Streams};
 use super::rootfs::{self, Step, StepError};
-use super::{Container, Workshop, finish_child, pipe, refusal};
+use super::{Container, Keeper, Workshop, finish_child, pipe, refusal};
 use crate::defaults;
 use crate::idmap::IdRange;
 use crate::protocol::{ExecRequest, Refusal, TerminalSize};
@@ -41,15 +41,42 @@ pub(crate) fn exec(
     };
     let environment = environment(&program, &request.env, request.terminal);
     let ends = make_ends(ids, container, &program.user, request).map_err(refusal)?;
-    start(workshop, container, &program, &environment, ends).map_err(refusal)
+    match &container.keeper {
+        Keeper::Itself { pid_namespace } => {
+            start(workshop, container, pid_namespace, &program, &environment, ends).map_err(refusal)
+        }
+        Keeper::Runtime(runtime) => {
+            let entrance = &container.entrance;
+            runtime.exec(workshop, entrance, &program, &environment, ends).map_err(refusal)
+        }
+    }
 }
 
 /// Both ends of everything.
-struct Ends {
-    outside: Vec<OwnedFd>,
+pub(super) struct Ends {
+    pub(super) outside: Vec<OwnedFd>,
     inside: Vec<OwnedFd>,
     has_stdin: bool,
-    terminal: Option<u32>,
+    pub(super) terminal: Option<u32>,
+}
+
+impl Ends {
+    /// What the program gets; `null` stands for an input that nobody asked for.
+    pub(super) fn streams<'a>(&'a self, null: &'a OwnedFd) -> Result<Streams<'a>, StepError> {
+        match self.inside.as_slice() {
+            [terminal] if self.terminal.is_some() => Ok(Streams::Terminal(terminal.as_fd())),
+            [stdin, stdout, stderr] if self.has_stdin => {
+                Ok(Streams::Pipes { stdin: stdin.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() })
+            }
+            [stdout, stderr] => {
+                Ok(Streams::Pipes { stdin: null.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() })
+            }
+            _ => Err(StepError {
+                step: "count the streams".to_owned(),
+                source: io::ErrorKind::InvalidInput.into(),
+            }),
+        }
+    }
 }
 
 fn make_ends(
@@ -92,9 +119,10 @@ fn make_ends(
 fn start(
     workshop: &Workshop,
     container: &Container,
+    pid_namespace: &OwnedFd,
     program: &Process,
     environment: &[String],
-    ends: Ends,
+    mut ends: Ends,
 ) -> Result<Exec, StepError> {
     let step = || "clone a process".to_owned();
     let (report, report_inside) = pipe().step(step)?;
@@ -106,7 +134,7 @@ fn start(
     };
     // Only children of a process that has "entered" a pid namespace are in it. So the shim enters, clones, and leaves:
     // one process less than the usual way by a helper.
-    namespace::enter_one(container.pid_namespace.as_fd()).step(|| "enter the pid namespace".to_owned())?;
+    namespace::enter_one(pid_namespace.as_fd()).step(|| "enter the pid namespace".to_owned())?;
     let mut forked = process::clone(workshop.proof, options);
     if born_inside && forked.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN)) {
         // The container has reached its pids limit. Somebody who wants to look after it gets in nevertheless, as on
@@ -116,19 +144,9 @@ fn start(
         forked = process::clone(workshop.proof, options);
     }
     if let Ok(Fork::Child) = forked {
-        drop((ends.outside, report));
-        let life = || {
-            exec_process(
-                workshop,
-                container,
-                program,
-                environment,
-                &ends.inside,
-                ends.has_stdin,
-                ends.terminal.is_some(),
-                born_inside,
-            )
-        };
+        ends.outside.clear();
+        drop(report);
+        let life = || exec_process(workshop, container, program, environment, &ends, born_inside);
         finish_child(&report_inside, life)
     }
     let returned =
@@ -147,15 +165,12 @@ fn start(
     Ok(Exec { child, report: Some(report), streams: ends.outside, terminal: ends.terminal })
 }
 
-#[expect(clippy::too_many_arguments, reason = "the new process gets all that the shim has, once")]
 fn exec_process(
     workshop: &Workshop,
     container: &Container,
     program: &Process,
     environment: &[String],
-    inside: &[OwnedFd],
-    has_stdin: bool,
-    has_terminal: bool,
+    ends: &Ends,
     born_inside: bool,
 ) -> Result<std::convert::Infallible, Failure> {
     child::die_with_parent()?;
@@ -173,22 +188,7 @@ fn exec_process(
     rustix::process::setsid().step(|| "make a session".to_owned())?;
     process::join_new_session_keyring().step(|| "make a keyring".to_owned())?;
     child::become_root()?;
-    let streams = match inside {
-        [terminal] if has_terminal => Streams::Terminal(terminal.as_fd()),
-        [stdin, stdout, stderr] if has_stdin => {
-            Streams::Pipes { stdin: stdin.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
-        }
-        [stdout, stderr] => {
-            Streams::Pipes { stdin: null.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
-        }
-        _ => {
-            return Err(StepError {
-                step: "count the streams".to_owned(),
-                source: io::ErrorKind::InvalidInput.into(),
-            }
-            .into());
-        }
-    };
+    let streams = ends.streams(&null)?;
     child::become_program(program, environment, streams, &workshop.filter)
 }
 

@@ -12,6 +12,8 @@
 mod child;
 mod exec;
 mod network;
+mod other_runtime;
+mod pod_namespaces;
 mod pod_network;
 mod program;
 mod rootfs;
@@ -44,6 +46,7 @@ use crate::wire;
 
 pub(crate) use self::child::{make_mount_point, resource, restrict_paths, set_ids};
 pub(crate) use self::exec::{Exec, exec, resize};
+use self::other_runtime::RuntimeContainer;
 pub(crate) use self::program::Program;
 pub(crate) use self::rootfs::StepError;
 
@@ -88,8 +91,41 @@ pub(crate) struct Container {
     pub(crate) streams: Outside,
     pub(crate) spec: Spec,
     entrance: Entrance,
-    pid_namespace: OwnedFd,
     terminals: OwnedFd,
+    keeper: Keeper,
+}
+
+/// Who keeps a container.
+#[derive(Debug)]
+enum Keeper {
+    /// Nobody: `child` is its first process.
+    Itself { pid_namespace: OwnedFd },
+    /// Another runtime, of which `child` takes care. It ends as the container does.
+    Runtime(RuntimeContainer),
+}
+
+impl Container {
+    /// Sends a signal to the container's first process; `SIGKILL` ends the whole container.
+    pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
+        match &self.keeper {
+            Keeper::Itself { .. } => self.child.signal(signal),
+            Keeper::Runtime(runtime) => runtime.signal(signal),
+        }
+    }
+
+    /// Removes the cgroup of a container that has ended.
+    pub(crate) fn remove_cgroup(&self) {
+        match &self.keeper {
+            // Execs that are still to be reaped keep it busy; then the pod's end removes it.
+            Keeper::Itself { .. } => drop(self.cgroup.remove()),
+            // What it has left there is of no use to anybody.
+            Keeper::Runtime(_) => {
+                if let Err(error) = crate::cleanup::remove_cgroup(&self.cgroup) {
+                    eprintln!("warren: shim: {error}");
+                }
+            }
+        }
+    }
 }
 
 /// Reads what a child had to say. `None`: it has become its program. To be called once the pipe is readable or closed.
@@ -121,7 +157,11 @@ pub(crate) fn start(
     request: &ContainerRequest,
     timeline: &mut Timeline,
 ) -> Result<Container, Refusal> {
-    start_steps(workshop, pod, namespaces, request, timeline).map_err(|failure| {
+    let started = match &pod.runtime {
+        None => start_steps(workshop, pod, namespaces, request, timeline),
+        Some(program) => other_runtime::start(workshop, pod, program, namespaces, request),
+    };
+    started.map_err(|failure| {
         // The child, if there was one, is dead and reaped, so the cgroup is empty.
         let _ = Cgroup::named(&workshop.hierarchy, &cgroup_name(pod, request)).remove();
         refusal(failure)
@@ -191,8 +231,8 @@ fn start_steps(
             streams: terminal.unwrap_or(outside),
             spec: request.spec.clone(),
             entrance,
-            pid_namespace,
             terminals,
+            keeper: Keeper::Itself { pid_namespace },
         }),
         Err(error) => {
             let _ = child.signal(libc::SIGKILL);

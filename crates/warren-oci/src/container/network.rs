@@ -1,10 +1,9 @@
 //! A socket in the pod's network.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use warren_sys::namespace;
 
 use super::PodNamespaces;
 
@@ -12,14 +11,8 @@ impl PodNamespaces {
     /// A new TCP socket in the pod's network namespace, not connected yet. Whoever gets it connects it: a socket stays in
     /// the network it was made in.
     pub(crate) fn socket(&mut self, version_6: bool) -> io::Result<OwnedFd> {
-        let own = namespace::open(0, "net")?;
-        let [network, ..] = self.complete()?;
         let family = if version_6 { AddressFamily::INET6 } else { AddressFamily::INET };
-        namespace::enter_one(network)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None);
-        // The shim uses no network itself; staying in the pod's would do no harm, but nobody would expect it.
-        namespace::enter_one(own.as_fd())?;
-        Ok(socket?)
+        self.inside_network(|| Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?))
     }
 }

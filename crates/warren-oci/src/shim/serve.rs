@@ -9,7 +9,7 @@ use super::guest::{Guest, Visitor};
 use crate::container;
 use crate::protocol::{
     Answer, Call, ContainerRequest, ContainerStatus, ExecRequest, MemoryVolume, Refusal, RefusalReason,
-    Request, Target, TerminalSize,
+    Request, RuntimeKind, Target, TerminalSize,
 };
 use crate::timeline::Timeline;
 
@@ -149,6 +149,11 @@ impl Shim {
     }
 
     fn socket(&mut self, asker: Asker, version_6: bool) -> Result<Option<Answer>, Refusal> {
+        if self.pod.runtime.as_ref().is_some_and(|runtime| runtime.kind == RuntimeKind::Gvisor) {
+            // The kernel's side of the device has nobody who listens.
+            let message = "the pod's network is in its sandbox".to_owned();
+            return Err(Refusal { reason: RefusalReason::Unsupported, message });
+        }
         let namespaces = self.namespaces.as_mut();
         let namespaces = namespaces.ok_or_else(|| invalid("the pod has no network yet".to_owned()))?;
         let socket = namespaces.socket(version_6).map_err(failed("make a socket in the pod's network"))?;
@@ -177,14 +182,16 @@ impl Shim {
     }
 
     fn signal(&mut self, target: &Target, signal: i32) -> Result<Option<Answer>, Refusal> {
-        let child = match target {
+        let sent = match target {
             Target::Container(name) => match self.guests.get(name) {
-                Some(guest) => guest.container.as_ref().map(|container| &container.child),
+                Some(guest) => guest.container.as_ref().map(|container| container.signal(signal)),
                 None => return Err(invalid(format!("there is no container `{name}`"))),
             },
-            Target::Exec(number) => self.visitors.get(number).map(|visitor| &visitor.exec.child),
+            Target::Exec(number) => {
+                self.visitors.get(number).map(|visitor| visitor.exec.child.signal(signal))
+            }
         };
-        match child.map_or(Ok(()), |child| child.signal(signal)) {
+        match sent.unwrap_or(Ok(())) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(invalid(error.to_string())),
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("send the signal")(error)),
             _ => Ok(Some(Answer::Done)),
@@ -194,7 +201,7 @@ impl Shim {
     fn kill_everything(&mut self) {
         for guest in self.guests.values() {
             if let Some(container) = &guest.container {
-                let _ = container.child.signal(libc::SIGKILL);
+                let _ = container.signal(libc::SIGKILL);
             }
         }
         for visitor in self.visitors.values() {

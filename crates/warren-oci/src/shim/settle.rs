@@ -17,7 +17,7 @@ impl Shim {
         let result = match container::read_report(&report) {
             Some(refusal) => {
                 let _ = container.child.wait();
-                let _ = container.cgroup.remove();
+                container.remove_cgroup();
                 guest.container = None;
                 guest.status =
                     ContainerStatus::Failed { refusal: refusal.clone(), finished_at: Timestamp::now() };
@@ -78,8 +78,7 @@ impl Shim {
         };
         guest.watches.clear();
         if let Some(container) = guest.container.take() {
-            // Execs that are still to be reaped keep it busy; then the pod's end removes it.
-            let _ = container.cgroup.remove();
+            container.remove_cgroup();
         }
         self.dirty = true;
         self.record_first = true;

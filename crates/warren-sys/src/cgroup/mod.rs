@@ -95,6 +95,7 @@ impl Hierarchy {
                     if v2::CONTROLLERS.iter().all(is_present) {
                         return Ok(Self::V2(mount_point));
                     }
+                    mounts.note_other(&mount_point);
                 }
                 (Some("cgroup"), Some(options)) => mounts.note(&mount_point, options),
                 _ => {}
@@ -117,10 +118,13 @@ impl Hierarchy {
         }
     }
 
-    /// The directories that make up the cgroup `name`.
+    /// The directories that make up the cgroup `name`, there or not.
     fn directories(&self, name: &str) -> Vec<PathBuf> {
         match self {
-            Self::V1(mounts) => mounts.roots().map(|root| root.join(name)).collect(),
+            Self::V1(mounts) => {
+                let roots = mounts.roots().chain(mounts.others.iter().map(PathBuf::as_path));
+                roots.map(|root| root.join(name)).collect()
+            }
             Self::V2(root) => vec![root.join(name)],
         }
     }

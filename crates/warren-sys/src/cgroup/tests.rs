@@ -6,6 +6,7 @@ const HYBRID: &str = "\
 36 33 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
 38 33 0:32 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
 40 33 0:34 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+41 33 0:35 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices
 42 33 0:36 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 ";
 
@@ -13,8 +14,10 @@ const HYBRID: &str = "\
 fn a_version_2_mount_counts_only_with_controllers() {
     let hybrid = Hierarchy::from_mount_table(HYBRID, |_| String::new()).unwrap();
     assert_eq!(hybrid.version(), 1);
-    // cpu and cpuacct share a mount and are one directory.
-    assert_eq!(hybrid.directories("x").len(), 4);
+    // cpu and cpuacct share a mount and are one directory. What others may have made is looked for, too.
+    let directories = hybrid.directories("x");
+    assert_eq!(directories.len(), 6, "{directories:?}");
+    assert_eq!(directories[4..], ["/sys/fs/cgroup/devices/x", "/sys/fs/cgroup/unified/x"].map(PathBuf::from));
 
     let unified = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate";
     let detected = Hierarchy::from_mount_table(unified, |_| "cpuset cpu io memory pids".to_owned()).unwrap();

@@ -15,10 +15,13 @@ pub struct Mounts {
     pub(super) cpuacct: PathBuf,
     pub(super) pids: PathBuf,
     pub(super) freezer: PathBuf,
+    /// Other hierarchies. We make nothing there; a runtime that was told one of our names does.
+    pub(super) others: Vec<PathBuf>,
 }
 
 impl Mounts {
     pub(super) fn note(&mut self, mount_point: &Path, options: &str) {
+        let mut is_ours = false;
         for option in options.split(',') {
             let place = match option {
                 "memory" => &mut self.memory,
@@ -28,11 +31,19 @@ impl Mounts {
                 "freezer" => &mut self.freezer,
                 _ => continue,
             };
+            is_ours = true;
             // The same hierarchy may be mounted twice; the first is as good as the second.
             if place.as_os_str().is_empty() {
                 *place = mount_point.to_owned();
             }
         }
+        if !is_ours {
+            self.note_other(mount_point);
+        }
+    }
+
+    pub(super) fn note_other(&mut self, mount_point: &Path) {
+        self.others.push(mount_point.to_owned());
     }
 
     pub(super) fn is_usable(&self) -> bool {
@@ -41,7 +52,7 @@ impl Mounts {
             .all(|path| !path.as_os_str().is_empty())
     }
 
-    /// Every mount once.
+    /// Every mount of ours once.
     pub(super) fn roots(&self) -> impl Iterator<Item = &Path> {
         let all = [&self.memory, &self.cpu, &self.cpuacct, &self.pids, &self.freezer];
         (0..all.len())

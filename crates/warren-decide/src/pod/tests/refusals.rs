@@ -14,6 +14,7 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
     let cases = [
         json!({"hostNetwork": true}),
         json!({"runtimeClassName": "gvisor"}),
+        json!({"runtimeClassName": "strong", "containers": [{"name": "one"}, {"name": "two"}]}),
         json!({"initContainers": [{"name": "first", "securityContext": {"privileged": true}}]}),
         json!({"volumes": [{"name": "host", "hostPath": {"path": "/etc"}}]}),
         json!({"volumes": [{"name": "far", "nfs": {"server": "x", "path": "/"}}]}),
@@ -40,6 +41,7 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
     expect![[r#"
         IsolationRefused | Pod was rejected: spec.hostNetwork would weaken the isolation of the pod, which this node does not allow
         RuntimeClassNotFound | Pod was rejected: runtime class "gvisor" is not available on this node
+        UnsupportedPodSpec | Pod was rejected: runtime class "strong" runs one container of a pod at a time, and the pod has 2 beside each other
         IsolationRefused | Pod was rejected: spec.initContainers[first].securityContext.privileged would weaken the isolation of the pod, which this node does not allow
         UnsupportedVolume | Pod was rejected: volume "host": hostPath would show the pod files of the host, which this node does not allow
         UnsupportedVolume | Pod was rejected: volume "far": nfs is not supported by this node yet; emptyDir, configMap, secret, downwardAPI, projected and persistentVolumeClaim are

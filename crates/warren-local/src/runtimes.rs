@@ -1,0 +1,150 @@
+//! Runtimes that pods may ask for by their class, besides our own: those that were named, and `runsc` where it is found.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::str::FromStr;
+
+use tracing::warn;
+use warren_oci::protocol::{RuntimeKind, RuntimeProgram};
+
+/// The class of `runsc`, as everybody calls it.
+const GVISOR: &str = "gvisor";
+
+/// A runtime class and its program, as `NAME=PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedRuntime {
+    /// The class.
+    pub name: String,
+    /// The program.
+    pub path: PathBuf,
+}
+
+/// A runtime that cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// Not `NAME=PATH`.
+    #[error("`{0}` is not NAME=PATH, with a name such as `gvisor` and an absolute path")]
+    Text(String),
+    /// The program cannot be run.
+    #[error("run `{}` of runtime `{name}`", path.display())]
+    Run {
+        /// The class.
+        name: String,
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The program does not say who it is.
+    #[error("`{} --version` of runtime `{name}` says: {said}", path.display())]
+    Version {
+        /// The class.
+        name: String,
+        /// The program.
+        path: PathBuf,
+        /// What it says instead.
+        said: String,
+    },
+}
+
+impl FromStr for NamedRuntime {
+    type Err = RuntimeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let bad = || RuntimeError::Text(text.to_owned());
+        let (name, path) = text.split_once('=').ok_or_else(bad)?;
+        // A DNS label, as the API wants it of a handler.
+        let is_label = (1..=63).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            && !name.starts_with('-')
+            && !name.ends_with('-');
+        if !is_label || !Path::new(path).is_absolute() {
+            return Err(bad());
+        }
+        Ok(Self { name: name.to_owned(), path: path.into() })
+    }
+}
+
+/// The runtimes that work here, by class. One that was named and does not work is an error; of the one that is found by
+/// itself, only a warning. Only root can have any: an ordinary user's containers need what is ours alone.
+pub(crate) fn find(
+    named: &[NamedRuntime],
+    path: Option<&OsStr>,
+) -> Result<BTreeMap<String, RuntimeProgram>, RuntimeError> {
+    let mut found = BTreeMap::new();
+    for runtime in named {
+        found.insert(runtime.name.clone(), identify(&runtime.name, &runtime.path)?);
+    }
+    if !found.contains_key(GVISOR)
+        && rustix::process::geteuid().is_root()
+        && let Some(program) = path.and_then(|path| in_path(path, "runsc"))
+    {
+        match identify(GVISOR, &program) {
+            Ok(program) => {
+                found.insert(GVISOR.to_owned(), program);
+            }
+            Err(error) => warn!(%error, "runsc is there, and does not work"),
+        }
+    }
+    Ok(found)
+}
+
+fn in_path(path: &OsStr, program: &str) -> Option<PathBuf> {
+    std::env::split_paths(path).map(|directory| directory.join(program)).find(|file| file.is_file())
+}
+
+/// Asks a program what it is.
+fn identify(name: &str, path: &Path) -> Result<RuntimeProgram, RuntimeError> {
+    let output = Command::new(path).arg("--version").stdin(Stdio::null()).output();
+    let output = output.map_err(|source| RuntimeError::Run {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        source,
+    })?;
+    match kind(&output) {
+        Some(kind) => Ok(RuntimeProgram { path: path.to_owned(), kind }),
+        None => {
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            let said = said.lines().next().unwrap_or_default().chars().take(200).collect();
+            Err(RuntimeError::Version { name: name.to_owned(), path: path.to_owned(), said })
+        }
+    }
+}
+
+/// All of them say `NAME version NUMBER` first; Kata's says `NAME : NUMBER`.
+fn kind(output: &Output) -> Option<RuntimeKind> {
+    let said = String::from_utf8_lossy(&output.stdout);
+    let mut words = said.lines().next()?.split_ascii_whitespace();
+    let program = words.next()?;
+    if !output.status.success() || !["version", ":"].contains(&words.next()?) {
+        return None;
+    }
+    Some(if program == "runsc" { RuntimeKind::Gvisor } else { RuntimeKind::Plain })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_is_a_label_and_an_absolute_path() {
+        let good = "kata-2=/opt/kata/bin/kata-runtime".parse::<NamedRuntime>().unwrap();
+        assert_eq!((good.name.as_str(), good.path), ("kata-2", PathBuf::from("/opt/kata/bin/kata-runtime")));
+        for bad in ["", "gvisor", "=/bin/runsc", "G=/bin/runsc", "-a=/bin/x", "a=runsc", "a=", "a.b=/x"] {
+            assert!(bad.parse::<NamedRuntime>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_no_runtime_is_refused_by_name() {
+        let named = |path: &str| [NamedRuntime { name: "odd".to_owned(), path: path.into() }];
+        let error = find(&named("/nowhere/at/all"), None).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
+        let error = find(&named("/bin/true"), None).unwrap_err();
+        assert!(error.to_string().contains("odd"), "{error}");
+    }
+}
