@@ -18,6 +18,7 @@ use warren_apiserver::{ApiServer, AuditConfig, Identity, Limits, Storage, TlsAcc
 use warren_controllers::Controllers;
 use warren_controllers::telemetry::{self, Telemetry};
 use warren_node::{Node, NodeConfig};
+use warren_oci::privileges::Privileges;
 use warren_oci::zygote::Zygote;
 
 use crate::dialer::LocalDialer;
@@ -31,7 +32,12 @@ pub const NODE_NAME: &str = "local";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs until a signal asks to stop.
-pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> Result<(), StartError> {
+pub async fn serve(
+    config: Config,
+    privileges: Privileges,
+    zygote: Zygote,
+    on_ready: impl FnOnce(),
+) -> Result<(), StartError> {
     // Listened for from the start: a signal that comes now is obeyed as soon as there is something to stop.
     let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Runtime)?;
@@ -52,6 +58,7 @@ pub async fn serve(config: Config, zygote: Zygote, on_ready: impl FnOnce()) -> R
     controllers.lead();
     dialer.connect(Node::start(NodeConfig {
         registries: config.registries.clone(),
+        privileges,
         ..NodeConfig::local(
             NODE_NAME.to_owned(),
             config.directory.clone(),

@@ -11,6 +11,7 @@ mod home;
 mod init;
 mod kubeconfig;
 mod lock;
+mod ordinary_user;
 mod pods;
 
 use std::net::SocketAddr;
@@ -19,10 +20,12 @@ use std::time::Duration;
 
 pub use init::{container_init, init_command};
 pub use lock::{Holder, LockError, holder, wait_for_start};
+pub use ordinary_user::{OrdinaryUserError, enter_user_namespace};
 pub use pods::{EndPodsError, end_pods};
 pub use warren_node::RegistryConfig;
 
 use lock::{Lock, Starting};
+use warren_oci::privileges::Privileges;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 /// Everything a home needs to know.
@@ -50,6 +53,12 @@ pub enum StartError {
     /// Somebody else has it, or the lock file cannot be used.
     #[error(transparent)]
     Lock(#[from] LockError),
+    /// What we may do on this machine could not be found out.
+    #[error("find out what this process may do")]
+    Privileges(#[source] std::io::Error),
+    /// Cgroups that were given to the user could not be used.
+    #[error("move to a place of our own in the cgroup that was given to us")]
+    Cgroups(#[source] std::io::Error),
     /// The process that forks shims could not be made.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
@@ -92,12 +101,15 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Runs a home until SIGTERM or SIGINT. `on_ready` is called with our process id when the API answers.
 ///
-/// To be called by a process with one thread: the zygote is forked first. After a `kill -9` at any point, the next
+/// To be called by a process with one thread: the zygote is forked first. An ordinary user's comes here by way of
+/// [`enter_user_namespace`]. After a `kill -9` at any point, the next
 /// call finds the objects, the running sandboxes and whatever has to be cleaned up.
 pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError> {
     let starting = Starting::begin(&config.directory)?;
     let pid = std::process::id();
     let _lock = Lock::take(&config.directory, &Holder { pid, version: config.version.clone() })?;
+    let privileges = Privileges::of_this_process().map_err(StartError::Privileges)?;
+    privileges.claim_cgroups().map_err(StartError::Cgroups)?;
     let zygote = Zygote::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -105,7 +117,7 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
-    let outcome = runtime.block_on(home::serve(config, zygote, || {
+    let outcome = runtime.block_on(home::serve(config, privileges, zygote, || {
         drop(starting);
         on_ready(pid);
     }));

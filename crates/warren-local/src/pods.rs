@@ -47,9 +47,13 @@ pub fn end_pods(directory: &Path, home_id: &str) -> Result<usize, EndPodsError> 
                 shut_down(&shim).map_err(|source| EndPodsError::Shim { path, source })?;
                 ended += 1;
             }
-            // No shim: it has ended before, or was killed. The cgroups below say whether something is left.
+            // No shim: it has ended before, or was killed. Its record and the cgroups below say whether something is left.
             Err(error)
-                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+            {
+                cleanup::kill_recorded(&path)
+                    .map_err(|source| EndPodsError::Shim { path, source: source.into() })?;
+            }
             Err(source) => return Err(EndPodsError::Shim { path, source: source.into() }),
         }
     }

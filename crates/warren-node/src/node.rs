@@ -14,10 +14,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{error, info, warn};
-use warren_decide::pod::NodeFacts;
+use warren_decide::pod::{Networks, NodeFacts};
 use warren_oci::cleanup;
 use warren_oci::host_image::{HostImage, PrepareError};
-use warren_oci::idmap::IdAllocator;
+use warren_oci::idmap::{IdAllocator, IdRange};
+use warren_oci::privileges::Privileges;
 use warren_oci::zygote::Zygote;
 
 use crate::claims;
@@ -25,7 +26,7 @@ use crate::config::NodeConfig;
 use crate::events::Events;
 use crate::images::Images;
 use crate::kubelet;
-use crate::network::{self, Network};
+use crate::network::{self, Network, Reach};
 use crate::objects::Objects;
 use crate::pod_request::{Builder, PodDirectory};
 use crate::registration::{MachineFacts, register};
@@ -110,7 +111,11 @@ impl Node {
         };
         make_private(&pods).map_err(at(&pods))?;
         let home_id = home_id(&config.data_dir).map_err(at(&config.data_dir))?;
-        let ids = IdAllocator::load(&pods, &home_id).map_err(at(&pods))?;
+        let shared_ids = config.privileges.shared_ids();
+        let ids = match shared_ids {
+            Some(range) => IdAllocator::shared(&pods, range),
+            None => IdAllocator::load(&pods, &home_id).map_err(at(&pods))?,
+        };
         let builder = Builder {
             image: HostImage::prepare(&config.data_dir)?,
             executable: config.executable.clone(),
@@ -119,14 +124,25 @@ impl Node {
             home_cgroup: cleanup::home_cgroup(&home_id),
             claims: config.data_dir.join("volumes"),
         };
-        let network = network::open(&home_id, &config.data_dir, &pods, config.pod_range);
+        let reach = match config.privileges {
+            Privileges::Machine => Reach::Devices,
+            Privileges::Namespace(_) | Privileges::Ordinary => Reach::Sockets,
+        };
+        let network = network::open(&home_id, &config.data_dir, &pods, config.pod_range, reach);
         let shared = Arc::new(Shared {
             client: config.client.clone(),
             facts: NodeFacts {
                 name: config.name.clone(),
                 host_ip: config.host_ip,
                 bind_unassigned: config.bind_unassigned,
-                has_network: network.is_some(),
+                network: match (&network, reach) {
+                    (None, _) => Networks::None,
+                    (Some(_), Reach::Sockets) => Networks::Proxy,
+                    (Some(_), Reach::Devices) => Networks::All,
+                },
+                limits_are_enforced: config.privileges.limits_are_enforced(),
+                ids: shared_ids.map_or(IdRange::LENGTH, |range| range.length),
+                ids_are_own: shared_ids.is_none(),
             },
             home_id,
             zygote: config.zygote.clone(),

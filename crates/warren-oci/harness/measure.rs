@@ -90,6 +90,7 @@ fn pod_request(
         hostname: uid.to_owned(),
         ids,
         network: None,
+        proxy_port: None,
         limits: Limits::default(),
         containers: vec![ContainerRequest {
             name: "main".to_owned(),

@@ -141,6 +141,7 @@ impl Home {
             hostname: uid.to_owned(),
             ids,
             network: None,
+            proxy_port: None,
             limits: Limits::default(),
             containers,
             trace: false,

@@ -55,7 +55,10 @@ fn node() -> NodeFacts {
         name: "here".to_owned(),
         host_ip: "127.0.0.1".parse().unwrap(),
         bind_unassigned: true,
-        has_network: true,
+        network: Networks::All,
+        limits_are_enforced: true,
+        ids: 1 << 16,
+        ids_are_own: true,
     }
 }
 

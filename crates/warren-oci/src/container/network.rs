@@ -1,4 +1,4 @@
-//! A socket in the pod's network.
+//! Sockets in the pod's network.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,8 +18,16 @@ impl PodNamespaces {
         namespace::enter_one(network)?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None);
-        // The shim uses no network itself; staying in the pod's would do no harm, but nobody would expect it.
+        // The shim uses no network itself; staying in the pod's would do no harm, but nobody would expect it. An ordinary
+        // user's can come back because the zygote has left the machine's for one of its own.
         namespace::enter_one(own.as_fd())?;
         Ok(socket?)
+    }
+
+    /// Where programs in the pod reach the proxy: a socket that listens in the pod's network. Whoever gets it accepts.
+    pub(crate) fn way_out(&mut self) -> io::Result<OwnedFd> {
+        self.complete()?;
+        let way_out = self.way_out.as_ref();
+        way_out.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the pod has none"))?.try_clone()
     }
 }
