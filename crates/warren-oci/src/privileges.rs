@@ -231,7 +231,7 @@ fn user_name(passwd: &str, user: u32) -> Option<String> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next()?;
-        (fields.nth(1)?.parse() == Ok(user)).then(|| name.to_owned())
+        (fields.nth(1)?.parse::<u32>() == Ok(user)).then(|| name.to_owned())
     })
 }
 
