@@ -153,7 +153,8 @@ fn isolation_is_what_root_has_but_for_what_is_said() {
     assert_eq!(inside("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '"), "lo\n");
     // Hostile or not, it cannot fork without end.
     let limits = inside("grep 'Max processes' /proc/self/limits");
-    let limit: u64 = limits.split_ascii_whitespace().nth(3).and_then(|hard| hard.parse().ok()).expect("a limit");
+    let limit: u64 =
+        limits.split_ascii_whitespace().nth(3).and_then(|hard| hard.parse().ok()).expect("a limit");
     assert!(limit <= 256, "{limits}");
     home.assert_nothing_left();
 }
