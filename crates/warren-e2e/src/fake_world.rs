@@ -142,15 +142,19 @@ fn answer(listener: &TcpListener) {
         std::thread::spawn(move || {
             let mut request = [0; 1024];
             let _ = stream.set_read_timeout(Some(Duration::from_secs(60)));
-            if stream.read(&mut request).is_ok_and(|length| length > 0) {
-                let from = stream.local_addr().map(|address| address.ip().to_string()).unwrap_or_default();
-                let body = format!("reached {from}\n");
-                let _ = write!(
-                    stream,
-                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-                    body.len()
-                );
+            let mut known = 0;
+            // To its end: closing with something unread would take back what was answered.
+            while !request[..known].ends_with(b"\r\n\r\n") {
+                match stream.read(&mut request[known..]) {
+                    Ok(length) if length > 0 => known += length,
+                    _ => return,
+                }
             }
+            let from = stream.local_addr().map(|address| address.ip().to_string()).unwrap_or_default();
+            let body = format!("reached {from}\n");
+            let head =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            let _ = stream.write_all((head + &body).as_bytes());
         });
     }
 }

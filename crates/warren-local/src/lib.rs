@@ -14,8 +14,10 @@ mod lock;
 mod ordinary_user;
 mod pods;
 
+use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use init::{container_init, init_command};
@@ -67,7 +69,7 @@ pub enum StartError {
     ZygoteEnded,
     /// No threads.
     #[error("start the runtime")]
-    Runtime(#[source] std::io::Error),
+    Runtime(#[source] io::Error),
     /// The API server did not come up.
     #[error("start the API server")]
     ApiServer(#[from] warren_apiserver::OpenError),
@@ -83,7 +85,7 @@ pub enum StartError {
         on: String,
         /// Why.
         #[source]
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The definitions of our resources could not be written down.
     #[error("describe the resources")]
@@ -99,6 +101,23 @@ const WORKERS: usize = 2;
 /// How long tasks that are in the middle of something may take at the end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// How long the API of a home has to answer whether it lives.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Whether the API of a home answers. One whose process was killed takes connections for a moment longer, but says nothing.
+fn answers(socket: &Path) -> bool {
+    let asked = || -> io::Result<bool> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        stream.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut start = [0; 5];
+        stream.read_exact(&mut start)?;
+        Ok(start == *b"HTTP/")
+    };
+    asked().unwrap_or(false)
+}
+
 /// Runs a home until SIGTERM or SIGINT. `on_ready` is called with our process id when the API answers.
 ///
 /// To be called by a process with one thread: the zygote is forked first. An ordinary user's comes here by way of
@@ -107,7 +126,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError> {
     let starting = Starting::begin(&config.directory)?;
     let pid = std::process::id();
-    let _lock = Lock::take(&config.directory, &Holder { pid, version: config.version.clone() })?;
+    let holder = Holder { pid, version: config.version.clone() };
+    let _lock = Lock::take(&config.directory, &holder, || answers(&config.api_socket))?;
     let privileges = Privileges::of_this_process().map_err(StartError::Privileges)?;
     privileges.claim_cgroups().map_err(StartError::Cgroups)?;
     let zygote = Zygote::start()?;

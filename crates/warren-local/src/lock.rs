@@ -7,9 +7,14 @@
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+
+/// How long one that is on its way out may take: it lets the store finish, and the kernel takes it apart.
+const LEAVING: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Who holds a home. Written to the lock file, for other daemons and for `warren down`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -52,7 +57,7 @@ pub struct Starting {
 /// A home that is ours for as long as this lives.
 #[derive(Debug)]
 pub struct Lock {
-    file: File,
+    _file: File,
 }
 
 fn open(path: &Path) -> Result<File, LockError> {
@@ -93,25 +98,28 @@ pub fn wait_for_start(directory: &Path) -> Result<(), LockError> {
 }
 
 impl Lock {
-    /// Takes a home, or says who has it.
-    pub fn take(directory: &Path, holder: &Holder) -> Result<Self, LockError> {
+    /// Takes a home, or says who has it. To be called during a start of our own: no other is going on then, so a holder that
+    /// does not answer is on its way out, and is waited for.
+    pub fn take(directory: &Path, holder: &Holder, answers: impl Fn() -> bool) -> Result<Self, LockError> {
         let path = home_lock(directory);
         let mut file = open(&path)?;
         let failed = |source| LockError::File { path: path.clone(), source };
-        if !try_lock(&file).map_err(failed)? {
-            let holder = read_holder(&mut file).map_err(failed)?;
-            return Err(LockError::Held { directory: directory.to_owned(), holder });
+        let begun = Instant::now();
+        while !try_lock(&file).map_err(failed)? {
+            if answers() || begun.elapsed() > LEAVING {
+                let holder = read_holder(&mut file).map_err(failed)?;
+                return Err(LockError::Held { directory: directory.to_owned(), holder });
+            }
+            #[expect(clippy::disallowed_methods, reason = "a lock cannot be waited for with a deadline")]
+            std::thread::sleep(LOOK_AGAIN);
         }
         let text = serde_json::to_vec(holder).map_err(|error| failed(error.into()))?;
-        file.set_len(0).and_then(|()| file.write_all(&text)).and_then(|()| file.flush()).map_err(failed)?;
-        Ok(Self { file })
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        // The text is only believed while the lock is held, so failing here does no harm.
-        let _ = self.file.set_len(0);
+        file.rewind()
+            .and_then(|()| file.set_len(0))
+            .and_then(|()| file.write_all(&text))
+            .and_then(|()| file.flush())
+            .map_err(failed)?;
+        Ok(Self { _file: file })
     }
 }
 
@@ -158,8 +166,8 @@ mod tests {
     fn the_second_is_told_who_holds_it() {
         let directory = tempfile::tempdir().expect("make a directory");
         assert_eq!(holder(directory.path()).expect("look"), None);
-        let lock = Lock::take(directory.path(), &somebody(12)).expect("take");
-        let error = Lock::take(directory.path(), &somebody(34)).expect_err("held");
+        let lock = Lock::take(directory.path(), &somebody(12), || false).expect("take");
+        let error = Lock::take(directory.path(), &somebody(34), || true).expect_err("held");
         assert!(
             error.to_string().starts_with("process 12 (warren 1.2.3) already runs the home in"),
             "{error}"
@@ -168,7 +176,21 @@ mod tests {
 
         drop(lock);
         assert_eq!(holder(directory.path()).expect("look"), None);
-        Lock::take(directory.path(), &somebody(34)).expect("take again");
+        Lock::take(directory.path(), &somebody(34), || false).expect("take again");
+    }
+
+    #[test]
+    fn one_that_no_longer_answers_is_waited_for() {
+        let directory = tempfile::tempdir().expect("make a directory");
+        let leaving =
+            std::cell::Cell::new(Some(Lock::take(directory.path(), &somebody(12), || false).expect("take")));
+        // It is gone by the time that it has been asked.
+        let taken = Lock::take(directory.path(), &somebody(34), || {
+            drop(leaving.take());
+            false
+        });
+        let _lock = taken.expect("take what was left");
+        assert_eq!(holder(directory.path()).expect("look"), Some(somebody(34)));
     }
 
     #[test]

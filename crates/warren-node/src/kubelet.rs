@@ -44,6 +44,8 @@ pub(crate) async fn serve<S>(shared: Arc<Shared>, stream: S) -> Result<(), hyper
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    // After a start, a pod that was asked for could be taken for one that does not exist.
+    shared.wait_until_listed().await;
     let service = service_fn(move |request| {
         let shared = shared.clone();
         async move { Ok::<_, Infallible>(answer(&shared, request).await) }

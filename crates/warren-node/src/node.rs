@@ -45,6 +45,8 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     pub(crate) objects: Objects,
     pub(crate) registry: Registry,
+    /// Whether the API has shown all its pods once. Before that, one that is not known may be there all the same.
+    listed: watch::Sender<bool>,
     /// The pod network, where there is one.
     pub(crate) network: Option<Arc<Network>>,
     pub(crate) usage: Usage,
@@ -55,6 +57,13 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn ids(&self) -> MutexGuard<'_, IdAllocator> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when the node knows its pods.
+    pub(crate) async fn wait_until_listed(&self) {
+        let mut listed = self.listed.subscribe();
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = listed.wait_for(|listed| *listed).await;
     }
 }
 
@@ -151,6 +160,7 @@ impl Node {
             events: Events::start(config.client.clone(), config.name.clone()),
             objects: Objects::default(),
             registry: Registry::default(),
+            listed: watch::Sender::new(false),
             network,
             usage: Usage::default(),
             pods,
@@ -257,6 +267,7 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
                 if std::mem::take(&mut first) {
                     remove_orphans(&shared, &mut workers, &listed);
                 }
+                shared.listed.send_replace(true);
             }
             Ok(Some(Event::Apply(pod))) => show(&shared, &mut workers, pod),
             Ok(Some(Event::Delete(pod))) => {
