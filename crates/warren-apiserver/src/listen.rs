@@ -3,7 +3,6 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +45,10 @@ pub struct TlsAccess {
 /// Serves a unix socket until told to stop. Root and the user that runs the server are the administrator; nobody
 /// else gets in.
 pub async fn serve_unix(server: ApiServer, listener: UnixListener, shutdown: CancellationToken) {
-    let own_user = std::fs::metadata("/proc/self").map_or(0, |metadata| metadata.uid());
+    // Asked the way that clients are: the kernel has one number for all users that do not exist in a user namespace, and whoever
+    // owns a file in `/proc` may be one of them.
+    let own_user =
+        UnixStream::pair().and_then(|(socket, _other)| socket.peer_cred()).map_or(0, |own| own.uid());
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {

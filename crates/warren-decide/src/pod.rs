@@ -69,10 +69,27 @@ pub struct NodeFacts {
     pub host_ip: IpAddr,
     /// Whether this node takes pods that no scheduler has placed: true in the local home, where it is the only one.
     pub bind_unassigned: bool,
-    /// Whether pods can have a network here.
-    pub has_network: bool,
+    /// What network pods can have here.
+    pub network: Networks,
+    /// Whether memory and processors of a container can be limited.
+    pub limits_are_enforced: bool,
+    /// How many users and groups exist in a pod, from 0 on.
+    pub ids: u32,
+    /// Whether each pod has ids of the machine for itself.
+    pub ids_are_own: bool,
     /// The runtime classes that pods can have here, besides none.
     pub runtimes: BTreeMap<String, RuntimeFacts>,
+}
+
+/// What network pods can have on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Networks {
+    /// Their own loopback.
+    None,
+    /// The egress proxy as well, at an address of their loopback: all that an ordinary user can give.
+    Proxy,
+    /// Addresses of their own, and what their mode says.
+    All,
 }
 
 /// What a node knows about a runtime.

@@ -1,6 +1,7 @@
 //! A local home for the length of a test: the real binary, a fresh data directory, and its end.
 
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -11,12 +12,34 @@ use warren_client::kube::Client;
 use warren_testkit::cargo::cargo;
 use warren_testkit::kube::Cache;
 use warren_testkit::leaks;
-use warren_testkit::privileges::skip_without_root;
+use warren_testkit::privileges::{OrdinaryUser, skip_without_root};
 
 /// A data directory and the binary that works on it. Dropping it takes the home down.
 #[derive(Debug)]
 pub struct LocalHome {
     directory: TempDir,
+    /// Whose it is, if not this process's.
+    user: Option<(OrdinaryUser, OwnBinary)>,
+}
+
+/// The binary where everybody finds it: the one that was built may lie below somebody's home.
+#[derive(Debug)]
+struct OwnBinary {
+    path: PathBuf,
+    _directory: TempDir,
+}
+
+impl OwnBinary {
+    fn make() -> Self {
+        let directory = tempfile::tempdir().expect("make a directory");
+        let open = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(directory.path(), open).expect("open the directory");
+        let path = directory.path().join("warren");
+        std::fs::hard_link(warren_binary(), &path)
+            .or_else(|_| std::fs::copy(warren_binary(), &path).map(drop))
+            .expect("copy the binary");
+        Self { path, _directory: directory }
+    }
 }
 
 /// How a command ended, with its streams as text.
@@ -46,7 +69,28 @@ impl LocalHome {
         if skip_without_root() {
             return None;
         }
-        Some(Self { directory: tempfile::tempdir().expect("make a data directory") })
+        Some(Self { directory: tempfile::tempdir().expect("make a data directory"), user: None })
+    }
+
+    /// The same for a user who is not root. `None`, with a printed reason, where such users can have no home.
+    pub fn of_an_ordinary_user() -> Option<Self> {
+        let user = OrdinaryUser::find()?;
+        let directory = tempfile::tempdir().expect("make a data directory");
+        user.give(directory.path()).expect("give the data directory to the user");
+        Some(Self { directory, user: Some((user, OwnBinary::make())) })
+    }
+
+    /// Whose home it is, if not root's.
+    pub fn user(&self) -> Option<OrdinaryUser> {
+        self.user.as_ref().map(|(user, _)| *user)
+    }
+
+    /// Makes any command one of the user's whose home it is.
+    pub fn as_its_user<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        match self.user() {
+            Some(user) => user.run(command),
+            None => command,
+        }
     }
 
     /// The data directory.
@@ -56,8 +100,15 @@ impl LocalHome {
 
     /// `warren` with this home, to be given arguments.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(warren_binary());
+        let mut command = match &self.user {
+            Some((_, binary)) => Command::new(&binary.path),
+            None => Command::new(warren_binary()),
+        };
+        if self.user.is_some() {
+            command.env("HOME", self.path()).current_dir("/");
+        }
         command.env("WARREN_HOME", self.path()).env_remove("WARREN_LOG").stdin(Stdio::null());
+        self.as_its_user(&mut command);
         command
     }
 
@@ -100,8 +151,12 @@ impl LocalHome {
         u32::try_from(report["pid"].as_u64().expect("a pid")).expect("a small number")
     }
 
-    /// A client of the API, over the home's socket.
+    /// A client of the API, over the home's socket; of a home that is another user's, by its kubeconfig.
     pub async fn client(&self) -> Client {
+        if self.user.is_some() {
+            let kubeconfig = self.path().join("kubeconfig");
+            return warren_client::connect::from_kubeconfig(&kubeconfig).await.expect("connect");
+        }
         let data_dir = DataDir::open(self.path()).expect("open the data directory");
         warren_client::connect::local(&data_dir).await.expect("connect")
     }

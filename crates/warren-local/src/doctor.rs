@@ -113,14 +113,26 @@ fn kernel(facts: &Facts) -> Finding {
 }
 
 fn privileges(facts: &Facts) -> Finding {
-    match facts.root {
-        true => Finding::ok("privileges", "root"),
-        false => Finding::bad(
-            "privileges",
+    const CHECK: &str = "privileges";
+    match (facts.root, &facts.ordinary_user) {
+        (true, _) => Finding::ok(CHECK, "root"),
+        (false, Ok(())) if facts.ids > 1 => {
+            Finding::ok(CHECK, format!("an ordinary user with {} ids for sandboxes", facts.ids))
+        }
+        (false, Ok(())) => Finding::bad(
+            CHECK,
+            Verdict::Warning,
+            "an ordinary user without further ids",
+            "The only user in sandboxes is their root: pods that ask for another are refused, and all files of an image are its.",
+            "install `newuidmap` (`apt-get install uidmap`), and give yourself ids: `usermod --add-subuids 100000-165535 \
+             --add-subgids 100000-165535 USER`",
+        ),
+        (false, Err(error)) => Finding::bad(
+            CHECK,
             Verdict::Problem,
-            "an ordinary user",
-            "The local home of this version makes sandboxes only as root. They themselves never run as root of the machine.",
-            "`sudo warren up`",
+            format!("an ordinary user, who cannot make sandboxes here: {error}"),
+            "Ordinary users make sandboxes by user namespaces and by overlays in those.",
+            "see the finding `user-namespaces`, or `sudo warren up`",
         ),
     }
 }
@@ -184,6 +196,13 @@ fn user_namespaces(facts: &Facts) -> Finding {
 
 fn cgroups(facts: &Facts) -> Finding {
     match &facts.cgroup_version {
+        Ok(0) => Finding::bad(
+            "cgroups",
+            Verdict::Warning,
+            "none were given to this user",
+            "Memory and processors of sandboxes are not limited, and pods that ask for such limits are refused.",
+            "`systemd-run --user --property=Delegate=yes warren up`, on a machine with version 2",
+        ),
         Ok(version) => Finding::ok("cgroups", format!("version {version}, with memory, cpu and pids")),
         Err(error) => Finding::bad(
             "cgroups",
@@ -280,21 +299,20 @@ fn in_words(bytes: u64) -> String {
 }
 
 fn nftables(facts: &Facts) -> Finding {
+    if !facts.root {
+        return Finding::ok(
+            "nftables",
+            "not needed: an ordinary user's sandboxes reach only the egress proxy",
+        );
+    }
     match &facts.packet_rules {
         Ok(()) => Finding::ok("nftables", "packet rules can be set"),
-        Err(error) if facts.root => Finding::bad(
+        Err(error) => Finding::bad(
             "nftables",
             Verdict::Problem,
             format!("packet rules cannot be set: {error}"),
             "What a sandbox may reach could not be enforced.",
             "`modprobe nf_tables`",
-        ),
-        Err(error) => Finding::bad(
-            "nftables",
-            Verdict::Warning,
-            format!("not tried: {error}"),
-            "Whether packet rules can be set shows only for root.",
-            "`sudo warren doctor`",
         ),
     }
 }

@@ -19,6 +19,7 @@ use warren_apiserver::{ApiServer, AuditConfig, Identity, Limits, Storage, TlsAcc
 use warren_controllers::Controllers;
 use warren_controllers::telemetry::{self, Telemetry};
 use warren_node::{Node, NodeConfig};
+use warren_oci::privileges::Privileges;
 use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::Zygote;
 
@@ -39,6 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub async fn serve(
     config: Config,
     runtimes: BTreeMap<String, RuntimeProgram>,
+    privileges: Privileges,
     zygote: Zygote,
     on_ready: impl FnOnce(),
 ) -> Result<(), StartError> {
@@ -63,6 +65,7 @@ pub async fn serve(
     dialer.connect(Node::start(NodeConfig {
         registries: config.registries.clone(),
         runtimes,
+        privileges,
         ..NodeConfig::local(
             NODE_NAME.to_owned(),
             config.directory.clone(),

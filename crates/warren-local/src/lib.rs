@@ -13,6 +13,7 @@ mod init;
 mod kubeconfig;
 mod lock;
 mod member;
+mod ordinary_user;
 mod pods;
 mod runtimes;
 
@@ -26,11 +27,13 @@ use std::time::Duration;
 pub use init::{container_init, init_command};
 pub use lock::{Holder, LockError, holder, wait_for_start};
 pub use member::{Member, MemberConfig, MemberError, run_member};
+pub use ordinary_user::{OrdinaryUserError, enter_user_namespace};
 pub use pods::{EndPodsError, end_pods};
 pub use runtimes::{NamedRuntime, RuntimeError};
 pub use warren_node::{KubeletAccess, RegistryConfig};
 
 use lock::{Lock, Starting};
+use warren_oci::privileges::Privileges;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 /// Everything a home needs to know.
@@ -71,6 +74,12 @@ pub enum StartError {
     /// A runtime that was named is none.
     #[error(transparent)]
     OtherRuntime(#[from] RuntimeError),
+    /// What we may do on this machine could not be found out.
+    #[error("find out what this process may do")]
+    Privileges(#[source] io::Error),
+    /// Cgroups that were given to the user could not be used.
+    #[error("move to a place of our own in the cgroup that was given to us")]
+    Cgroups(#[source] io::Error),
     /// The process that forks shims could not be made.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
@@ -130,7 +139,8 @@ fn answers(socket: &Path) -> bool {
 
 /// Runs a home until SIGTERM or SIGINT. `on_ready` is called with our process id when the API answers.
 ///
-/// To be called by a process with one thread: the zygote is forked first. After a `kill -9` at any point, the next
+/// To be called by a process with one thread: the zygote is forked first. An ordinary user's comes here by way of
+/// [`enter_user_namespace`]. After a `kill -9` at any point, the next
 /// call finds the objects, the running sandboxes and whatever has to be cleaned up.
 pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError> {
     let starting = Starting::begin(&config.directory)?;
@@ -141,8 +151,10 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
     }
     let holder = Holder { pid, version: config.version.clone() };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.api_socket))?;
+    let privileges = Privileges::of_this_process().map_err(StartError::Privileges)?;
     // Their programs are asked who they are, which is for a process with one thread, too.
-    let other_runtimes = runtimes::find(&config.runtimes, config.program_path.as_deref())?;
+    let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
+    privileges.claim_cgroups().map_err(StartError::Cgroups)?;
     let zygote = Zygote::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -150,7 +162,7 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
-    let outcome = runtime.block_on(home::serve(config, other_runtimes, zygote, || {
+    let outcome = runtime.block_on(home::serve(config, other_runtimes, privileges, zygote, || {
         drop(starting);
         on_ready(pid);
     }));

@@ -48,8 +48,9 @@ pub fn end_pods(directory: &Path, home_id: &str) -> Result<usize, EndPodsError> 
                 shut_down(&shim).map_err(|source| EndPodsError::Shim { path, source })?;
                 ended += 1;
             }
-            // No shim: it has ended before, or was killed. The cgroups below say whether something is left.
-            Ok(None) => {}
+            // No shim: it has ended before, or was killed. Its record and the cgroups below say whether something is left.
+            Ok(None) => cleanup::kill_recorded(&path)
+                .map_err(|source| EndPodsError::Shim { path, source: source.into() })?,
             Err(source) => return Err(EndPodsError::Shim { path, source: source.into() }),
         }
     }

@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::str::FromStr;
 
 use tracing::warn;
+use warren_oci::privileges::Privileges;
 use warren_oci::protocol::{RuntimeKind, RuntimeProgram};
 
 /// The class of `runsc`, as everybody calls it.
@@ -49,6 +50,12 @@ pub enum RuntimeError {
         /// What it says instead.
         said: String,
     },
+    /// Whoever named it is not root.
+    #[error("runtime `{name}` is for the homes of root: an ordinary user's pods are run by Warren itself")]
+    NotRoot {
+        /// The class.
+        name: String,
+    },
 }
 
 impl FromStr for NamedRuntime {
@@ -72,15 +79,19 @@ impl FromStr for NamedRuntime {
 /// The runtimes that work here, by class. One that was named and does not work is an error; of the one that is found by
 /// itself, only a warning. Only root can have any: an ordinary user's containers need what is ours alone.
 pub(crate) fn find(
+    privileges: Privileges,
     named: &[NamedRuntime],
     path: Option<&OsStr>,
 ) -> Result<BTreeMap<String, RuntimeProgram>, RuntimeError> {
     let mut found = BTreeMap::new();
+    if privileges != Privileges::Machine {
+        let asked_for = named.first().map(|runtime| RuntimeError::NotRoot { name: runtime.name.clone() });
+        return asked_for.map_or(Ok(found), Err);
+    }
     for runtime in named {
         found.insert(runtime.name.clone(), identify(&runtime.name, &runtime.path)?);
     }
     if !found.contains_key(GVISOR)
-        && rustix::process::geteuid().is_root()
         && let Some(program) = path.and_then(|path| in_path(path, "runsc"))
     {
         match identify(GVISOR, &program) {
@@ -142,9 +153,17 @@ mod tests {
     #[test]
     fn a_program_that_is_no_runtime_is_refused_by_name() {
         let named = |path: &str| [NamedRuntime { name: "odd".to_owned(), path: path.into() }];
-        let error = find(&named("/nowhere/at/all"), None).unwrap_err();
+        let error = find(Privileges::Machine, &named("/nowhere/at/all"), None).unwrap_err();
         assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
-        let error = find(&named("/bin/true"), None).unwrap_err();
+        let error = find(Privileges::Machine, &named("/bin/true"), None).unwrap_err();
         assert!(error.to_string().contains("odd"), "{error}");
+    }
+
+    #[test]
+    fn ordinary_users_have_no_other_runtimes() {
+        let named = [NamedRuntime { name: "odd".to_owned(), path: "/bin/true".into() }];
+        let error = find(Privileges::Ordinary, &named, None).unwrap_err();
+        assert!(error.to_string().contains("homes of root"), "{error}");
+        assert_eq!(find(Privileges::Ordinary, &[], Some(OsStr::new("/usr/bin"))).unwrap(), BTreeMap::new());
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use warren_decide::network::Block;
+use warren_oci::privileges::Privileges;
 use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::Zygote;
 
@@ -21,6 +22,8 @@ pub struct NodeConfig {
     pub client: kube::Client,
     /// Forks the shims of new pods. Started before the process had any thread.
     pub zygote: Arc<Zygote>,
+    /// What we may do on this machine, and hence what pods can have.
+    pub privileges: Privileges,
     /// The `warren` binary: containers on the built-in image run it as their init.
     pub executable: PathBuf,
     /// Whether to take pods that no scheduler has placed.
@@ -43,7 +46,7 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// The only node of a local home: takes every pod, serves every volume claim, renews no lease.
+    /// The only node of root's local home: takes every pod, serves every volume claim, renews no lease.
     pub fn local(
         name: String,
         data_dir: PathBuf,
@@ -56,6 +59,7 @@ impl NodeConfig {
             data_dir,
             client,
             zygote,
+            privileges: Privileges::Machine,
             executable,
             bind_unassigned: true,
             pod_range: None,

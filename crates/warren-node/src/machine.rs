@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use warren_decide::network::Mode;
-use warren_decide::pod::{ContainerReport, ContainerState, Exit, ExitCause, Isolation, Report};
+use warren_decide::pod::{ContainerReport, ContainerState, Exit, ExitCause, Isolation, NodeFacts, Report};
 use warren_oci::protocol::{ContainerStatus, PodState};
 
 use crate::network::Lease;
@@ -11,28 +11,38 @@ use crate::network::Lease;
 /// Kubelet's and the container engines' exit code for a program that could not be started.
 const START_ERROR: i32 = 128;
 
-/// What the thin path gives every container. It gives all of it or fails the container, so a container that runs has it.
-fn isolation(lease: Option<&Lease>) -> Isolation {
+/// What the thin path gives every container on this node. It gives all of it or fails the container, so a container that runs
+/// has it.
+fn isolation(lease: Option<&Lease>, node: &NodeFacts) -> Isolation {
     let network = match lease.map(|lease| lease.mode) {
         None | Some(Mode::None) => "no network",
         Some(Mode::Restricted) => "network restricted to the egress proxy",
         Some(Mode::Full) => "network full, but not to this machine or other pods",
     };
+    let (level, limits) = match node.limits_are_enforced {
+        true => ("Namespaces", "limits on memory, processors and processes"),
+        false => (
+            "NamespacesWithoutLimits",
+            "a limit on processes, none on memory and processors as the user who runs this node was given no cgroups",
+        ),
+    };
+    let ids = if node.ids_are_own { "" } else { "; user ids shared with the other pods of this home" };
     Isolation {
-        level: "Namespaces".to_owned(),
+        level: level.to_owned(),
         detail: format!(
             "user, pid, mount, network, ipc, uts and cgroup namespaces; no new privileges; reduced capabilities; \
-             seccomp allow-list; limits on memory, processors and processes; {network}"
+             seccomp allow-list; {limits}; {network}{ids}"
         ),
     }
 }
 
-/// The state of a pod as a report. `previous` are the ends of earlier runs, by container; `lease` is its network; `message` is
+/// The state of a pod on `node` as a report. `previous` are the ends of earlier runs, by container; `lease` is its network; `message` is
 /// asked what an ended container left to be told.
 pub(crate) fn report(
     state: &PodState,
     previous: &BTreeMap<String, Exit>,
     lease: Option<&Lease>,
+    node: &NodeFacts,
     message: impl Fn(&str, u32, i32) -> Option<String>,
 ) -> Report {
     let containers = state.containers.iter().filter_map(|(name, container)| {
@@ -70,8 +80,8 @@ pub(crate) fn report(
         Some((name.clone(), report))
     });
     Report {
-        isolation: Some(isolation(lease)),
-        address: lease.map(|lease| lease.address),
+        isolation: Some(isolation(lease, node)),
+        address: lease.filter(|lease| lease.is_reachable()).map(|lease| lease.address),
         containers: containers.collect(),
     }
 }

@@ -6,6 +6,10 @@
 //! and nothing else. Names carry the home's id. Devices go with their pods, whoever dies; bridge and table are made for the
 //! first pod, stay while there are pods, and a daemon that finds them goes on with them.
 //!
+//! An ordinary user can make none of that. Its pods have a socket on their own loopback, whose other end this process holds
+//! ([`Reach::Sockets`]): what they connect to there is the proxy. Each pod still has a lease, as rules know pods by address,
+//! but nothing has that address.
+//!
 //! Start with [`Network`]; then `keeper`, the loop that keeps the table as the policies say, `proxy` and `name_server`.
 
 mod decisions;
@@ -20,10 +24,12 @@ mod resolver;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio::net::TcpListener;
 use tokio::sync::{OnceCell, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -41,9 +47,19 @@ pub(crate) use lease::Lease;
 pub(crate) const PROXY_PORT: u16 = 3128;
 const NAME_PORT: u16 = 53;
 
+/// How pods reach the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// By devices and addresses.
+    Devices,
+    /// By a socket on their own loopback.
+    Sockets,
+}
+
 /// The network of a home.
 #[derive(Debug)]
 pub(crate) struct Network {
+    reach: Reach,
     /// What the names of all our devices begin with; the bridge has nothing more.
     devices: String,
     table: String,
@@ -114,11 +130,16 @@ impl Network {
         data_dir: &Path,
         pods: &Path,
         wanted: Option<Block>,
+        reach: Reach,
     ) -> Result<Network, OpenError> {
         let (devices, table) = names(home_id);
         let range = host::choose_range(&devices, home_id, data_dir, wanted)?;
-        let gateway = range.nth(1).ok_or(OpenError::NoRange)?;
+        let gateway = match reach {
+            Reach::Devices => range.nth(1).ok_or(OpenError::NoRange)?,
+            Reach::Sockets => Ipv4Addr::LOCALHOST,
+        };
         let network = Network {
+            reach,
             leases: Mutex::new(lease::Leases::load(pods, range)),
             rules: RwLock::default(),
             keeper: keeper::Keeper::default(),
@@ -140,6 +161,10 @@ impl Network {
     /// Makes what the home's pods need on the machine, or finds it.
     async fn make(self: &Arc<Self>) -> Result<(), OpenError> {
         let made = self.making.get_or_try_init(async || {
+            if self.reach == Reach::Sockets {
+                self.made.send_replace(true);
+                return Ok(());
+            }
             let network = self.clone();
             let making = tokio::task::spawn_blocking(move || {
                 if host::make_bridge(&network.devices, network.range)? {
@@ -157,6 +182,9 @@ impl Network {
     }
 
     fn remove(&self) {
+        if self.reach == Reach::Sockets {
+            return;
+        }
         if let Err(error) = host::remove(&self.devices, &self.table) {
             warn!(%error, "pod network not removed");
         }
@@ -176,6 +204,10 @@ impl Network {
     }
 
     fn put_in_force(&self, rules: &Rules) -> io::Result<()> {
+        if self.reach == Reach::Sockets {
+            // The proxy asks them, and there is no other way out.
+            return Ok(());
+        }
         firewall::put_in_force(&self.table, &self.devices, self.range, self.gateway, rules)
     }
 
@@ -257,6 +289,9 @@ pub(crate) async fn lease(
     } else {
         network.changed();
     }
+    if network.reach == Reach::Sockets {
+        return Ok(None);
+    }
     let routes = match lease.mode {
         Mode::Full => vec![(Ipv4Addr::UNSPECIFIED, 0)],
         // Only to pods that let it in.
@@ -266,6 +301,17 @@ pub(crate) async fn lease(
     let offset = u32::from(lease.address) - u32::from(network.range.first());
     let device = format!("{}{offset:04x}", network.devices);
     Ok(Some(PodNetwork { device, address: lease.address, gateway: network.gateway, routes }))
+}
+
+/// Serves the way out of a pod that has no other: `socket` listens on the pod's loopback. Until it is dropped.
+pub(crate) fn serve_way_out(shared: &Arc<Shared>, lease: Lease, socket: OwnedFd) -> io::Result<JoinSet<()>> {
+    let mut tasks = JoinSet::new();
+    let Some(network) = &shared.network else { return Ok(tasks) };
+    let listener = std::net::TcpListener::from(socket);
+    listener.set_nonblocking(true)?;
+    let listener = TcpListener::from_std(listener)?;
+    tasks.spawn(proxy::accept(shared.clone(), network.clone(), listener, Some(lease.address)));
+    Ok(tasks)
 }
 
 /// After a pod's directory has been removed.
@@ -292,8 +338,10 @@ pub(crate) fn serve(shared: &Arc<Shared>) -> JoinSet<()> {
         }
         let mut tasks = JoinSet::new();
         keeper::watch(&shared, &network, &mut tasks);
-        proxy::listen(&shared, &network, &mut tasks);
-        name_server::listen(&shared, &network, &mut tasks);
+        if network.reach == Reach::Devices {
+            proxy::listen(&shared, &network, &mut tasks);
+            name_server::listen(&shared, &network, &mut tasks);
+        }
         while tasks.join_next().await.is_some() {}
     });
     all
@@ -314,8 +362,9 @@ pub(crate) fn open(
     data_dir: &Path,
     pods: &Path,
     wanted: Option<Block>,
+    reach: Reach,
 ) -> Option<Arc<Network>> {
-    match Network::open(home_id, data_dir, pods, wanted) {
+    match Network::open(home_id, data_dir, pods, wanted, reach) {
         Ok(network) => Some(Arc::new(network)),
         Err(problem) => {
             warn!(error = %crate::worker::chain(&problem), "no pod network: pods have only their own loopback");

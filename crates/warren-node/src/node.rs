@@ -17,10 +17,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{error, info, warn};
-use warren_decide::pod::NodeFacts;
+use warren_decide::pod::{Networks, NodeFacts};
 use warren_oci::cleanup;
 use warren_oci::host_image::{HostImage, PrepareError};
-use warren_oci::idmap::IdAllocator;
+use warren_oci::idmap::{IdAllocator, IdRange};
+use warren_oci::privileges::Privileges;
 use warren_oci::zygote::Zygote;
 
 use crate::claims;
@@ -29,7 +30,7 @@ use crate::drain;
 use crate::events::Events;
 use crate::images::Images;
 use crate::kubelet::{self, AccessError, Identity, KubeletAccess};
-use crate::network::{self, Network};
+use crate::network::{self, Network, Reach};
 use crate::objects::Objects;
 use crate::pod_request::{Builder, PodDirectory};
 use crate::registration::{MachineFacts, Registration};
@@ -125,7 +126,11 @@ impl Node {
         };
         make_private(&pods).map_err(at(&pods))?;
         let home_id = home_id(&config.data_dir).map_err(at(&config.data_dir))?;
-        let ids = IdAllocator::load(&pods, &home_id).map_err(at(&pods))?;
+        let shared_ids = config.privileges.shared_ids();
+        let ids = match shared_ids {
+            Some(range) => IdAllocator::shared(&pods, range),
+            None => IdAllocator::load(&pods, &home_id).map_err(at(&pods))?,
+        };
         let builder = Builder {
             image: HostImage::prepare(&config.data_dir)?,
             executable: config.executable.clone(),
@@ -135,15 +140,26 @@ impl Node {
             claims: config.data_dir.join("volumes"),
             runtimes: config.runtimes.clone(),
         };
-        let network = network::open(&home_id, &config.data_dir, &pods, config.pod_range);
+        let reach = match config.privileges {
+            Privileges::Machine => Reach::Devices,
+            Privileges::Namespace(_) | Privileges::Ordinary => Reach::Sockets,
+        };
+        let network = network::open(&home_id, &config.data_dir, &pods, config.pod_range, reach);
         let shared = Arc::new(Shared {
             client: config.client.clone(),
             facts: NodeFacts {
                 name: config.name.clone(),
                 host_ip: config.host_ip,
                 bind_unassigned: config.bind_unassigned,
-                has_network: network.is_some(),
                 runtimes: runtime_classes::facts(&config.runtimes),
+                network: match (&network, reach) {
+                    (None, _) => Networks::None,
+                    (Some(_), Reach::Sockets) => Networks::Proxy,
+                    (Some(_), Reach::Devices) => Networks::All,
+                },
+                limits_are_enforced: config.privileges.limits_are_enforced(),
+                ids: shared_ids.map_or(IdRange::LENGTH, |range| range.length),
+                ids_are_own: shared_ids.is_none(),
             },
             home_id,
             zygote: config.zygote.clone(),
@@ -161,12 +177,8 @@ impl Node {
         let serving = config.serve_claims.then(|| {
             let directory = shared.builder.claims.clone();
             // Whoever leaves placing pods to a control plane leaves binding volumes to it, too, and naming runtimes.
-            let claims = claims::serve(
-                config.client.clone(),
-                config.name.clone(),
-                directory,
-                config.bind_unassigned,
-            );
+            let claims =
+                claims::serve(config.client.clone(), config.name.clone(), directory, config.bind_unassigned);
             let classes = config
                 .bind_unassigned
                 .then(|| runtime_classes::publish(config.client.clone(), config.runtimes.clone()));

@@ -118,7 +118,7 @@ impl PodDirectory {
 impl Builder {
     /// The address that a pod has, or is to say that it has.
     pub(crate) fn pod_ip(&self, pod: &Pod, directory: &PodDirectory) -> String {
-        match directory.lease() {
+        match directory.lease().filter(Lease::is_reachable) {
             Some(lease) => lease.address.to_string(),
             None => address_without_network(pod.metadata.uid.as_deref().unwrap_or_default()).to_string(),
         }
@@ -159,7 +159,7 @@ impl Builder {
         if lease.is_some() || images.any(|image| BuiltInImage::named(image).is_none()) {
             let path = directory.own_layer();
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            pod_etc::write(&path, &hostname, namespace, lease.as_ref())
+            pod_etc::write(&path, &hostname, namespace, lease.filter(Lease::is_reachable).as_ref())
                 .map_err(|source| RequestError::Directory { path, source })?;
         }
         Ok(PodRequest {
@@ -170,6 +170,7 @@ impl Builder {
             ids,
             network: None,
             runtime,
+            proxy_port: lease.filter(|lease| !lease.is_reachable()).map(|_| network::PROXY_PORT),
             limits: spec::Limits::default(),
             containers: Vec::new(),
             trace: false,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::Mutex;
+use warren_oci::privileges::Privileges;
 use warren_oci::protocol::{ContainerStatus, Stats};
 use warren_sys::cgroup::{Cgroup, Hierarchy};
 
@@ -89,7 +90,7 @@ impl Usage {
         let hierarchy = match self.hierarchy.get() {
             Some(known) => known.clone(),
             None => {
-                let found = Hierarchy::detect()?;
+                let found = Privileges::of_this_process()?.hierarchy()?;
                 self.hierarchy.get_or_init(|| found).clone()
             }
         };

@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::json;
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
 use warren_decide::pod::{
     Exit, Machine, Notice, Report, Step, World, all_containers, decide, last_exit, same_status,
@@ -52,6 +53,8 @@ pub(crate) struct Worker {
     seen: watch::Receiver<Seen>,
     state: watch::Sender<Option<PodState>>,
     shim: Option<Shim>,
+    /// Serves the pod's way to the proxy, where that is a socket.
+    way_out: Option<JoinSet<()>>,
     machine: Machine,
     /// How earlier runs ended, by container; the shim keeps only the last.
     previous: BTreeMap<String, Exit>,
@@ -116,6 +119,7 @@ impl Worker {
             seen,
             state,
             shim: None,
+            way_out: None,
             machine: Machine::Absent,
             previous: BTreeMap::new(),
             images,
@@ -180,6 +184,7 @@ impl Worker {
                     info!("shim found again");
                     self.shim = Some(shim);
                     self.heard(Ok(state));
+                    self.open_way_out().await;
                     return;
                 }
                 Err(problem) => debug!(error = %chain(&problem), "shim did not answer"),
@@ -248,10 +253,12 @@ impl Worker {
             Seen::Pod(pod) => Some(pod.clone()),
             Seen::Gone => None,
         };
-        machine::report(state, &self.previous, self.directory.lease().as_ref(), |name, attempt, exit_code| {
+        let message = |name: &str, attempt, exit_code| {
             let (_, container) = all_containers(pod.as_ref()?).find(|(_, known)| known.name == name)?;
             termination::read(&self.directory, container, attempt, exit_code)
-        })
+        };
+        let lease = self.directory.lease();
+        machine::report(state, &self.previous, lease.as_ref(), &self.shared.facts, message)
     }
 
     /// The pod as far as we know it: what the watch showed, and what we have written since.

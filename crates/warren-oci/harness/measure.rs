@@ -91,6 +91,7 @@ fn pod_request(
         ids,
         network: None,
         runtime: None,
+        proxy_port: None,
         limits: Limits::default(),
         containers: vec![ContainerRequest {
             name: "main".to_owned(),

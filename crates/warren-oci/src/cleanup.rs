@@ -3,12 +3,16 @@
 //! Mounts are never among it: they exist only in the containers' own mount namespaces and go with their last process.
 
 use std::io;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use warren_sys::cgroup::{Cgroup, Hierarchy};
+use warren_sys::process;
 
-use crate::protocol::PodState;
+use crate::privileges::Privileges;
+use crate::protocol::{ContainerStatus, PodState};
 
 /// The cgroup that holds everything of one home.
 pub fn home_cgroup(home_id: &str) -> String {
@@ -57,11 +61,36 @@ pub enum CleanupError {
 /// reason for it to take longer than a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+fn hierarchy() -> Result<Hierarchy, CleanupError> {
+    Privileges::of_this_process().and_then(Privileges::hierarchy).map_err(CleanupError::Cgroups)
+}
+
 /// Kills whatever is left of a pod and removes its cgroups. For a pod whose shim is gone; with a living shim use
 /// [`crate::protocol::Call::Shutdown`]. Safe to repeat. Its directory stays.
 pub fn kill_pod(home_id: &str, pod_uid: &str) -> Result<(), CleanupError> {
-    let hierarchy = Hierarchy::detect().map_err(CleanupError::Cgroups)?;
+    let hierarchy = hierarchy()?;
     remove_cgroup(&Cgroup::named(&hierarchy, &format!("{}/{pod_uid}", home_cgroup(home_id))))
+}
+
+/// Kills the containers that a pod's record says are running. For a pod whose shim is gone, where there are no cgroups to find
+/// them by: they die with their shim, unless one has seen to it that it does not. Safe to repeat.
+pub fn kill_recorded(pod_directory: &Path) -> io::Result<()> {
+    let Some(state) = read_state(pod_directory)? else { return Ok(()) };
+    for container in state.containers.values() {
+        let ContainerStatus::Running { process: name, .. } = container.status else { continue };
+        let Ok(pidfd) = process::open_pidfd(name.pid) else { continue };
+        // Asked after it is pinned: another may have its number by now.
+        if !name.is_alive() {
+            continue;
+        }
+        match process::send_signal(pidfd.as_fd(), libc::SIGKILL) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&patience))?;
+    }
+    Ok(())
 }
 
 /// Removes a pod's directory and all that its containers wrote.
@@ -76,7 +105,7 @@ pub fn remove_pod_directory(directory: &Path) -> Result<(), CleanupError> {
 
 /// The uids of pods that have cgroups in this home, dead or alive.
 pub fn pods_with_cgroups(home_id: &str) -> Result<Vec<String>, CleanupError> {
-    let hierarchy = Hierarchy::detect().map_err(CleanupError::Cgroups)?;
+    let hierarchy = hierarchy()?;
     hierarchy.children(&home_cgroup(home_id)).map_err(CleanupError::Cgroups)
 }
 
@@ -85,7 +114,7 @@ pub fn remove_home_cgroup(home_id: &str) -> Result<(), CleanupError> {
     if !pods_with_cgroups(home_id)?.is_empty() {
         return Ok(());
     }
-    let hierarchy = Hierarchy::detect().map_err(CleanupError::Cgroups)?;
+    let hierarchy = hierarchy()?;
     remove_cgroup(&Cgroup::named(&hierarchy, &home_cgroup(home_id)))
 }
 

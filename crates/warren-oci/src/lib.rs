@@ -16,6 +16,7 @@ pub mod idmap;
 pub mod init;
 pub mod kernel;
 pub mod machine;
+pub mod privileges;
 pub mod protocol;
 mod seccomp_profile;
 mod shim;

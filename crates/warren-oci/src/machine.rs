@@ -2,16 +2,16 @@
 
 use std::io;
 
-use warren_sys::cgroup::Hierarchy;
 use warren_sys::mount;
 use warren_sys::network::nftables;
 use warren_sys::process::{self, CloneOptions, Exit, Fork, Namespaces, SingleThreaded};
 
-use crate::kernel;
+use crate::privileges::Privileges;
+use crate::{kernel, privileges};
 
-/// Which version of cgroups has the controllers that limits need.
+/// Which version of cgroups we can limit containers with; 0 for an ordinary user who was given none.
 pub fn cgroup_version() -> io::Result<u8> {
-    Ok(Hierarchy::detect()?.version())
+    Ok(Privileges::of_this_process()?.hierarchy()?.version())
 }
 
 /// Makes a process in all the namespaces that a container has. To be called while the process has one thread.
@@ -39,6 +39,41 @@ pub fn try_namespaces() -> io::Result<()> {
 /// Whether overlays can be mounted. Needs root.
 pub fn knows_overlay() -> io::Result<bool> {
     mount::knows_file_system("overlay")
+}
+
+/// Makes a user namespace as an ordinary user's home does, and looks whether overlays can be mounted there. To be called while
+/// the process has one thread.
+pub fn try_ordinary_user() -> io::Result<()> {
+    let proof = SingleThreaded::verify()?;
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    match process::fork(proof)? {
+        Fork::Child => {
+            drop(reader);
+            let overlay = || match mount::knows_file_system("overlay") {
+                Ok(true) => Ok(()),
+                Ok(false) => Err("the kernel does not know overlays".to_owned()),
+                Err(error) => Err(format!("mount an overlay in the user namespace: {error}")),
+            };
+            let outcome = privileges::become_namespace_root()
+                .map_err(|error| {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    format!("{error}: {}", cause.unwrap_or_default())
+                })
+                .and_then(|()| overlay());
+            if let Err(message) = &outcome {
+                let _ = rustix::io::write(&writer, message.as_bytes());
+            }
+            process::exit_now(i32::from(outcome.is_err()))
+        }
+        Fork::Parent(child) => {
+            drop(writer);
+            let message = io::read_to_string(std::fs::File::from(reader))?;
+            match child.wait()? {
+                Exit::Code(0) => Ok(()),
+                _ => Err(io::Error::other(message)),
+            }
+        }
+    }
 }
 
 /// Makes an empty table of packet rules and removes it. Needs root.

@@ -26,7 +26,7 @@ pub struct PodRequest {
     pub cgroup: String,
     /// Host name inside.
     pub hostname: String,
-    /// The host ids that belong to this pod alone.
+    /// The ids of this pod: of the host and its alone, or those that all pods of an ordinary user share.
     pub ids: IdRange,
     /// Its way to the host; `None`: it has only its own loopback.
     #[serde(default)]
@@ -34,6 +34,10 @@ pub struct PodRequest {
     /// Who makes its containers; `None`: we do.
     #[serde(default)]
     pub runtime: Option<RuntimeProgram>,
+    /// Where on its loopback it reaches the proxy, for a pod that has no way to the host. [`Call::WayOut`] gives the socket
+    /// that listens there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proxy_port: Option<u16>,
     /// Limits over all containers together.
     #[serde(default)]
     pub limits: Limits,
@@ -197,6 +201,10 @@ pub enum Call {
         /// Of IPv6 and not of IPv4.
         version_6: bool,
     },
+    /// The socket that listens where programs in the pod reach the proxy ([`PodRequest::proxy_port`]) → [`Answer::Done`] with
+    /// its descriptor, for the client to accept connections from. It is the same one every time: connections that are made
+    /// while nobody accepts wait for the next who does.
+    WayOut,
     /// Makes memory that the pod's containers share, if it is not there yet → [`Answer::Done`] with its descriptor, a
     /// directory, for the client to put files in. Containers have it by [`crate::spec::MountKind::Memory`].
     Volume(MemoryVolume),

@@ -142,6 +142,7 @@ impl Home {
             ids,
             network: None,
             runtime: None,
+            proxy_port: None,
             limits: Limits::default(),
             containers,
             trace: false,

@@ -7,6 +7,7 @@ use warren_client::exec::ExecError;
 use warren_client::home::DataDirError;
 use warren_client::sandbox::{SandboxError, WaitError};
 use warren_controllers::RunError;
+use warren_local::OrdinaryUserError;
 
 use crate::home::NeverStarted;
 
@@ -52,6 +53,11 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     if denied && (is::<DataDirError>(error) || is::<ConnectError>(error)) {
         return Some(
             "use `--data-dir` or `WARREN_HOME` to name a directory of your own, or become root".to_owned(),
+        );
+    }
+    if is::<OrdinaryUserError>(error) {
+        return Some(
+            "`warren doctor` says what keeps ordinary users from sandboxes, or become root".to_owned(),
         );
     }
     if is::<NeverStarted>(error) || is::<ConnectError>(error) {

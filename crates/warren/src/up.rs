@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::Context as _;
 use serde_json::json;
@@ -22,6 +24,7 @@ pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
         announce(&data_dir, &report, arguments.output.output);
         return Ok(());
     }
+    go_on_as_namespace_root(&data_dir)?;
     let config = config(&data_dir, &arguments.listen, &arguments.registries, &arguments.runtimes)?;
     let outcome = warren_local::run(config, |pid| {
         announce(&data_dir, &Report::Ready { pid }, arguments.output.output);
@@ -40,6 +43,10 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
     // Away from the terminal and the process group of whoever started us; fails only if we lead a group already.
     let _ = rustix::process::setsid();
+    if let Err(error) = go_on_as_namespace_root(&data_dir) {
+        tell(&Report::Failed { error: report::chain(&error) });
+        return Err(error);
+    }
     let config = config(&data_dir, &arguments.listen, &arguments.registries, &arguments.runtimes)?;
     let outcome = warren_local::run(config, |pid| {
         tell(&Report::Ready { pid });
@@ -58,6 +65,19 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
         }
         Ok(()) => Ok(()),
     }
+}
+
+/// An ordinary user's home lives in a user namespace, where it can make containers: this program enters one and begins anew
+/// there. Root goes on as it is, and so does whoever is there already.
+fn go_on_as_namespace_root(data_dir: &DataDir) -> anyhow::Result<()> {
+    if !warren_local::enter_user_namespace()? {
+        return Ok(());
+    }
+    let program = std::env::current_exe().context("find this program's own file")?;
+    let mut again = Command::new(&program);
+    // There it seems to be root, whose home is elsewhere.
+    again.args(std::env::args_os().skip(1)).env("WARREN_HOME", data_dir.path());
+    Err(again.exec()).with_context(|| format!("run `{}` in a user namespace", program.display()))
 }
 
 fn config(

@@ -223,7 +223,7 @@ fn outlook(world: &World<'_>, role: Role, container: &Container, now: Timestamp)
     ) {
         return Outlook::Runs;
     }
-    match container_problem(world.pod, container, world.sources) {
+    match container_problem(world.pod, container, world.node, world.sources) {
         Ok(()) => {}
         Err(None) => return Outlook::Waits,
         Err(Some(problem)) => return Outlook::Blocked(problem),

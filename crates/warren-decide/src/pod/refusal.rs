@@ -5,7 +5,8 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 
 use super::sources::{SourceError, Sources};
 use super::{
-    EnvironmentError, Limits, NodeFacts, Quantity, Role, all_containers, containers, environment, volume_kind,
+    EnvironmentError, Limits, Networks, NodeFacts, Quantity, Role, all_containers, containers, environment,
+    volume_kind,
 };
 use crate::network::{AllowList, Mode};
 
@@ -43,8 +44,12 @@ fn refused_network(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     let message = match (Mode::asked(pod), AllowList::of(pod)) {
         (Err(error), _) => error.to_string(),
         (_, Err(error)) => error.to_string(),
-        (Ok(Some(mode @ (Mode::Restricted | Mode::Full))), _) if !node.has_network => {
+        (Ok(Some(mode @ (Mode::Restricted | Mode::Full))), _) if node.network == Networks::None => {
             format!("there is no pod network on this node, and the pod asks for `{}`", mode.name())
+        }
+        (Ok(Some(Mode::Full)), _) if node.network == Networks::Proxy => {
+            "the pod asks for `full`, and the home of an ordinary user can give pods only the egress proxy (`restricted`)"
+                .to_owned()
         }
         _ => return None,
     };
@@ -60,20 +65,18 @@ pub struct ContainerProblem {
     pub message: String,
 }
 
-/// Ids that a pod has for itself: what `runAsUser` and the like may be.
-const POD_IDS: i64 = 1 << 16;
-
 /// What keeps a container from being started; `Err(None)` is something that nobody has looked up yet.
 pub fn container_problem(
     pod: &Pod,
     container: &Container,
+    node: &NodeFacts,
     sources: &Sources,
 ) -> Result<(), Option<ContainerProblem>> {
     if let Some(problem) = image_problem(container.image.as_deref().unwrap_or_default()) {
         return Err(Some(problem));
     }
     let config = |message| Err(Some(ContainerProblem { reason: "CreateContainerConfigError", message }));
-    if let Some(message) = identity_problem(pod, container) {
+    if let Some(message) = identity_problem(pod, container, node.ids) {
         return config(message);
     }
     match environment(pod, container, &containers::addresses(), sources) {
@@ -83,7 +86,7 @@ pub fn container_problem(
     }
 }
 
-fn identity_problem(pod: &Pod, container: &Container) -> Option<String> {
+fn identity_problem(pod: &Pod, container: &Container, ids: u32) -> Option<String> {
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let own = container.security_context.as_ref();
     let user = own.and_then(|own| own.run_as_user).or_else(|| of_pod.and_then(|pod| pod.run_as_user));
@@ -93,8 +96,14 @@ fn identity_problem(pod: &Pod, container: &Container) -> Option<String> {
     let named = [("runAsUser", user), ("runAsGroup", group), ("fsGroup", fs_group)];
     let named = named.into_iter().filter_map(|(field, id)| Some((field, id?)));
     let all = named.chain(further.iter().map(|id| ("supplementalGroups", *id)));
-    if let Some((field, id)) = all.into_iter().find(|(_, id)| !(0..POD_IDS).contains(id)) {
-        return Some(format!("{field} {id} is outside the ids that a pod has, 0 to {}", POD_IDS - 1));
+    if let Some((field, id)) = all.into_iter().find(|(_, id)| !(0..i64::from(ids)).contains(id)) {
+        return Some(match ids {
+            0 | 1 => format!(
+                "{field} {id}: the only id in a pod of this node is 0, for the user who runs it has no further ones (see \
+                 `/etc/subuid`, `/etc/subgid` and `newuidmap`)"
+            ),
+            ids => format!("{field} {id} is outside the ids that a pod has, 0 to {}", ids - 1),
+        });
     }
     let must_not_be_root =
         own.and_then(|own| own.run_as_non_root).or_else(|| of_pod.and_then(|pod| pod.run_as_non_root))
@@ -208,9 +217,32 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     if let Some(refusal) = refused_runtime(pod, node) {
         return Some(refusal);
     }
+    if let Some(refusal) = refused_limits(pod, node) {
+        return Some(refusal);
+    }
     let volumes = spec.volumes.as_deref().unwrap_or_default();
     volumes.iter().find_map(|volume| refused_volume(pod, volume)).or_else(|| {
         all_containers(pod).find_map(|(role, container)| refused_container(role, container, volumes))
+    })
+}
+
+/// A limit that nothing would hold a container to.
+fn refused_limits(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
+    if node.limits_are_enforced {
+        return None;
+    }
+    all_containers(pod).find_map(|(role, container)| {
+        let limits = container.resources.as_ref()?.limits.as_ref()?;
+        let resource = ["memory", "cpu"].into_iter().find(|name| limits.contains_key(*name))?;
+        let list = if role == Role::Main { "containers" } else { "initContainers" };
+        let name = shorten(&container.name);
+        Some(Refusal {
+            reason: "LimitsNotEnforceable",
+            message: format!(
+                "spec.{list}[{name}].resources.limits.{resource} cannot be enforced: the user who runs this node was given \
+                 no cgroups"
+            ),
+        })
     })
 }
 

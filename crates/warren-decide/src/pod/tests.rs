@@ -55,12 +55,15 @@ fn node() -> NodeFacts {
         name: "here".to_owned(),
         host_ip: "127.0.0.1".parse().unwrap(),
         bind_unassigned: true,
-        has_network: true,
         runtimes: [
             ("strong".to_owned(), RuntimeFacts { one_at_a_time: true }),
             ("plain".to_owned(), RuntimeFacts::default()),
         ]
         .into(),
+        network: Networks::All,
+        limits_are_enforced: true,
+        ids: 1 << 16,
+        ids_are_own: true,
     }
 }
 

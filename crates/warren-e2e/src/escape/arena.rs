@@ -14,6 +14,7 @@ use warren_client::kube::api::Api;
 use warren_client::kube::{Client, ResourceExt as _};
 use warren_client::sandbox;
 
+use super::Owner;
 use crate::local_home::{Ended, LocalHome, warren_binary};
 
 /// Generous: everything here takes a fraction of a second on an idle machine.
@@ -49,14 +50,22 @@ const SETTINGS: &[&str] = &[
 
 impl Arena {
     /// Brings a home up; `None`, with a printed reason, where these attempts cannot be made.
-    pub async fn start() -> Result<Option<Self>> {
-        let Some(home) = LocalHome::new() else { return Ok(None) };
+    pub async fn start(owner: Owner) -> Result<Option<Self>> {
+        let home = match owner {
+            Owner::Root => LocalHome::new(),
+            Owner::OrdinaryUser => LocalHome::of_an_ordinary_user(),
+        };
+        let Some(home) = home else { return Ok(None) };
         if !Path::new("/usr/bin/perl").exists() {
             println!("skipped: the attempts are written in perl, which this machine lacks");
             return Ok(None);
         }
         let below_usr = BelowUsr::make(home.path())?;
-        std::fs::write(home.path().join("secret"), SECRET)?;
+        let secret = home.path().join("secret");
+        std::fs::write(&secret, SECRET)?;
+        if let Some(user) = home.user() {
+            user.give(&secret)?;
+        }
         let ended: Ended = home
             .command()
             .env(VARIABLE, SECRET)
@@ -68,12 +77,23 @@ impl Arena {
         let client = home.client().await;
         let attacker = start(&client, "attacker", json!({})).await?;
         let neighbour = start(&client, "neighbour", json!({})).await?;
-        let bystander =
-            Command::new("sleep").arg("100000").stdout(Stdio::null()).spawn().context("run sleep")?;
+        let mut bystander = Command::new("sleep");
+        bystander.arg("100000").stdout(Stdio::null());
+        let bystander = home.as_its_user(&mut bystander).spawn().context("run sleep")?;
         let binary = warren_binary();
         let settings = SETTINGS.iter().map(|path| (*path, read_setting(path))).collect();
         let binary = (binary.to_owned(), std::fs::metadata(binary)?);
         Ok(Some(Self { client, attacker, neighbour, bystander, below_usr, binary, settings, home }))
+    }
+
+    /// Whether what an attempt relies on is not to be had in this home, which is told: `what` says it. An ordinary user's has
+    /// neither cgroups nor ids to give away, and its pods' conditions say so.
+    pub fn lacks(&self, what: &str) -> bool {
+        let lacks = self.home.user().is_some();
+        if lacks {
+            println!("note: not in the home of an ordinary user: {what}");
+        }
+        lacks
     }
 
     /// The data directory.

@@ -147,7 +147,9 @@ pub(super) async fn change_programs_of_the_host(arena: &Arena) -> Result<()> {
     let ended = arena
         .shell(&format!("echo x > {mark}; rm -f /usr/bin/yes; ln /usr/bin/env /usr/bin/env2; test -e {mark}"))
         .await?;
-    ensure!(ended.code == Some(0), "a sandbox writes to a layer of its own: {ended:?}");
+    if !arena.lacks("root's own files in `/usr` to write to") {
+        ensure!(ended.code == Some(0), "a sandbox writes to a layer of its own: {ended:?}");
+    }
     ensure!(!std::path::Path::new(&mark).exists(), "{mark} is on the host");
     ensure!(std::path::Path::new("/usr/bin/yes").exists(), "a program of the host is gone");
     ensure!(arena.neighbour("test -e /usr/bin/yes").await?.code == Some(0), "a neighbour sees the change");

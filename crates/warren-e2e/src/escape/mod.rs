@@ -20,6 +20,15 @@ use futures::future::LocalBoxFuture;
 
 use self::arena::Arena;
 
+/// Whose home is under attack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// Root's.
+    Root,
+    /// Somebody's who is not root: the user's other files and processes have the very owner that hostile code runs as.
+    OrdinaryUser,
+}
+
 /// One attempt to break out.
 #[derive(Clone, Copy)]
 pub struct Attempt {
@@ -138,7 +147,7 @@ pub fn attempts() -> Vec<Attempt> {
 }
 
 /// Makes the attempts that the command line names (all, if none) and prints how each ended, as cargo's harness does.
-pub fn run() -> ExitCode {
+pub fn run(owner: Owner) -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let is_list = std::env::args().any(|word| word == "--list");
     let all = attempts();
@@ -150,7 +159,7 @@ pub fn run() -> ExitCode {
     }
     println!("\nrunning {} tests", chosen.len());
     let begun = Instant::now();
-    let (made, failed) = match in_an_arena(&chosen) {
+    let (made, failed) = match in_an_arena(&chosen, owner) {
         Ok(Some(failed)) => (chosen.len(), failed),
         Ok(None) => (0, Vec::new()),
         Err(error) => {
@@ -170,12 +179,12 @@ pub fn run() -> ExitCode {
 }
 
 /// The names of those that were not contained; `None` where there is no arena.
-fn in_an_arena(chosen: &[Attempt]) -> Result<Option<Vec<&'static str>>> {
+fn in_an_arena(chosen: &[Attempt], owner: Owner) -> Result<Option<Vec<&'static str>>> {
     if chosen.is_empty() {
         return Ok(Some(Vec::new()));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let Some(arena) = runtime.block_on(Arena::start())? else { return Ok(None) };
+    let Some(arena) = runtime.block_on(Arena::start(owner))? else { return Ok(None) };
     let mut failed = Vec::new();
     for attempt in chosen {
         let begun = Instant::now();

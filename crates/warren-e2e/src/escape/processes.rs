@@ -6,7 +6,7 @@ use serde_json::json;
 use super::arena::{Arena, until};
 
 /// Pids of the host whose command line has a word in it.
-fn processes_with(word: &str) -> Vec<String> {
+pub(super) fn processes_with(word: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -115,6 +115,9 @@ pub(super) async fn clone_into_new_namespaces(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn gain_by_set_user_id(arena: &Arena) -> Result<()> {
+    if arena.lacks("another user than root") {
+        return Ok(());
+    }
     let script = "cp /usr/bin/id /tmp/id2 && chmod 6755 /tmp/id2 && \
                   perl -e '$) = \"1000 1000\"; $( = 1000; $< = $> = 1000; exec \"/tmp/id2\", \"-u\"'";
     let ended = arena.shell(script).await?;
@@ -123,6 +126,9 @@ pub(super) async fn gain_by_set_user_id(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn gain_by_file_capabilities(arena: &Arena) -> Result<()> {
+    if arena.lacks("another user than root") {
+        return Ok(());
+    }
     // The kernel's own format, version 2: all capabilities, effective at once.
     let program = format!(
         "system('cp /usr/bin/grep /tmp/grep2'); my $c = pack('V5', 0x02000001, ~0 & 0xffffffff, 0, ~0 & 0xffffffff, 0); \
@@ -195,6 +201,9 @@ pub(super) async fn refuse_to_end(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn hide_an_exec_from_its_cgroup(arena: &Arena) -> Result<()> {
+    if arena.lacks("cgroups") {
+        return Ok(());
+    }
     let sandbox = arena.sandbox("counted", json!({})).await?;
     let directory = arena.pod_directory(&sandbox).await?;
     let uid = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();

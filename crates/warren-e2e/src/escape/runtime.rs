@@ -24,7 +24,7 @@ pub(super) async fn overwrite_the_runtime_through_an_exec(arena: &Arena) -> Resu
     // CVE-2019-5736: a program whose interpreter is the program that is about to run it. While it lives, others in the
     // sandbox try to open what it runs for writing.
     let sandbox = arena.sandbox("exe", json!({})).await?;
-    let prepare = "printf '#!/proc/self/exe\\n' > /usr/local/bin/trap && chmod 755 /usr/local/bin/trap";
+    let prepare = "printf '#!/proc/self/exe\\n' > /tmp/trap && chmod 755 /tmp/trap";
     arena.run(&sandbox, &["sh", "-c", prepare]).await?;
     let watcher = "$SIG{CHLD} = 'IGNORE'; fork and exit; close STDIN; close STDOUT; close STDERR; \
                    for (1..4000) { for my $p (glob '/proc/[0-9]*/exe') { \
@@ -33,7 +33,7 @@ pub(super) async fn overwrite_the_runtime_through_an_exec(arena: &Arena) -> Resu
     arena.run(&sandbox, &["perl", "-e", watcher]).await?;
     for _ in 0..10 {
         // It fails in one way or another: the runtime is no interpreter of scripts.
-        let _ = arena.run(&sandbox, &["trap", "version"]).await;
+        let _ = arena.run(&sandbox, &["/tmp/trap", "version"]).await;
     }
     let opened = arena.run(&sandbox, &["cat", "/tmp/opened"]).await?;
     ensure!(opened.code != Some(0), "{opened:?}");
@@ -164,6 +164,9 @@ pub(super) async fn reach_a_neighbours_files(arena: &Arena) -> Result<()> {
     ensure!(ended.code == Some(0), "{ended:?}");
     let ended = arena.shell("find / -xdev -name of-the-neighbour 2>/dev/null; ls /workspace").await?;
     ensure!(!ended.stdout.contains("of-the-neighbour"), "{ended:?}");
+    if arena.lacks("ids of each pod's own") {
+        return Ok(());
+    }
     // Other ids on the host: what one writes is not even readable for the other by its number.
     use std::os::unix::fs::MetadataExt as _;
     let own = arena.attackers_directory().await?;

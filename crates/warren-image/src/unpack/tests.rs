@@ -245,6 +245,7 @@ fn extended_headers_cannot_smuggle() {
     for (record, why) in [
         (("path", "../outside"), "`..`"),
         (("SCHILY.xattr.trusted.overlay.redirect", "/etc"), "trusted.overlay.redirect"),
+        (("SCHILY.xattr.user.overlay.redirect", "/etc"), "user.overlay.redirect"),
         (("SCHILY.xattr.security.ima", "x"), "security.ima"),
         (("size", "99999"), "disagree"),
         (("GNU.sparse.major", "1"), "sparse"),

@@ -19,8 +19,8 @@ const WHITEOUT: &[u8] = b".wh.";
 /// Of these, one says it of everything in its directory; others are notes of a file system that nobody uses any more.
 const WHITEOUT_NOTE: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// How overlays know such a directory.
-const OPAQUE_ATTRIBUTE: (&str, &[u8]) = ("trusted.overlay.opaque", b"y");
+/// How overlays know such a directory; and how those of ordinary users do, who may not write the former.
+const OPAQUE_ATTRIBUTES: [&str; 2] = ["trusted.overlay.opaque", "user.overlay.opaque"];
 /// Deeper than any honest tree, and little enough to walk for every entry.
 const DEEPEST: usize = 256;
 const LONGEST_PATH: usize = 4096;
@@ -248,22 +248,26 @@ fn open_directory(parent: BorrowedFd<'_>, name: &OsStr) -> Result<OwnedFd, Errno
 }
 
 fn make_opaque(directory: BorrowedFd<'_>) -> Result<(), Errno> {
-    let (name, value) = OPAQUE_ATTRIBUTE;
-    rustix::fs::fsetxattr(directory, name, value, XattrFlags::empty())
+    let [root, ordinary] = OPAQUE_ATTRIBUTES;
+    let set = |name| rustix::fs::fsetxattr(directory, name, b"y", XattrFlags::empty());
+    match set(root) {
+        Err(Errno::PERM) => set(ordinary),
+        other => other,
+    }
 }
 
 /// Owner, mode and attributes of a file or directory. The mode comes after the owner: changing that takes bits away.
 fn describe(head: &Head, file: BorrowedFd<'_>) -> Result<(), UnpackError> {
     let fail = |error: Errno| failed(head, error.into());
-    rustix::fs::fchown(file, Some(uid(head)), Some(gid(head))).map_err(fail)?;
+    give(rustix::fs::fchown(file, Some(uid(head)), Some(gid(head)))).map_err(fail)?;
     rustix::fs::fchmod(file, Mode::from_raw_mode(head.mode)).map_err(fail)?;
     for (name, value) in &head.attributes {
         match name.as_str() {
-            _ if name.starts_with("user.") => {}
+            _ if name.starts_with("user.") && !name.starts_with("user.overlay.") => {}
             "security.capability" => {}
             // What other systems keep beside a file, and does not mean anything here.
             "security.selinux" | "system.posix_acl_access" | "system.posix_acl_default" => continue,
-            // `trusted.overlay.…` above all: it is how one layer could show what lies elsewhere.
+            // `trusted.overlay.…` and `user.overlay.…` above all: it is how one layer could show what lies elsewhere.
             _ => return Err(head.refused(format!("images cannot bring the attribute {name:?}"))),
         }
         match rustix::fs::fsetxattr(file, name, value, XattrFlags::empty()) {
@@ -276,8 +280,17 @@ fn describe(head: &Head, file: BorrowedFd<'_>) -> Result<(), UnpackError> {
 
 /// Owner and time of what cannot be opened.
 fn describe_link(head: &Head, parent: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
-    rustix::fs::chownat(parent, name, Some(uid(head)), Some(gid(head)), AtFlags::SYMLINK_NOFOLLOW)?;
+    give(rustix::fs::chownat(parent, name, Some(uid(head)), Some(gid(head)), AtFlags::SYMLINK_NOFOLLOW))?;
     rustix::fs::utimensat(parent, name, &times(head), AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// An owner that does not exist here, as most do not in an ordinary user's namespace: the file stays its root's. To the machine's
+/// root every owner exists.
+fn give(result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(Errno::INVAL) => Ok(()),
+        other => other,
+    }
 }
 
 fn uid(head: &Head) -> Uid {

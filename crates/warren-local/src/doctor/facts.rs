@@ -4,7 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use warren_oci::machine;
+use warren_oci::idmap::IdRange;
+use warren_oci::{machine, privileges};
 
 use crate::lock::{Holder, holder};
 
@@ -25,6 +26,10 @@ const NAMESPACES: [(&str, &str); 7] = [
 pub struct Facts {
     /// Whether we are root.
     pub root: bool,
+    /// Whether an ordinary user can make what a home needs; tried only by one.
+    pub ordinary_user: Result<(), String>,
+    /// Users and groups that exist in a sandbox, from 0 on.
+    pub ids: u32,
     /// The kernel's release.
     pub release: String,
     /// Kinds of namespaces that the kernel does not have.
@@ -37,7 +42,7 @@ pub struct Facts {
     pub apparmor_restricts: bool,
     /// Debian's switch keeps ordinary users from making them.
     pub debian_forbids: bool,
-    /// The version of cgroups with the controllers that limits need.
+    /// The version of cgroups with the controllers that limits need; 0 for an ordinary user who was given none.
     pub cgroup_version: Result<u8, String>,
     /// Whether system calls can be filtered.
     pub seccomp: bool,
@@ -127,8 +132,10 @@ impl Facts {
         let there = nearest_existing(data_dir);
         let kind = rustix::fs::statfs(there)?;
         let room = rustix::fs::statvfs(there)?;
+        let ordinary_user = if root { Ok(()) } else { machine::try_ordinary_user().map_err(in_words) };
         Ok(Facts {
             root,
+            ids: if root { IdRange::LENGTH } else { privileges::ids_of_this_user() },
             release: rustix::system::uname().release().to_string_lossy().into_owned(),
             missing_namespaces: NAMESPACES
                 .into_iter()
@@ -141,7 +148,9 @@ impl Facts {
             debian_forbids: number("/proc/sys/kernel/unprivileged_userns_clone") == Some(0),
             cgroup_version: machine::cgroup_version().map_err(in_words),
             seccomp: Path::new("/proc/sys/kernel/seccomp/actions_avail").exists(),
-            overlay: overlay(root).map_err(in_words),
+            // An ordinary user has tried it already.
+            overlay: if root || ordinary_user.is_err() { overlay(root).map_err(in_words) } else { Ok(true) },
+            ordinary_user,
             packet_rules: machine::try_packet_rules().map_err(in_words),
             runtimes: runtimes(path),
             data_dir: data_dir.to_owned(),

@@ -3,6 +3,8 @@ use super::*;
 fn healthy() -> Facts {
     Facts {
         root: true,
+        ordinary_user: Ok(()),
+        ids: 65_536,
         release: "6.1.0-54-cloud-amd64".to_owned(),
         missing_namespaces: Vec::new(),
         namespaces: Ok(()),
@@ -71,7 +73,16 @@ fn check(change: impl FnOnce(&mut Facts), expected: &[(&str, Verdict, &str)]) {
 fn each_thing_that_is_wrong_is_named_with_its_remedy() {
     use Verdict::{Problem, Warning};
     check(|facts| facts.release = "5.10.0-8".to_owned(), &[("kernel", Problem, "5.19")]);
-    check(|facts| facts.root = false, &[("privileges", Problem, "sudo warren up")]);
+    check(|facts| facts.root = false, &[]);
+    check(|facts| (facts.root, facts.ids) = (false, 1), &[("privileges", Warning, "newuidmap")]);
+    check(
+        |facts| (facts.root, facts.cgroup_version) = (false, Ok(0)),
+        &[("cgroups", Warning, "Delegate=yes")],
+    );
+    check(
+        |facts| (facts.root, facts.ordinary_user) = (false, Err("no".to_owned())),
+        &[("privileges", Problem, "sudo warren up")],
+    );
     check(|facts| facts.missing_namespaces = vec!["cgroup"], &[("namespaces", Problem, "kernel")]);
     check(|facts| facts.namespaces = Err("no".to_owned()), &[("namespaces", Problem, "user-namespaces")]);
     check(
@@ -83,7 +94,10 @@ fn each_thing_that_is_wrong_is_named_with_its_remedy() {
         &[("user-namespaces", Warning, "kernel.apparmor_restrict_unprivileged_userns=0")],
     );
     check(
-        |facts| (facts.debian_forbids, facts.root) = (true, false),
+        |facts| {
+            facts.debian_forbids = true;
+            (facts.root, facts.ordinary_user) = (false, Err("no".to_owned()));
+        },
         &[
             ("privileges", Problem, "sudo"),
             ("user-namespaces", Problem, "kernel.unprivileged_userns_clone=1"),

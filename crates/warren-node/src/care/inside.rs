@@ -10,6 +10,7 @@ use warren_oci::client::CallError;
 use warren_oci::protocol::{Answer, Call, ExecRequest, ExitStatus, RefusalReason, Target};
 
 use crate::descriptor::Descriptor;
+use crate::network::Lease;
 use crate::pod_request::PodDirectory;
 use crate::shim::Shim;
 use crate::worker::chain;
@@ -44,7 +45,8 @@ impl Drop for Running {
 impl Inside {
     pub(super) fn new(container: &Container, directory: &PodDirectory) -> Inside {
         // A pod without a network is reached where it reaches itself.
-        let address = directory.lease().map_or(Ipv4Addr::LOCALHOST, |lease| lease.address);
+        let lease = directory.lease().filter(Lease::is_reachable);
+        let address = lease.map_or(Ipv4Addr::LOCALHOST, |lease| lease.address);
         let ports = container
             .ports
             .iter()

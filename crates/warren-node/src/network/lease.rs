@@ -40,6 +40,12 @@ impl Lease {
         Some(Lease { address: record.address, gateway: record.gateway, mode })
     }
 
+    /// Whether the address is one that packets reach. Else it is only the pod's name in rules, and its way out is a socket on
+    /// its own loopback.
+    pub(crate) fn is_reachable(&self) -> bool {
+        !self.gateway.is_loopback()
+    }
+
     fn write(self, directory: &Path) -> io::Result<()> {
         let record =
             Record { address: self.address, gateway: self.gateway, is_full: self.mode == Mode::Full };

@@ -47,24 +47,39 @@ pub(super) fn listen(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut J
             }
             tokio::time::sleep(AFTER_REFUSAL).await;
         };
-        let open = Arc::new(Open::default());
-        let mut connections = JoinSet::new();
-        loop {
-            while connections.try_join_next().is_some() {}
-            let Ok((stream, from)) = listener.accept().await else {
-                // Out of descriptors, say: those who are there go first.
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            };
-            let IpAddr::V4(from) = from.ip() else { continue };
-            let Some(place) = open.enter(from) else { continue };
-            let (shared, network) = (shared.clone(), network.clone());
-            connections.spawn(async move {
-                serve(shared, network, stream, from).await;
-                drop(place);
-            });
-        }
+        accept(shared, network, listener, None).await;
     });
+}
+
+/// Serves connections until it is dropped. They come from `pod`, where only that one reaches the listener; else each from the
+/// pod that has its address.
+pub(super) async fn accept(
+    shared: Arc<Shared>,
+    network: Arc<Network>,
+    listener: TcpListener,
+    pod: Option<Ipv4Addr>,
+) {
+    let open = Arc::new(Open::default());
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let Ok((stream, peer)) = listener.accept().await else {
+            // Out of descriptors, say: those who are there go first.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let from = match (pod, peer.ip()) {
+            (Some(pod), _) => pod,
+            (None, IpAddr::V4(address)) => address,
+            (None, IpAddr::V6(_)) => continue,
+        };
+        let Some(place) = open.enter(from) else { continue };
+        let (shared, network) = (shared.clone(), network.clone());
+        connections.spawn(async move {
+            serve(shared, network, stream, from).await;
+            drop(place);
+        });
+    }
 }
 
 /// How many connections each pod has.

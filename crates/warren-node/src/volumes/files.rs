@@ -11,7 +11,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use warren_decide::pod::VolumeFile;
-use warren_oci::idmap::IdRange;
+use warren_oci::idmap::{IdRange, no_such_id};
 
 /// Whose files they are inside.
 pub(super) struct Owners {
@@ -21,7 +21,7 @@ pub(super) struct Owners {
 
 impl Owners {
     fn give(&self, path: &Path, user: u32) -> io::Result<()> {
-        let unmapped = || io::Error::new(io::ErrorKind::InvalidInput, "ids above 65535 do not exist inside");
+        let unmapped = || no_such_id(self.ids);
         let user = self.ids.to_host(user).ok_or_else(unmapped)?;
         let group = self.ids.to_host(self.group).ok_or_else(unmapped)?;
         lchown(path, Some(user), Some(group))
@@ -119,7 +119,7 @@ mod tests {
             eprintln!("skipped: files can be given to others by root only");
             return;
         }
-        let owners = Owners { ids: IdRange { first: 0x7000_0000 }, group: 7 };
+        let owners = Owners { ids: IdRange::starting_at(0x7000_0000), group: 7 };
         let at = |second| Timestamp::from_second(second).unwrap();
         write(&path, &[file("a", "1"), file("deep/b", "2")], &owners, at(1)).unwrap();
         assert_eq!(shown(&path), ["a", "deep"]);

@@ -75,6 +75,7 @@ impl Worker {
     /// Ends the shim and everything in it. Logs and the pod's directory stay.
     pub(super) async fn clean_up(&mut self) -> Result<(), StepError> {
         self.care.end();
+        self.way_out = None;
         self.volumes.forget();
         self.stopping.clear();
         let shim = match self.shim.take() {
@@ -94,6 +95,9 @@ impl Worker {
             (self.shared.home_id.clone(), self.uid.clone(), self.directory.0.clone());
         blocking(move || {
             cleanup::kill_pod(&home, &uid)?;
+            if let Err(error) = cleanup::kill_recorded(&directory) {
+                warn!(%error, "containers of a lost shim not looked for");
+            }
             // From here on they tell of the next shim. Usually they are not there: no error.
             for name in ["shim.sock", "state.json"] {
                 let _ = std::fs::remove_file(directory.join(name));

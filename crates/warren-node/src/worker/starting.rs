@@ -98,7 +98,33 @@ impl Worker {
         if in_memory {
             self.make_volumes_in_memory(pod, ids).await?;
         }
+        self.open_way_out().await;
         Ok(starts)
+    }
+
+    /// Begins to serve the pod's way to the proxy, where that is a socket on its loopback. It listens since before the pod's first
+    /// program ran, so nobody finds it closed; until this is done, whoever connects waits.
+    pub(super) async fn open_way_out(&mut self) {
+        let Some(lease) = self.directory.lease().filter(|lease| !lease.is_reachable()) else { return };
+        let Some(shim) = self.shim.as_mut().filter(|_| self.way_out.is_none()) else { return };
+        let served = match shim.call(Call::WayOut).await {
+            Ok((_, sockets)) => sockets.into_iter().next().map(|socket| {
+                network::serve_way_out(&self.shared, lease, socket).map_err(|problem| problem.to_string())
+            }),
+            // Before the first container there is no network; it is asked for again when there is one.
+            Err(problem) => Some(Err(chain(&problem))),
+        };
+        match served {
+            Some(Ok(tasks)) => self.way_out = Some(tasks),
+            Some(Err(problem)) => debug!(error = %problem, "no way out of the pod yet"),
+            None => debug!("the shim gave no socket"),
+        }
+    }
+
+    fn runs_nothing(&self) -> bool {
+        let state = self.state.borrow();
+        let mut containers = state.iter().flat_map(|state| state.containers.values());
+        !containers.any(|container| matches!(container.status, ContainerStatus::Running { .. }))
     }
 
     fn make_volumes_on_disk(&mut self, pod: &Pod, ids: IdRange) -> Result<(), VolumeError> {
@@ -164,6 +190,10 @@ impl Worker {
             self.broken(chain(&problem));
             return Ok(());
         }
+        if self.runs_nothing() {
+            // A start that failed may have taken the pod's network with it, and then the next has another.
+            self.way_out = None;
+        }
         for (name, attempt) in starts {
             let ids = self.shared.ids().allocate(&self.uid);
             let request = match ids {
@@ -203,6 +233,7 @@ impl Worker {
                 Err(CallError::Connection(problem)) => self.heard(Err(problem)),
             }
         }
+        self.open_way_out().await;
         Ok(())
     }
 

@@ -222,16 +222,43 @@ fn is_absent(error: &io::Error) -> bool {
     )
 }
 
+/// What becomes of the groups that a process was started with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Groups {
+    /// They are replaced.
+    Set,
+    /// They stay: the kernel lets nobody change them in a user namespace that an ordinary user has made alone. Inside they are
+    /// nobody's groups, and the only files that they could open are those that the container is shown.
+    Kept,
+}
+
+impl Groups {
+    fn become_user(self, uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+        match self {
+            Groups::Set => set_ids(uid, gid, groups),
+            Groups::Kept if groups.iter().any(|group| *group != gid) => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "further groups need ids of `/etc/subgid` and `newgidmap`",
+            )),
+            Groups::Kept => set_user_and_group(uid, gid),
+        }
+    }
+}
+
 /// Becomes root of the user namespace, before anything is made there.
-pub(super) fn become_root() -> Result<(), StepError> {
-    set_ids(0, 0, &[]).step(|| "become root of the user namespace".to_owned())
+pub(super) fn become_root(groups: Groups) -> Result<(), StepError> {
+    groups.become_user(0, 0, &[]).step(|| "become root of the user namespace".to_owned())
 }
 
 /// Becomes a user for good.
 pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     let groups: Vec<Gid> = groups.iter().map(|&group| Gid::from_raw(group)).collect();
-    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     rustix::thread::set_thread_groups(&groups)?;
+    set_user_and_group(uid, gid)
+}
+
+fn set_user_and_group(uid: u32, gid: u32) -> io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     rustix::thread::set_thread_res_gid(gid, gid, gid)?;
     Ok(rustix::thread::set_thread_res_uid(uid, uid, uid)?)
 }
@@ -264,6 +291,7 @@ pub(super) fn become_program(
     environment: &[String],
     streams: Streams<'_>,
     filter: &Filter,
+    groups: Groups,
 ) -> Result<Infallible, Failure> {
     let starting = Failure::starting;
     take_streams(&streams)?;
@@ -307,7 +335,8 @@ pub(super) fn become_program(
         install(filter)?;
     }
     let user = &process.user;
-    set_ids(user.uid, user.gid, &user.additional_gids)
+    groups
+        .become_user(user.uid, user.gid, &user.additional_gids)
         .step(|| format!("become user {}", user.uid))
         .map_err(starting)?;
     die_with_parent()?;

@@ -9,7 +9,7 @@ use warren_sys::{namespace, pty};
 
 use super::child::{self, Failure, Streams};
 use super::rootfs::{self, Step, StepError};
-use super::{Container, Keeper, Workshop, finish_child, pipe, refusal};
+use super::{Container, Keeper, Workshop, clone_inside, finish_child, pipe, refusal};
 use crate::defaults;
 use crate::idmap::IdRange;
 use crate::protocol::{ExecRequest, Refusal, TerminalSize};
@@ -88,8 +88,8 @@ fn make_ends(
     if let Some(size) = request.terminal {
         let step = || "open a terminal".to_owned();
         let pty = pty::open(container.terminals.as_fd(), size.columns, size.rows).step(step)?;
-        // As everywhere, the terminal is its user's, and its group (`tty`) may write to it.
-        rootfs::give(pty.slave.as_fd(), ids, user.uid, 5)?;
+        // As everywhere, the terminal is its user's, and its group may write to it.
+        rootfs::give(pty.slave.as_fd(), ids, user.uid, ids.terminal_group())?;
         let terminal = pty::number(pty.master.as_fd()).step(step)?;
         return Ok(Ends {
             outside: vec![pty.master],
@@ -132,16 +132,13 @@ fn start(
         sibling: false,
         cgroup: container.entrance.clone_into(),
     };
-    // Only children of a process that has "entered" a pid namespace are in it. So the shim enters, clones, and leaves:
-    // one process less than the usual way by a helper.
-    namespace::enter_one(pid_namespace.as_fd()).step(|| "enter the pid namespace".to_owned())?;
-    let mut forked = process::clone(workshop.proof, options);
+    let mut forked = clone_there(workshop, pid_namespace, options)?;
     if born_inside && forked.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN)) {
         // The container has reached its pids limit. Somebody who wants to look after it gets in nevertheless, as on
         // version 1, where moving in is not forking.
         born_inside = false;
         options.cgroup = None;
-        forked = process::clone(workshop.proof, options);
+        forked = clone_there(workshop, pid_namespace, options)?;
     }
     if let Ok(Fork::Child) = forked {
         ends.outside.clear();
@@ -149,20 +146,38 @@ fn start(
         let life = || exec_process(workshop, container, program, environment, &ends, born_inside);
         finish_child(&report_inside, life)
     }
-    let returned =
-        namespace::enter_one(workshop.pid_namespace.as_fd()).step(|| "leave the pid namespace".to_owned());
     let Fork::Parent(child) = forked.step(step)? else {
         return Err(io::Error::other("the child has been dealt with")).step(step);
     };
-    if let Err(error) = returned {
-        let _ = child.signal(libc::SIGKILL);
-        let _ = child.wait();
-        return Err(error);
-    }
     let adjustment = program.oom_score_adj.unwrap_or(defaults::OOM_SCORE_ADJUSTMENT).clamp(0, 1000);
     // A process that is gone already needs none.
     let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.pid()), adjustment.to_string());
     Ok(Exec { child, report: Some(report), streams: ends.outside, terminal: ends.terminal })
+}
+
+/// Clones a process in the container's pid namespace. Only children of a process that has "entered" one are in it.
+fn clone_there(
+    workshop: &Workshop,
+    pid_namespace: &OwnedFd,
+    options: CloneOptions<'_>,
+) -> Result<io::Result<Fork>, StepError> {
+    let inside = pid_namespace.as_fd();
+    if !workshop.can_return() {
+        return Ok(clone_inside(workshop.proof, &[inside], options.namespaces, options.cgroup));
+    }
+    // The shim enters, clones, and leaves: one process less than the usual way by a helper.
+    namespace::enter_one(inside).step(|| "enter the pid namespace".to_owned())?;
+    let forked = process::clone(workshop.proof, options);
+    if matches!(forked, Ok(Fork::Child)) {
+        return Ok(forked);
+    }
+    let returned = namespace::enter_one(workshop.pid_namespace.as_fd());
+    if let (Err(_), Ok(Fork::Parent(child))) = (&returned, &forked) {
+        let _ = child.signal(libc::SIGKILL);
+        let _ = child.wait();
+    }
+    returned.step(|| "leave the pid namespace".to_owned())?;
+    Ok(forked)
 }
 
 fn exec_process(
@@ -187,9 +202,9 @@ fn exec_process(
     namespace::enter(container.child.pidfd(), all).step(|| "enter the container".to_owned())?;
     rustix::process::setsid().step(|| "make a session".to_owned())?;
     process::join_new_session_keyring().step(|| "make a keyring".to_owned())?;
-    child::become_root()?;
+    child::become_root(workshop.groups())?;
     let streams = ends.streams(&null)?;
-    child::become_program(program, environment, streams, &workshop.filter)
+    child::become_program(program, environment, streams, &workshop.filter, workshop.groups())
 }
 
 /// Sets the size of a terminal. It is opened by its number for a moment: a descriptor that the shim kept would keep the

@@ -20,6 +20,7 @@ mod rootfs;
 mod streams;
 mod volume;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -34,13 +35,14 @@ use warren_sys::process::{self, Child, CloneOptions, Fork, Namespaces, SingleThr
 use warren_sys::seccomp::Filter;
 use warren_sys::socket::Seqpacket;
 
-use self::child::{Failure, Streams};
+use self::child::{Failure, Groups, Streams};
 use self::rootfs::{Detached, Kept, Layers, Step};
 use self::streams::Outside;
 use crate::defaults;
 use crate::kernel::{self, Layering};
+use crate::privileges::Privileges;
 use crate::protocol::{ContainerRequest, PodNetwork, PodRequest, Refusal, RefusalReason};
-use crate::spec::Spec;
+use crate::spec::{Rlimit, Spec};
 use crate::timeline::Timeline;
 use crate::wire;
 
@@ -58,9 +60,42 @@ pub(crate) struct Workshop {
     pub(crate) hierarchy: Hierarchy,
     pub(crate) pid_namespace: OwnedFd,
     pub(crate) layering: Layering,
+    pub(crate) privileges: Privileges,
     /// Memory that the pod's containers share, by name.
     pub(crate) volumes: BTreeMap<String, OwnedFd>,
 }
+
+impl Workshop {
+    /// Whether a process can give up the groups of whoever started it.
+    fn groups(&self) -> Groups {
+        match self.privileges {
+            Privileges::Namespace(given) if !given.sets_groups => Groups::Kept,
+            _ => Groups::Set,
+        }
+    }
+
+    /// Whether this process can leave a namespace again that it has entered: its own ones are the machine's.
+    fn can_return(&self) -> bool {
+        self.privileges == Privileges::Machine
+    }
+
+    /// A container as it can be had here. Without cgroups, the number of processes is limited the way it was before there were
+    /// any: by user, which in a user namespace means by user and pod.
+    fn adapt<'a>(&self, request: &'a ContainerRequest) -> Cow<'a, ContainerRequest> {
+        let has_own = request.spec.process.rlimits.iter().any(|limit| limit.kind == NPROC);
+        match request.spec.linux.resources.pids {
+            Some(pids) if self.hierarchy == Hierarchy::Absent && !has_own => {
+                let mut request = request.clone();
+                let limit = Rlimit { kind: NPROC.to_owned(), soft: pids, hard: pids };
+                request.spec.process.rlimits.push(limit);
+                Cow::Owned(request)
+            }
+            _ => Cow::Borrowed(request),
+        }
+    }
+}
+
+const NPROC: &str = "RLIMIT_NPROC";
 
 /// Namespaces that the containers of a pod share. They live as long as the shim holds them, whichever containers run.
 #[derive(Debug)]
@@ -69,6 +104,8 @@ pub(crate) struct PodNamespaces {
     ipc: OwnedFd,
     uts: OwnedFd,
     network: Network,
+    /// Where programs in the pod reach the proxy, made before the first of them ran.
+    way_out: Option<OwnedFd>,
     /// Layers of overlays, closed when the shim ends.
     layers: Vec<OwnedFd>,
 }
@@ -157,6 +194,7 @@ pub(crate) fn start(
     request: &ContainerRequest,
     timeline: &mut Timeline,
 ) -> Result<Container, Refusal> {
+    let request = &*workshop.adapt(request);
     let started = match &pod.runtime {
         None => start_steps(workshop, pod, namespaces, request, timeline),
         Some(program) => other_runtime::start(workshop, pod, program, namespaces, request),
@@ -265,7 +303,9 @@ impl PodNamespaces {
     /// host's.
     fn complete(&mut self) -> io::Result<[BorrowedFd<'_>; 4]> {
         if let Network::Promised(socket) = &self.network {
-            self.network = Network::Here(receive_network(socket)?);
+            let (network, way_out) = receive_network(socket)?;
+            self.network = Network::Here(network);
+            self.way_out = way_out;
         }
         match &self.network {
             // The user namespace last: entering it takes away the right to enter the others.
@@ -277,10 +317,11 @@ impl PodNamespaces {
     }
 }
 
-/// Waits for the network namespace that the first container's process makes.
-fn receive_network(starter: &Seqpacket) -> io::Result<OwnedFd> {
+/// Waits for the network namespace that the first container's process makes, and for the way out of it if there is one.
+fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     let packet = starter.receive(16)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok(packet.descriptors.into_iter().next().ok_or(io::ErrorKind::InvalidData)?)
+    let mut descriptors = packet.descriptors.into_iter();
+    Ok((descriptors.next().ok_or(io::ErrorKind::InvalidData)?, descriptors.next()))
 }
 
 /// Where an attempt of a container writes.
@@ -305,28 +346,40 @@ fn clone_container(
             Fork::Parent(child) => Ok(Some(child)),
         };
     };
-    // The pod has its namespaces, and a process that enters the user namespace cannot come back. So a helper enters and
-    // clones there, and the clone is made the shim's child.
-    let (number, number_inside) = pipe().step(step)?;
+    // The pod has its namespaces, and a process that enters the user namespace cannot come back.
+    match clone_inside(workshop.proof, &namespaces, own, cgroup).step(step)? {
+        Fork::Child => Ok(None),
+        Fork::Parent(child) => Ok(Some(child)),
+    }
+}
+
+/// Clones a process inside namespaces that this one could not leave again: a helper enters them and clones there, and the
+/// clone is made this process's child.
+fn clone_inside(
+    proof: SingleThreaded,
+    namespaces: &[BorrowedFd<'_>],
+    own: Namespaces,
+    cgroup: Option<BorrowedFd<'_>>,
+) -> io::Result<Fork> {
+    let (number, number_inside) = pipe()?;
     let options = CloneOptions { namespaces: Namespaces::NONE, sibling: false, cgroup };
-    match process::clone(workshop.proof, options).step(step)? {
+    match process::clone(proof, options)? {
         Fork::Parent(helper) => {
             drop(number_inside);
             let mut bytes = [0u8; 4];
             let read = read_blocking(&number, &mut bytes);
             let _ = helper.wait();
-            match read {
-                Ok(4) => Ok(Some(Child::adopt(i32::from_ne_bytes(bytes)).step(step)?)),
-                Ok(_) => Err(io::Error::other("the helper could not enter the pod's namespaces")).step(step),
-                Err(error) => Err(error).step(step),
+            match read? {
+                4 => Ok(Fork::Parent(Child::adopt(i32::from_ne_bytes(bytes))?)),
+                _ => Err(io::Error::other("the helper could not enter the pod's namespaces")),
             }
         }
         Fork::Child => {
             drop(number);
-            let entered = namespaces.into_iter().try_for_each(namespace::enter_one);
+            let entered = namespaces.iter().try_for_each(|namespace| namespace::enter_one(*namespace));
             let options = CloneOptions { namespaces: own, sibling: true, cgroup: None };
-            match entered.and_then(|()| process::clone(workshop.proof, options)) {
-                Ok(Fork::Child) => Ok(None),
+            match entered.and_then(|()| process::clone(proof, options)) {
+                Ok(Fork::Child) => Ok(Fork::Child),
                 Ok(Fork::Parent(child)) => {
                     let _ = rustix::io::write(&number_inside, &child.pid().to_ne_bytes());
                     process::exit_now(0)
@@ -371,7 +424,7 @@ fn equip(
     };
     let mut fresh = None;
     if namespaces.is_none() {
-        let map = format!("0 {} {}\n", pod.ids.first, crate::idmap::IdRange::LENGTH);
+        let map = format!("0 {} {}\n", pod.ids.first, pod.ids.length);
         process_file("uid_map", &map)?;
         process_file("gid_map", &map)?;
         let open = |kind: &str| namespace::open(pid, kind).step(|| format!("open the {kind} namespace"));
@@ -387,10 +440,11 @@ fn equip(
     else {
         return Err(io::Error::other("they were made above")).step(|| "find the pod's namespaces".to_owned());
     };
+    let user = (workshop.privileges == Privileges::Machine).then(|| user.as_fd());
     let layers = Layers {
         layering: workshop.layering,
         place: &directory,
-        user_namespace: user.as_fd(),
+        user_namespace: user,
         no_suid: request.spec.process.no_new_privileges,
     };
     let mut mounts = rootfs::overlays(&request.rootfs, &writable, &layers, &mut kept)?;
@@ -399,7 +453,7 @@ fn equip(
     let terminals = rootfs::terminals(pod.ids)?;
     let terminals_kept = terminals.mount.try_clone().step(|| "keep the terminals".to_owned())?;
     mounts.push(terminals);
-    mounts.extend(rootfs::volumes(&request.spec.mounts, pod.ids, user.as_fd(), &workshop.volumes)?);
+    mounts.extend(rootfs::volumes(&request.spec.mounts, pod.ids, user, &workshop.volumes)?);
 
     let list: Vec<(&Path, bool)> =
         mounts.iter().map(|mount| (mount.target.as_path(), mount.is_directory)).collect();
@@ -410,10 +464,12 @@ fn equip(
     descriptors.extend(terminal_inside.as_ref().map(AsFd::as_fd));
     wire::send(&starter, &list, &descriptors).step(|| "hand over the mounts".to_owned())?;
     timeline.mark("shim", "mounts");
+    let mut way_out = None;
     let network = match (&fresh, &pod.network) {
         (Some(_), Some(wanted)) => {
             let step = || "make the network devices".to_owned();
-            let namespace = receive_network(&starter).step(step)?;
+            let namespace;
+            (namespace, way_out) = receive_network(&starter).step(step)?;
             pod_network::connect(wanted, namespace.as_fd()).step(step)?;
             starter.send(b"go", &[]).step(step)?;
             timeline.mark("shim", "network");
@@ -423,7 +479,7 @@ fn equip(
     };
     // Only now that nothing can fail any more: a second container must not find the namespaces of one that never was.
     if let Some((user, ipc, uts)) = fresh {
-        *namespaces = Some(PodNamespaces { user, ipc, uts, network, layers: Vec::new() });
+        *namespaces = Some(PodNamespaces { user, ipc, uts, network, way_out, layers: Vec::new() });
     }
     if let Some(namespaces) = namespaces {
         namespaces.layers.append(&mut kept.detached);
@@ -456,8 +512,18 @@ fn child_before_mounts(
         if pod.network.is_some() {
             pod_network::without_version_6().step(|| "switch off IP version 6".to_owned())?;
         }
+        let way_out = match pod.proxy_port {
+            // Listened on before any program runs that could take its place or find it missing.
+            Some(port) => Some(
+                std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, port))
+                    .step(|| format!("listen on port {port} for the proxy"))?,
+            ),
+            None => None,
+        };
         // The shim reads it when it has time, for the pod's other containers.
-        starter.send(b"net", &[network.as_fd()]).step(|| "hand over the network namespace".to_owned())?;
+        let descriptors: Vec<BorrowedFd<'_>> =
+            std::iter::once(network.as_fd()).chain(way_out.as_ref().map(AsFd::as_fd)).collect();
+        starter.send(b"net", &descriptors).step(|| "hand over the network namespace".to_owned())?;
     }
     timeline.mark("container", "session, network");
     let step = || "take over the mounts".to_owned();
@@ -491,7 +557,7 @@ fn child_after_mounts(
         entrance.enter().step(|| "enter the cgroup".to_owned())?;
     }
     child::hide_cgroups()?;
-    child::become_root()?;
+    child::become_root(workshop.groups())?;
     child::enter_root(spec, equipment.mounts)?;
     timeline.mark("container", "root file system");
     if let Some((network, starter)) = network {
@@ -504,7 +570,7 @@ fn child_after_mounts(
     let environment =
         exec::environment(&spec.process, &[], spec.process.terminal.then_some(streams::FIRST_SIZE));
     timeline.flush();
-    child::become_program(&spec.process, &environment, streams, &workshop.filter)
+    child::become_program(&spec.process, &environment, streams, &workshop.filter, workshop.groups())
 }
 
 /// Runs the rest of a child's life and never returns: neither a failure nor a panic may go on as a second shim.

@@ -1,4 +1,4 @@
-//! A socket in the pod's network.
+//! Sockets in the pod's network.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,5 +14,12 @@ impl PodNamespaces {
         let family = if version_6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         self.inside_network(|| Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?))
+    }
+
+    /// Where programs in the pod reach the proxy: a socket that listens in the pod's network. Whoever gets it accepts.
+    pub(crate) fn way_out(&mut self) -> io::Result<OwnedFd> {
+        self.complete()?;
+        let way_out = self.way_out.as_ref();
+        way_out.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the pod has none"))?.try_clone()
     }
 }

@@ -10,7 +10,6 @@ use warren_sys::socket::Seqpacket;
 
 use super::rootfs::{Step, StepError};
 use super::{Network, PodNamespaces, Workshop, child, pod_network};
-use crate::idmap::IdRange;
 use crate::kernel;
 use crate::protocol::{PodNetwork, PodRequest};
 
@@ -59,7 +58,7 @@ fn settle(pod: &PodRequest, shim: &Seqpacket) -> Result<(), StepError> {
 /// The shim's part: id maps, and a descriptor of each.
 fn take(pod: &PodRequest, helper: &Child, socket: &Seqpacket) -> Result<PodNamespaces, StepError> {
     let pid = helper.pid();
-    let map = format!("0 {} {}\n", pod.ids.first, IdRange::LENGTH);
+    let map = format!("0 {} {}\n", pod.ids.first, pod.ids.length);
     for name in ["uid_map", "gid_map"] {
         fs::write(format!("/proc/{pid}/{name}"), &map).step(|| format!("write {name}"))?;
     }
@@ -72,7 +71,7 @@ fn take(pod: &PodRequest, helper: &Child, socket: &Seqpacket) -> Result<PodNames
     let network: Option<OwnedFd> = packet.descriptors.into_iter().next();
     let said = || io::Error::other(String::from_utf8_lossy(&packet.bytes).into_owned());
     let network = network.ok_or_else(said).step(step)?;
-    Ok(PodNamespaces { user, ipc, uts, network: Network::Here(network), layers: Vec::new() })
+    Ok(PodNamespaces { user, ipc, uts, network: Network::Here(network), way_out: None, layers: Vec::new() })
 }
 
 impl PodNamespaces {
@@ -83,7 +82,7 @@ impl PodNamespaces {
     }
 
     /// Does something in the pod's network. The shim uses no network itself; staying in the pod's would do no harm, but
-    /// nobody would expect it.
+    /// nobody would expect it. An ordinary user's can come back because the zygote has left the machine's for one of its own.
     pub(super) fn inside_network<T>(&mut self, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let own = namespace::open(0, "net")?;
         let [network, ..] = self.complete()?;

@@ -103,7 +103,9 @@ pub(crate) struct Layers<'a> {
     pub(crate) layering: Layering,
     /// A directory to attach layers to, where that has to be.
     pub(crate) place: &'a Path,
-    pub(crate) user_namespace: BorrowedFd<'a>,
+    /// Whose ids the owners of files are mapped to. `None`: they are not, for only root can map them. Then overlays keep their
+    /// notes where ordinary users can write them, too.
+    pub(crate) user_namespace: Option<BorrowedFd<'a>>,
     pub(crate) no_suid: bool,
 }
 
@@ -154,20 +156,27 @@ fn overlay_mount(
     layers: &Layers<'_>,
     kept: &mut Kept,
 ) -> Result<OwnedFd, StepError> {
+    let attributes = Attributes { no_suid: layers.no_suid, ..Attributes::NO_SUID_NO_DEV };
+    let Some(user_namespace) = layers.user_namespace else {
+        return unmapped_overlay(overlay, writable, layers.layering, attributes);
+    };
     let mut lower = Vec::new();
     for directory in &overlay.lower {
         let step = || format!("map the owners of {}", directory.display());
         let copy = mount::copy_mount(directory, false).step(step)?;
         let attributes = Attributes::NO_SUID_NO_DEV.read_only();
-        mount::restrict(copy.as_fd(), attributes, Some(layers.user_namespace), false)
+        mount::restrict(copy.as_fd(), attributes, Some(user_namespace), false)
             .map_err(|error| kernel::explain_mapping(error, directory))
             .step(step)?;
         lower.push(copy);
     }
-    let attributes = Attributes { no_suid: layers.no_suid, ..Attributes::NO_SUID_NO_DEV };
     let mount = match layers.layering {
-        Layering::Detached => overlay_on_detached(&lower, writable, attributes),
-        Layering::Attached => overlay_on_attached(&lower, writable, attributes, layers.place),
+        Layering::Detached => overlay_on_detached(&lower, writable, &[VOLATILE], attributes),
+        Layering::Attached => lower
+            .iter()
+            // Each on top of the one before: a descriptor still leads to its own mount.
+            .try_for_each(|layer| mount::attach(layer.as_fd(), layers.place))
+            .and_then(|()| overlay_on_attached(&lower, writable, &[VOLATILE], attributes)),
     };
     match layers.layering {
         Layering::Detached => kept.detached.append(&mut lower),
@@ -178,6 +187,40 @@ fn overlay_mount(
         .step(|| format!("make the overlay of {}", overlay.target.display()))
 }
 
+/// An ordinary user's overlay: its layers are the directories themselves.
+fn unmapped_overlay(
+    overlay: &Overlay,
+    writable: &Writable,
+    layering: Layering,
+    attributes: Attributes,
+) -> Result<OwnedFd, StepError> {
+    let lower = overlay
+        .lower
+        .iter()
+        .map(|directory| {
+            rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .step(|| format!("open {}", directory.display()))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let options = [VOLATILE, FsOption::Flag("userxattr")];
+    let made = match layering {
+        Layering::Detached => overlay_on_detached(&lower, writable, &options, attributes),
+        Layering::Attached => overlay_on_attached(&lower, writable, &options, attributes),
+    };
+    let step = || format!("make the overlay of {}", overlay.target.display());
+    match (made, lower.as_slice()) {
+        (Ok(mount), _) => Ok(mount),
+        // Something is mounted below the directory that only root may leave out, or the file system carries no overlay. The
+        // directory with all of that, read-only, will do for programs; for the root it would not.
+        (Err(_), [directory]) if overlay.target != Path::new("/") => {
+            let copy = mount::copy_mount_of(directory.as_fd(), true).step(step)?;
+            mount::restrict(copy.as_fd(), attributes.read_only(), None, true).step(step)?;
+            Ok(copy)
+        }
+        (Err(error), _) => Err(kernel::explain_overlay(error)).step(step),
+    }
+}
+
 /// Without `volatile` the container's end waits until the host's whole file system is synced. What a container wrote does
 /// not outlive a power cut anyway: it is made anew from its image.
 const VOLATILE: FsOption<'static> = FsOption::Flag("volatile");
@@ -185,6 +228,7 @@ const VOLATILE: FsOption<'static> = FsOption::Flag("volatile");
 fn overlay_on_detached(
     lower: &[OwnedFd],
     writable: &Writable,
+    flags: &[FsOption<'_>],
     attributes: Attributes,
 ) -> io::Result<OwnedFd> {
     // Directories go by descriptor: the option's text is limited to 255 bytes and a data directory may be deep.
@@ -192,23 +236,20 @@ fn overlay_on_detached(
     let names: Vec<String> = lower.iter().map(name).collect();
     let (upper, work) = (name(&writable.upper), name(&writable.work));
     let mut options: Vec<FsOption<'_>> = names.iter().map(|path| FsOption::Text("lowerdir+", path)).collect();
-    options.extend([FsOption::Text("upperdir", &upper), FsOption::Text("workdir", &work), VOLATILE]);
+    options.extend([FsOption::Text("upperdir", &upper), FsOption::Text("workdir", &work)]);
+    options.extend(flags);
     mount::new_file_system("overlay", &options, attributes)
 }
 
-/// As kernels before 6.15 want it: every layer is attached in the caller's mount namespace, and all of them are named in
-/// one option. It is short because names are looked up from the directory of our descriptors, and needs no quoting
-/// because they are numbers.
+/// As kernels before 6.15 want it: every layer is in the caller's mount namespace, and all of them are named in one option. It
+/// is short because names are looked up from the directory of our descriptors, and needs no quoting because they are
+/// numbers.
 fn overlay_on_attached(
     lower: &[OwnedFd],
     writable: &Writable,
+    flags: &[FsOption<'_>],
     attributes: Attributes,
-    place: &Path,
 ) -> io::Result<OwnedFd> {
-    for layer in lower {
-        // Each on top of the one before: a descriptor still leads to its own mount.
-        mount::attach(layer.as_fd(), place)?;
-    }
     let name = |descriptor: &OwnedFd| descriptor.as_raw_fd().to_string();
     let lower = lower.iter().map(name).collect::<Vec<_>>().join(":");
     if lower.len() > LONGEST_OPTION {
@@ -218,12 +259,12 @@ fn overlay_on_attached(
         ));
     }
     let (upper, work) = (name(&writable.upper), name(&writable.work));
-    let options = [
+    let mut options = vec![
         FsOption::Text("lowerdir", &lower),
         FsOption::Text("upperdir", &upper),
         FsOption::Text("workdir", &work),
-        VOLATILE,
     ];
+    options.extend(flags);
     let before = rustix::fs::open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     rustix::process::chdir("/proc/self/fd")?;
     let mount = mount::new_file_system("overlay", &options, attributes);
@@ -237,8 +278,8 @@ const LONGEST_OPTION: usize = 255;
 /// The container's own terminals. The shim opens terminals through the descriptor that it keeps, so it never follows a
 /// path that the container could have changed.
 pub(crate) fn terminals(ids: IdRange) -> Result<Detached, StepError> {
-    // Group 5 is `tty` wherever there is one. The machine has 4096 terminals; one pod must not take them all.
-    let group = (ids.first + 5).to_string();
+    // The machine has 4096 terminals; one pod must not take them all.
+    let group = (ids.first + ids.terminal_group()).to_string();
     let options = [
         FsOption::Text("ptmxmode", "0666"),
         FsOption::Text("mode", "0620"),
@@ -267,7 +308,7 @@ pub(crate) fn files(files: &[(PathBuf, PathBuf)]) -> Result<Vec<Detached>, StepE
 pub(crate) fn volumes(
     mounts: &[Mount],
     ids: IdRange,
-    user_namespace: BorrowedFd<'_>,
+    user_namespace: Option<BorrowedFd<'_>>,
     memory: &BTreeMap<String, OwnedFd>,
 ) -> Result<Vec<Detached>, StepError> {
     mounts.iter().map(|volume| volume_mount(volume, ids, user_namespace, memory)).collect()
@@ -276,7 +317,7 @@ pub(crate) fn volumes(
 fn volume_mount(
     volume: &Mount,
     ids: IdRange,
-    user_namespace: BorrowedFd<'_>,
+    user_namespace: Option<BorrowedFd<'_>>,
     memory: &BTreeMap<String, OwnedFd>,
 ) -> Result<Detached, StepError> {
     let step = || format!("mount {}", volume.destination.display());
@@ -326,8 +367,11 @@ fn volume_mount(
             let kind = rustix::fs::fstat(&place).step(step)?.st_mode;
             let is_directory = rustix::fs::FileType::from_raw_mode(kind).is_dir();
             let mount = mount::copy_mount_of(place.as_fd(), true).step(step)?;
-            mount::restrict(mount.as_fd(), attributes, map_owners.then_some(user_namespace), true)
-                .map_err(|error| if map_owners { kernel::explain_mapping(error, source) } else { error })
+            let mapping = user_namespace.filter(|_| map_owners);
+            mount::restrict(mount.as_fd(), attributes, mapping, true)
+                .map_err(
+                    |error| if mapping.is_some() { kernel::explain_mapping(error, source) } else { error },
+                )
                 .step(step)?;
             Ok(Detached { mount, target: volume.destination.clone(), is_directory })
         }
@@ -348,7 +392,7 @@ fn volume_mount(
 /// Gives a pipe's or terminal's inode to the user that will hold it, so that `/dev/stdout` can be opened again.
 pub(crate) fn give(descriptor: BorrowedFd<'_>, ids: IdRange, uid: u32, gid: u32) -> Result<(), StepError> {
     let step = || format!("give standard streams to user {uid}");
-    let unmapped = || io::Error::new(io::ErrorKind::InvalidInput, "ids above 65535 do not exist inside");
+    let unmapped = || crate::idmap::no_such_id(ids);
     let uid = ids.to_host(uid).ok_or_else(unmapped).step(step)?;
     let gid = ids.to_host(gid).ok_or_else(unmapped).step(step)?;
     std::os::unix::fs::fchown(descriptor, Some(uid), Some(gid)).step(step)

@@ -14,8 +14,6 @@ use crate::spec::{Process, StandardInput};
 
 /// The size of a terminal until somebody attaches and says theirs.
 pub(super) const FIRST_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
-/// Terminals belong to this group everywhere; its members may write to them.
-const TERMINAL_GROUP: u32 = 5;
 
 /// The shim's ends.
 #[derive(Debug, Default)]
@@ -72,7 +70,7 @@ pub(super) fn terminal(
     }
     let step = || "open a terminal".to_owned();
     let pty = pty::open(instance, FIRST_SIZE.columns, FIRST_SIZE.rows).step(step)?;
-    rootfs::give(pty.slave.as_fd(), ids, process.user.uid, TERMINAL_GROUP)?;
+    rootfs::give(pty.slave.as_fd(), ids, process.user.uid, ids.terminal_group())?;
     rustix::io::ioctl_fionbio(&pty.master, true).step(step)?;
     let stdin = match process.stdin {
         StandardInput::Empty => None,

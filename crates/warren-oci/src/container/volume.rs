@@ -25,7 +25,7 @@ impl Workshop {
         if let Some(known) = self.volumes.get(&wanted.name) {
             return known.try_clone();
         }
-        let unmapped = || io::Error::new(io::ErrorKind::InvalidInput, "ids above 65535 do not exist inside");
+        let unmapped = || crate::idmap::no_such_id(ids);
         let (owner, group) =
             (ids.first.to_string(), ids.to_host(wanted.group).ok_or_else(unmapped)?.to_string());
         let (size, mode) = (wanted.bytes.to_string(), format!("{:o}", wanted.mode & 0o7777));

@@ -141,13 +141,18 @@ fn make_directory(like: &Path, path: &Path) -> io::Result<()> {
     let metadata = fs::metadata(like)?;
     fs::create_dir(path)?;
     match chown(path, Some(metadata.uid()), Some(metadata.gid())) {
-        Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
+        // Ordinary users cannot give it away; in their user namespace, its owner does not even exist.
+        Err(error) if !is_about_owners(&error) => return Err(error),
         _ => {}
     }
     fs::set_permissions(path, fs::Permissions::from_mode(metadata.mode() & 0o7777))?;
     let modified = rustix::fs::Timespec { tv_sec: metadata.mtime(), tv_nsec: metadata.mtime_nsec() };
     let times = rustix::fs::Timestamps { last_access: modified, last_modification: modified };
     Ok(rustix::fs::utimensat(rustix::fs::CWD, path, &times, AtFlags::empty())?)
+}
+
+fn is_about_owners(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use warren_sys::cgroup::{Cgroup, Hierarchy};
+use warren_sys::cgroup::Cgroup;
 use warren_sys::process::{self, Namespaces, SingleThreaded};
 use warren_sys::socket::{Seqpacket, SeqpacketListener};
 use warren_sys::{mount, namespace};
@@ -31,6 +31,7 @@ use self::log::Stream;
 use crate::client::socket_path;
 use crate::container::{PodNamespaces, Workshop};
 use crate::kernel::{self, Layering};
+use crate::privileges::Privileges;
 use crate::protocol::{Answer, PodRequest, PodState, ProcessName, Refusal, RefusalReason};
 use crate::seccomp_profile;
 use crate::timeline::Timeline;
@@ -50,10 +51,17 @@ impl Prepared {
         let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
         // A process that cannot be dumped cannot be traced by a container's root either, while it is on its way in.
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
+        let privileges = Privileges::of_this_process()?;
+        if privileges != Privileges::Machine {
+            // One that has nothing in it. A shim enters a pod's network for a moment, and can come back only to one that
+            // belongs to its user.
+            namespace::unshare(Namespaces::NETWORK)?;
+        }
         Ok(Self(Workshop {
             proof,
             filter: seccomp_profile::default_filter(),
-            hierarchy: Hierarchy::detect()?,
+            hierarchy: privileges.hierarchy()?,
+            privileges,
             pid_namespace: namespace::open(0, "pid")?,
             layering: match (kernel::probe()?, layering) {
                 (_, Some(wanted)) => wanted,

@@ -52,6 +52,7 @@ impl Shim {
                 Ok(Some(Answer::Done))
             }
             Call::Socket { version_6 } => self.socket(asker, version_6),
+            Call::WayOut => self.way_out(asker),
             Call::Volume(wanted) => self.volume(asker, &wanted),
             Call::Resize { exec, size } => self.resize(exec, size),
             Call::Signal { target, signal } => self.signal(&target, signal),
@@ -157,6 +158,14 @@ impl Shim {
         let namespaces = self.namespaces.as_mut();
         let namespaces = namespaces.ok_or_else(|| invalid("the pod has no network yet".to_owned()))?;
         let socket = namespaces.socket(version_6).map_err(failed("make a socket in the pod's network"))?;
+        self.clients.reply(asker, Ok(Answer::Done), vec![socket]);
+        Ok(None)
+    }
+
+    fn way_out(&mut self, asker: Asker) -> Result<Option<Answer>, Refusal> {
+        let namespaces = self.namespaces.as_mut();
+        let namespaces = namespaces.ok_or_else(|| invalid("the pod has no network yet".to_owned()))?;
+        let socket = namespaces.way_out().map_err(failed("find the way to the proxy"))?;
         self.clients.reply(asker, Ok(Answer::Done), vec![socket]);
         Ok(None)
     }

@@ -63,13 +63,15 @@ pub struct Stats {
     pub pids: u64,
 }
 
-/// What is mounted.
+/// What there is to make cgroups in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hierarchy {
     /// One mount per controller.
     V1(v1::Mounts),
-    /// One mount for all.
+    /// One mount for all, or a part of it that was given to us.
     V2(PathBuf),
+    /// Nothing: a cgroup is only a name, limits nothing and counts nothing.
+    Absent,
 }
 
 impl Hierarchy {
@@ -110,11 +112,57 @@ impl Hierarchy {
         ))
     }
 
-    /// 1 or 2.
+    /// The part of version 2's tree that an ordinary user was given, after [`Self::claim_delegated`] by this process or the one
+    /// that it comes from. Else, and on version 1, whose controllers must not be given to users, nothing.
+    pub fn delegated() -> io::Result<Self> {
+        let (table, own) =
+            (fs::read_to_string("/proc/self/mountinfo")?, fs::read_to_string("/proc/self/cgroup")?);
+        Ok(match own_cgroup(&table, &own) {
+            Some(OwnCgroup { given, is_claimed: true }) => Self::V2(given),
+            _ => Self::Absent,
+        })
+    }
+
+    /// Takes possession of the cgroup that this process is in, if its user may divide it (a systemd service of the user with
+    /// `Delegate=yes`, say) and it has the controllers that limits need. One that holds processes can pass nothing on to those
+    /// below it, so this process moves to a place of its own there. Where others stay behind, all is left as it was.
+    pub fn claim_delegated() -> io::Result<Self> {
+        let (table, own) =
+            (fs::read_to_string("/proc/self/mountinfo")?, fs::read_to_string("/proc/self/cgroup")?);
+        let given = match own_cgroup(&table, &own) {
+            None => return Ok(Self::Absent),
+            Some(OwnCgroup { given, is_claimed: true }) => return Ok(Self::V2(given)),
+            Some(OwnCgroup { given, is_claimed: false }) => given,
+        };
+        let present = fs::read_to_string(given.join("cgroup.controllers")).unwrap_or_default();
+        let is_present = |wanted: &&str| present.split_whitespace().any(|name| name == *wanted);
+        let is_ours = ["cgroup.procs", "cgroup.subtree_control"]
+            .iter()
+            .all(|file| rustix::fs::access(given.join(file), rustix::fs::Access::WRITE_OK).is_ok());
+        if !is_ours || !v2::CONTROLLERS.iter().all(is_present) {
+            return Ok(Self::Absent);
+        }
+        let place = given.join(DAEMON_PLACE);
+        match fs::create_dir(&place) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        write_file(&place.join("cgroup.procs"), "0")?;
+        if v2::pass_on_controllers(&given).is_ok() {
+            return Ok(Self::V2(given));
+        }
+        write_file(&given.join("cgroup.procs"), "0")?;
+        // Another daemon may be in it.
+        let _ = fs::remove_dir(&place);
+        Ok(Self::Absent)
+    }
+
+    /// 1 or 2; 0 where there are none.
     pub fn version(&self) -> u8 {
         match self {
             Self::V1(_) => 1,
             Self::V2(_) => 2,
+            Self::Absent => 0,
         }
     }
 
@@ -126,6 +174,7 @@ impl Hierarchy {
                 roots.map(|root| root.join(name)).collect()
             }
             Self::V2(root) => vec![root.join(name)],
+            Self::Absent => Vec::new(),
         }
     }
 
@@ -168,6 +217,7 @@ impl Cgroup {
         match hierarchy {
             Hierarchy::V1(mounts) => v1::create(mounts, name, limits)?,
             Hierarchy::V2(root) => v2::create(root, name, limits)?,
+            Hierarchy::Absent => {}
         }
         Ok(cgroup)
     }
@@ -182,6 +232,7 @@ impl Cgroup {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::entrance(mounts, &self.name),
             Hierarchy::V2(root) => v2::entrance(root, &self.name),
+            Hierarchy::Absent => Ok(Entrance { directory: None, files: Vec::new() }),
         }
     }
 
@@ -217,6 +268,7 @@ impl Cgroup {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::oom_kills(mounts, &self.name),
             Hierarchy::V2(root) => v2::keyed(&root.join(&self.name).join("memory.events"), "oom_kill"),
+            Hierarchy::Absent => Ok(0),
         }
     }
 
@@ -225,6 +277,7 @@ impl Cgroup {
         let directory = match &self.hierarchy {
             Hierarchy::V1(mounts) => mounts.pids.join(&self.name),
             Hierarchy::V2(root) => root.join(&self.name),
+            Hierarchy::Absent => return Ok(0),
         };
         v2::keyed(&directory.join("pids.events"), "max")
     }
@@ -235,6 +288,7 @@ impl Cgroup {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::watch(mounts, &self.name),
             Hierarchy::V2(root) => v2::watch(&root.join(&self.name)),
+            Hierarchy::Absent => Ok(Vec::new()),
         }
     }
 
@@ -243,6 +297,7 @@ impl Cgroup {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::set_frozen(mounts, &self.name, true),
             Hierarchy::V2(root) => v2::set_frozen(&root.join(&self.name), true),
+            Hierarchy::Absent => Err(without_cgroups()),
         }
     }
 
@@ -251,6 +306,7 @@ impl Cgroup {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::set_frozen(mounts, &self.name, false),
             Hierarchy::V2(root) => v2::set_frozen(&root.join(&self.name), false),
+            Hierarchy::Absent => Err(without_cgroups()),
         }
     }
 
@@ -288,6 +344,7 @@ impl Cgroup {
         match &self.hierarchy {
             Hierarchy::V1(mounts) => v1::stats(mounts, &self.name),
             Hierarchy::V2(root) => v2::stats(&root.join(&self.name)),
+            Hierarchy::Absent => Err(without_cgroups()),
         }
     }
 
@@ -341,6 +398,37 @@ pub struct Watch {
     pub descriptor: OwnedFd,
     /// Whether it reports as exceptional (`POLLPRI`) and must be read from its start, or as readable.
     pub exceptional: bool,
+}
+
+/// Where the daemon of an ordinary user moves, in the cgroup that was given to that user.
+const DAEMON_PLACE: &str = "warren-daemon";
+
+/// The cgroup that a process is in.
+#[derive(Debug, PartialEq, Eq)]
+struct OwnCgroup {
+    /// The one that was given to its user: that cgroup, or the one above the daemon's place.
+    given: PathBuf,
+    /// Whether it is in the daemon's place.
+    is_claimed: bool,
+}
+
+/// By the texts of `/proc/self/mountinfo` and `/proc/self/cgroup`.
+fn own_cgroup(table: &str, own: &str) -> Option<OwnCgroup> {
+    let path = Path::new(own.lines().find_map(|line| line.strip_prefix("0::/"))?);
+    let is_claimed = path.file_name().is_some_and(|name| name == DAEMON_PLACE);
+    let path = if is_claimed { path.parent()? } else { path };
+    let mount_point = table.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ');
+        // Only where the whole tree is in sight do names in it mean what they mean to the kernel.
+        let (root, place) = (left.nth(3)?, left.next()?);
+        (root == "/" && right.starts_with("cgroup2 ")).then(|| PathBuf::from(place))
+    })?;
+    Some(OwnCgroup { given: mount_point.join(path), is_claimed })
+}
+
+fn without_cgroups() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "this needs cgroups, and none were given to this user")
 }
 
 fn write_file(path: &Path, text: &str) -> io::Result<()> {

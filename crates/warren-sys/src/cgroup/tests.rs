@@ -38,3 +38,30 @@ fn a_quota_is_never_below_what_the_kernel_takes() {
     assert_eq!(CpuQuota::from_millis(1).quota, 1000);
     assert_eq!(CpuQuota::from_millis(1500).quota, 150_000);
 }
+
+#[test]
+fn an_ordinary_users_part_is_the_cgroup_it_is_in() {
+    let table = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate";
+    let found = |own: &str| own_cgroup(table, own);
+    let service = "/sys/fs/cgroup/user.slice/user@1000.service/app.slice/warren.service";
+    let own = "0::/user.slice/user@1000.service/app.slice/warren.service";
+    let given = |is_claimed| Some(OwnCgroup { given: service.into(), is_claimed });
+    assert_eq!(found(own), given(false));
+    assert_eq!(found(&format!("{own}/warren-daemon\n")), given(true));
+    assert_eq!(found("1:name=systemd:/x\n"), None);
+    // Part of a tree, as in a container: the name leads elsewhere there.
+    assert_eq!(own_cgroup(&table.replace(" / /sys", " /part /sys"), own), None);
+}
+
+#[test]
+fn without_cgroups_nothing_is_limited_and_nothing_is_pretended() {
+    let cgroup = Cgroup::create(&Hierarchy::Absent, "a/b", &Limits::default()).unwrap();
+    assert_eq!(cgroup.entrance().unwrap().files().count(), 0);
+    assert!(cgroup.entrance().unwrap().clone_into().is_none());
+    assert_eq!(cgroup.processes().unwrap(), Vec::<i32>::new());
+    assert_eq!(cgroup.stats().unwrap_err().kind(), io::ErrorKind::Unsupported);
+    assert_eq!(cgroup.freeze().unwrap_err().kind(), io::ErrorKind::Unsupported);
+    cgroup.kill_all().unwrap();
+    cgroup.remove().unwrap();
+    assert_eq!(Hierarchy::Absent.children("a").unwrap(), Vec::<String>::new());
+}

@@ -47,7 +47,7 @@ pub(super) fn create(root: &Path, name: &str, limits: &Limits) -> io::Result<()>
     Ok(())
 }
 
-fn pass_on_controllers(directory: &Path) -> io::Result<()> {
+pub(super) fn pass_on_controllers(directory: &Path) -> io::Result<()> {
     let request = CONTROLLERS.map(|controller| format!("+{controller}")).join(" ");
     write_file(&directory.join("cgroup.subtree_control"), &request)
         .map_err(|error| io::Error::new(error.kind(), explain_refusal(directory, &error)))

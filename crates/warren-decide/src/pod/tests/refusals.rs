@@ -58,6 +58,66 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
         UnsupportedVolume | Pod was rejected: volume "huge": emptyDir.medium `HugePages` is not supported by this node yet"#]].assert_eq(&shown.join("\n"));
 }
 
+#[test]
+fn what_an_ordinary_user_cannot_give_is_refused_by_name() {
+    let ordinary = NodeFacts {
+        network: Networks::Proxy,
+        limits_are_enforced: false,
+        ids: 1,
+        ids_are_own: false,
+        ..node()
+    };
+    let container = |more: Value| {
+        let mut whole = json!({"name": "main", "image": "warren.dev/host"});
+        for (key, value) in more.as_object().unwrap() {
+            whole[key] = value.clone();
+        }
+        pod(json!({"containers": [whole]}))
+    };
+    let network = |mode: &str| {
+        let mut pod = pod(json!({}));
+        pod.metadata.annotations = Some([("warren.dev/network".to_owned(), mode.to_owned())].into());
+        pod
+    };
+    let cases = [
+        container(json!({"resources": {"limits": {"memory": "1Gi"}}})),
+        container(json!({"resources": {"limits": {"cpu": "1"}}})),
+        container(json!({"resources": {"requests": {"memory": "1Gi"}}})),
+        container(json!({"securityContext": {"runAsUser": 0}})),
+        container(json!({"securityContext": {"runAsUser": 1000}})),
+        network("full"),
+        network("restricted"),
+        network("none"),
+    ];
+    let shown: Vec<String> = cases
+        .iter()
+        .map(|pod| {
+            let problem = || {
+                container_problem(
+                    pod,
+                    &pod.spec.as_ref().unwrap().containers[0],
+                    &ordinary,
+                    &Sources::default(),
+                )
+                .err()
+                .flatten()
+                .map(|problem| format!("{} | {}", problem.reason, problem.message))
+            };
+            let refused = refusal(pod, &ordinary).map(|it| format!("{} | {}", it.reason, it.message));
+            refused.or_else(problem).unwrap_or_else(|| "fine".to_owned())
+        })
+        .collect();
+    expect![[r#"
+        LimitsNotEnforceable | spec.containers[main].resources.limits.memory cannot be enforced: the user who runs this node was given no cgroups
+        LimitsNotEnforceable | spec.containers[main].resources.limits.cpu cannot be enforced: the user who runs this node was given no cgroups
+        fine
+        fine
+        CreateContainerConfigError | runAsUser 1000: the only id in a pod of this node is 0, for the user who runs it has no further ones (see `/etc/subuid`, `/etc/subgid` and `newuidmap`)
+        NetworkNotAvailable | the pod asks for `full`, and the home of an ordinary user can give pods only the egress proxy (`restricted`)
+        fine
+        fine"#]].assert_eq(&shown.join("\n"));
+}
+
 /// What a container on an image does next, and what its status says, as the node learns about the image.
 fn on_image(container: Value, state: Option<ImageState>, now: i64) -> String {
     let mut whole = json!({"name": "main", "image": "tool:1", "imagePullPolicy": "IfNotPresent"});
@@ -120,6 +180,7 @@ fn names_that_are_no_images_make_the_container_wait() {
                 match container_problem(
                     &image(name),
                     &image(name).spec.unwrap().containers[0],
+                    &node(),
                     &Sources::default(),
                 ) {
                     Ok(()) | Err(None) => format!("{name}: fine"),

@@ -10,7 +10,6 @@ use super::super::streams::FIRST_SIZE;
 use super::files::{Files, Shown};
 use crate::bundle::system_call_name;
 use crate::defaults;
-use crate::idmap::IdRange;
 use crate::protocol::{ContainerRequest, PodRequest, RuntimeKind};
 use crate::seccomp_profile;
 use crate::spec::Process;
@@ -38,7 +37,7 @@ pub(super) fn config(
     let spec = &request.spec;
     let size = spec.process.terminal.then_some(FIRST_SIZE);
     let lines = environment(&spec.process, &[], size);
-    let map = json!([{"containerID": 0, "hostID": pod.ids.first, "size": IdRange::LENGTH}]);
+    let map = json!([{"containerID": 0, "hostID": pod.ids.first, "size": pod.ids.length}]);
     let mut config = json!({
         "ociVersion": VERSION,
         "process": process(&spec.process, &lines, spec.process.terminal),

@@ -95,7 +95,7 @@ fn attach_root(
     let layers = Layers {
         layering: workshop.layering,
         place: &directory,
-        user_namespace,
+        user_namespace: Some(user_namespace),
         no_suid: request.spec.process.no_new_privileges,
     };
     let overlays = rootfs::overlays(&request.rootfs, &writable, &layers, &mut Kept::default())?;
@@ -126,7 +126,7 @@ fn attach_volumes(
     let step = || format!("make {}", stage.display());
     fs::create_dir(stage).step(step)?;
     let files = rootfs::files(&request.rootfs.files)?;
-    let volumes = rootfs::volumes(&request.spec.mounts, pod.ids, user_namespace, &workshop.volumes)?;
+    let volumes = rootfs::volumes(&request.spec.mounts, pod.ids, Some(user_namespace), &workshop.volumes)?;
     let has = |mount: usize, option: &str| {
         request.spec.mounts.get(mount).is_some_and(|mount| mount.options.iter().any(|known| known == option))
     };

@@ -1,0 +1,280 @@
+//! What this process may do on the machine, and how an ordinary user's process becomes root of a user namespace of its own.
+//!
+//! There it can make mounts, further namespaces and containers with the rights of its user and no more: the kernel asks
+//! whoever is root of a namespace only for what belongs to that namespace. What follows from it (whose ids, whose cgroups,
+//! whose network) is asked of [`Privileges`] wherever it matters.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::pipe::PipeFlags;
+use warren_sys::cgroup::Hierarchy;
+use warren_sys::process::{self, Exit, Fork, Namespaces, SingleThreaded};
+use warren_sys::{mount, namespace};
+
+use crate::idmap::IdRange;
+use crate::kernel;
+
+/// What this process may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Privileges {
+    /// It is the machine's root.
+    Machine,
+    /// It is root of a user namespace, and an ordinary user to the machine.
+    Namespace(Given),
+    /// It is nobody's root, and can make no container before [`become_namespace_root`].
+    Ordinary,
+}
+
+/// What a user namespace was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Given {
+    /// Users and groups that exist in it, from 0 on: 1 if there is only its root.
+    pub ids: u32,
+    /// Whether a process can change the groups it is in. If not, it keeps those of the user who made the namespace.
+    pub sets_groups: bool,
+}
+
+impl Privileges {
+    /// Reads them from `/proc`.
+    pub fn of_this_process() -> io::Result<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(Self::Ordinary);
+        }
+        let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}"));
+        let (users, groups) = (read("uid_map")?, read("gid_map")?);
+        if is_whole(&users) && is_whole(&groups) {
+            return Ok(Self::Machine);
+        }
+        let ids = mapped(&users).min(mapped(&groups)).min(IdRange::LENGTH);
+        Ok(Self::Namespace(Given { ids, sets_groups: read("setgroups")?.trim() == "allow" }))
+    }
+
+    /// The ids that all pods share, where each cannot have its own.
+    pub fn shared_ids(self) -> Option<IdRange> {
+        match self {
+            // The same inside and in our own namespace: owners cannot be mapped here, so files on disk have the ids that pods
+            // see.
+            Self::Namespace(given) => Some(IdRange { first: 0, length: given.ids.max(1) }),
+            Self::Machine | Self::Ordinary => None,
+        }
+    }
+
+    /// Where cgroups can be made. Root without cgroups is an error, for containers without limits are not what root asked
+    /// for; an ordinary user has those that were given to it, often none.
+    pub fn hierarchy(self) -> io::Result<Hierarchy> {
+        match self {
+            Self::Machine => Hierarchy::detect(),
+            Self::Namespace(_) | Self::Ordinary => Hierarchy::delegated(),
+        }
+    }
+
+    /// Takes possession of cgroups that were given to an ordinary user, if there are any. To be called once, by the daemon, before
+    /// it starts anything.
+    pub fn claim_cgroups(self) -> io::Result<()> {
+        match self {
+            Self::Machine => Ok(()),
+            Self::Namespace(_) | Self::Ordinary => Hierarchy::claim_delegated().map(drop),
+        }
+    }
+
+    /// Whether memory, processors and processes of a container can be limited.
+    pub fn limits_are_enforced(self) -> bool {
+        self.hierarchy().is_ok_and(|hierarchy| hierarchy != Hierarchy::Absent)
+    }
+}
+
+/// Whether a map of ids is that of the machine itself.
+fn is_whole(map: &str) -> bool {
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+}
+
+/// How many ids there are from 0 on without a gap. Lines are `inside outside length`.
+fn mapped(map: &str) -> u32 {
+    let mut lines: Vec<(u64, u64)> = map
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split_ascii_whitespace().map(|field| field.parse::<u64>().ok());
+            Some((fields.next()??, fields.nth(1)??))
+        })
+        .collect();
+    lines.sort_unstable();
+    let end = lines.into_iter().fold(0, |end, (first, length)| if first == end { end + length } else { end });
+    u32::try_from(end).unwrap_or(u32::MAX)
+}
+
+/// A user namespace could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum EnterError {
+    /// The process has threads already, and the namespace would have only one of them.
+    #[error("enter a user namespace before any thread")]
+    Threads(#[source] io::Error),
+    /// The kernel refused.
+    #[error("make a user namespace")]
+    Make(#[source] io::Error),
+    /// It has no ids.
+    #[error("say who is root in the user namespace")]
+    Map(#[source] io::Error),
+    /// It is there, and gives no rights: what a security module does that restricts user namespaces.
+    #[error("use the rights of a user namespace's root")]
+    NoRights(#[source] io::Error),
+}
+
+/// Makes this process root of a user namespace and a mount namespace of its own. It has further ids where `/etc/subuid` and
+/// `/etc/subgid` give the user some and `newuidmap` is installed; else its root is the only one.
+///
+/// The process has to run a program anew (its own, say) before it makes containers: to the kernel its memory still belongs to
+/// the namespace that it was started in, and so do its files in `/proc` as soon as it forbids to be looked at.
+pub fn become_namespace_root() -> Result<(), EnterError> {
+    let proof = SingleThreaded::verify().map_err(EnterError::Threads)?;
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let ranges = Ranges::of(user);
+    let helper = match &ranges {
+        Some(ranges) => Some(ranges.helper(proof, user, group).map_err(EnterError::Map)?),
+        None => None,
+    };
+    namespace::unshare(Namespaces::USER.with(Namespaces::MOUNT))
+        .map_err(|error| EnterError::Make(kernel::explain_namespaces(error)))?;
+    let has_ranges = helper.is_some_and(Helper::map);
+    if !has_ranges {
+        map_alone(user, group).map_err(EnterError::Map)?;
+    }
+    // Nothing that is mounted here shows elsewhere.
+    mount::keep_mounts_private().map_err(EnterError::NoRights)
+}
+
+/// How many ids the pods of this process's user can have: 1 without further ones.
+pub fn ids_of_this_user() -> u32 {
+    let ranges = Ranges::of(rustix::process::geteuid().as_raw());
+    ranges.map_or(1, |ranges| 1 + ranges.users.1.min(ranges.groups.1))
+}
+
+/// The one map that everybody may make.
+fn map_alone(user: u32, group: u32) -> io::Result<()> {
+    // The kernel's condition: a process could otherwise shed a group that keeps it from something.
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("0 {user} 1\n"))?;
+    fs::write("/proc/self/gid_map", format!("0 {group} 1\n"))
+}
+
+/// Further ids of a user, and the programs that hand them out.
+#[derive(Debug, PartialEq, Eq)]
+struct Ranges {
+    users: (u32, u32),
+    groups: (u32, u32),
+    for_users: PathBuf,
+    for_groups: PathBuf,
+}
+
+impl Ranges {
+    fn of(user: u32) -> Option<Self> {
+        let program = |name: &str| {
+            ["/usr/bin", "/usr/local/bin", "/bin"]
+                .iter()
+                .map(|directory| Path::new(directory).join(name))
+                .find(|path| path.is_file())
+        };
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let name = user_name(&read("/etc/passwd"), user);
+        Some(Self {
+            users: range(&read("/etc/subuid"), user, name.as_deref())?,
+            groups: range(&read("/etc/subgid"), user, name.as_deref())?,
+            for_users: program("newuidmap")?,
+            for_groups: program("newgidmap")?,
+        })
+    }
+
+    /// A process that stays behind, where those programs have their rights, and maps this one when it is told to.
+    fn helper(&self, proof: SingleThreaded, user: u32, group: u32) -> io::Result<Helper> {
+        let (wait, go) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let target = std::process::id().to_string();
+        match process::fork(proof)? {
+            Fork::Parent(child) => Ok(Helper { child, go }),
+            Fork::Child => {
+                drop(go);
+                let mut byte = [0u8; 1];
+                if !matches!(rustix::io::read(&wait, &mut byte), Ok(1)) {
+                    process::exit_now(1);
+                }
+                let run = |program: &Path, own: u32, (first, length): (u32, u32)| {
+                    let numbers = [0, own, 1, 1, first, length].map(|number| number.to_string());
+                    let status = Command::new(program).arg(&target).args(numbers).status();
+                    status.is_ok_and(|status| status.success())
+                };
+                let done =
+                    run(&self.for_users, user, self.users) && run(&self.for_groups, group, self.groups);
+                process::exit_now(i32::from(!done))
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Helper {
+    child: process::Child,
+    go: std::os::fd::OwnedFd,
+}
+
+impl Helper {
+    /// Whether the maps are made.
+    fn map(self) -> bool {
+        let told = rustix::io::write(&self.go, b"!").is_ok();
+        // Without a word the helper sees the pipe close.
+        drop(self.go);
+        matches!(self.child.wait(), Ok(Exit::Code(0))) && told
+    }
+}
+
+fn user_name(passwd: &str, user: u32) -> Option<String> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse::<u32>() == Ok(user)).then(|| name.to_owned())
+    })
+}
+
+/// The first range that is given to a user, by name or by number. Lines are `who:first:length`.
+fn range(table: &str, user: u32, name: Option<&str>) -> Option<(u32, u32)> {
+    let number = user.to_string();
+    table.lines().find_map(|line| {
+        let mut fields = line.trim().split(':');
+        let who = fields.next()?;
+        if who != number && Some(who) != name {
+            return None;
+        }
+        let (first, length) = (fields.next()?.parse::<u32>().ok()?, fields.next()?.parse::<u32>().ok()?);
+        (length > 0).then(|| (first, length.min(IdRange::LENGTH - 1)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_are_read_as_the_kernel_writes_them() {
+        assert!(is_whole("         0          0 4294967295\n"));
+        let alone = "         0       1000          1\n";
+        assert!(!is_whole(alone));
+        assert_eq!(mapped(alone), 1);
+        assert_eq!(mapped("0 1000 1\n1 100000 65535\n"), 65_536);
+        assert_eq!(mapped("1 100000 65535\n0 1000 1\n"), 65_536);
+        // Root of another kind, with a gap above it.
+        assert_eq!(mapped("0 1000 1\n5 100000 10\n"), 1);
+        assert_eq!(mapped("1000 1000 1\n"), 0);
+        assert_eq!(mapped("nonsense"), 0);
+    }
+
+    #[test]
+    fn ranges_belong_to_names_or_numbers() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nada:x:1000:1000:,,,:/home/ada:/bin/sh\n";
+        assert_eq!(user_name(passwd, 1000).as_deref(), Some("ada"));
+        assert_eq!(user_name(passwd, 7), None);
+        let table = "bob:100000:65536\nada:165536:65536\n1001:300000:10\nbad\nada:x:y\n";
+        assert_eq!(range(table, 1000, Some("ada")), Some((165_536, 65_535)));
+        assert_eq!(range(table, 1001, None), Some((300_000, 10)));
+        assert_eq!(range(table, 7, None), None);
+    }
+}
