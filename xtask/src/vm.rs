@@ -214,8 +214,11 @@ fn make_disk(directory: &Path, arguments: &Arguments) -> Result<PathBuf> {
     ] {
         symlink(target, root.join(link)).with_context(|| format!("make {link}"))?;
     }
-    fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-    fs::write(root.join("etc/group"), "root:x:0:\n")?;
+    fs::write(
+        root.join("etc/passwd"),
+        "root:x:0:0:root:/root:/bin/sh\nada:x:1000:1000::/home/ada:/bin/sh\n",
+    )?;
+    fs::write(root.join("etc/group"), "root:x:0:\nada:x:1000:\n")?;
     let busybox = busybox()?;
     let applets = workspace::output(Command::new(&busybox).arg("--list"))?;
     fs::copy(&busybox, root.join("usr/bin/busybox"))?;

@@ -14,7 +14,7 @@ pub struct Surroundings {
     pub root: bool,
     /// `$XDG_DATA_HOME`.
     pub xdg_data_home: Option<PathBuf>,
-    /// `$HOME`.
+    /// `$HOME`, else what `/etc/passwd` says.
     pub home: Option<PathBuf>,
 }
 
@@ -22,19 +22,33 @@ impl Surroundings {
     /// Reads them from this process's environment.
     pub fn of_this_process() -> Self {
         let directory = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let user = rustix::process::geteuid();
+        // Services and scheduled jobs often have none in their environment.
+        let known = || home_of(&std::fs::read_to_string("/etc/passwd").ok()?, user.as_raw());
         Self {
-            root: rustix::process::geteuid().is_root(),
+            root: user.is_root(),
             xdg_data_home: directory("XDG_DATA_HOME"),
-            home: directory("HOME"),
+            home: directory("HOME").or_else(known),
         }
     }
+}
+
+/// A user's home. Lines are `name:password:user:group:comment:home:shell`.
+fn home_of(passwd: &str, user: u32) -> Option<PathBuf> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':').skip(2);
+        let is_wanted = fields.next()?.parse() == Ok(user);
+        fields.nth(2).map(PathBuf::from).filter(|home| is_wanted && home.is_absolute())
+    })
 }
 
 /// The data directory could not be found or made.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
     /// Neither a flag nor the environment says where it could be.
-    #[error("no data directory is named and neither $XDG_DATA_HOME nor $HOME is set")]
+    #[error(
+        "no data directory is named, neither $XDG_DATA_HOME nor $HOME is set, and `/etc/passwd` says no home"
+    )]
     Nowhere,
     /// It is missing and could not be made.
     #[error("create the data directory `{}`", path.display())]
@@ -171,6 +185,14 @@ mod tests {
         // The XDG specification says that a relative path is to be ignored.
         assert_eq!(locate(None, false, Some("x"), home).as_deref(), Some("/home/ada/.local/share/warren"));
         assert_eq!(locate(None, false, None, None), None);
+    }
+
+    #[test]
+    fn who_has_no_home_in_the_environment_has_one_by_number() {
+        let passwd =
+            "root:x:0:0:root:/root:/bin/sh\nbad\nodd:x:7:7::\nada:x:1000:1000:,,,:/home/ada:/bin/sh\n";
+        assert_eq!(home_of(passwd, 1000), Some(PathBuf::from("/home/ada")));
+        assert_eq!((home_of(passwd, 7), home_of(passwd, 8)), (None, None));
     }
 
     #[test]

@@ -319,6 +319,9 @@ fn nftables(facts: &Facts) -> Finding {
 
 /// Further runtimes are a choice, so that none is there is no fault.
 fn runtimes(facts: &Facts) -> Finding {
+    if !facts.root {
+        return Finding::ok("runtimes", "our own; others (`runsc`, say) are for the homes of root");
+    }
     if facts.runtimes.is_empty() {
         return Finding::ok("runtimes", "our own; no other is installed (`runsc` would add gVisor)");
     }

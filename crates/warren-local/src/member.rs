@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 use warren_node::{AccessError, KubeletAccess, Node, NodeConfig, RegistryConfig};
+use warren_oci::privileges::Privileges;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 use crate::lock::{Holder, Lock, LockError, Starting};
@@ -72,6 +73,12 @@ pub struct Member {
 /// A member could not be started, or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberError {
+    /// What we may do on this machine could not be found out.
+    #[error("find out what this process may do")]
+    Privileges(#[source] io::Error),
+    /// Pods of a cluster have addresses, limits and volumes that only root can give.
+    #[error("a node of a cluster needs root")]
+    NotRoot,
     /// Somebody else has the data directory.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -136,6 +143,9 @@ pub enum MemberError {
 /// To be called by a process with one thread: the zygote is forked first. After a `kill -9` at any point pods run on, and the next
 /// call finds them.
 pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Result<(), MemberError> {
+    if Privileges::of_this_process().map_err(MemberError::Privileges)? != Privileges::Machine {
+        return Err(MemberError::NotRoot);
+    }
     let starting = Starting::begin(&config.directory)?;
     // Before its lock is waited for.
     if config.directory.join(home::STORE).exists() {

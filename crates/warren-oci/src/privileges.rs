@@ -91,8 +91,16 @@ fn is_whole(map: &str) -> bool {
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// How many ids there are from 0 on without a gap. Lines are `inside outside length`.
+/// How many ids there are from 0 on without a gap.
 fn mapped(map: &str) -> u32 {
+    let end = extents(map)
+        .into_iter()
+        .fold(0, |end, (first, length)| if first == end { end + length } else { end });
+    u32::try_from(end).unwrap_or(u32::MAX)
+}
+
+/// The ids that a map names on its inside, as first ones and lengths, in order. Lines are `inside outside length`.
+fn extents(map: &str) -> Vec<(u64, u64)> {
     let mut lines: Vec<(u64, u64)> = map
         .lines()
         .filter_map(|line| {
@@ -101,8 +109,43 @@ fn mapped(map: &str) -> u32 {
         })
         .collect();
     lines.sort_unstable();
-    let end = lines.into_iter().fold(0, |end, (first, length)| if first == end { end + length } else { end });
-    u32::try_from(end).unwrap_or(u32::MAX)
+    lines
+}
+
+/// The ids that exist where this process is, in the pieces that they were given in. The kernel maps a pod's ids only piece by
+/// piece: no line of a map may reach from one into the next.
+#[derive(Debug)]
+pub(crate) struct OwnIds {
+    users: Vec<(u64, u64)>,
+    groups: Vec<(u64, u64)>,
+}
+
+impl OwnIds {
+    /// Reads them from `/proc`.
+    pub(crate) fn of_this_process() -> io::Result<Self> {
+        let read = |name: &str| fs::read_to_string(format!("/proc/self/{name}"));
+        Ok(Self { users: extents(&read("uid_map")?), groups: extents(&read("gid_map")?) })
+    }
+
+    /// What a pod's `uid_map` is to be.
+    pub(crate) fn user_map(&self, ids: IdRange) -> String {
+        map_by_pieces(&self.users, ids)
+    }
+
+    /// What a pod's `gid_map` is to be.
+    pub(crate) fn group_map(&self, ids: IdRange) -> String {
+        map_by_pieces(&self.groups, ids)
+    }
+}
+
+fn map_by_pieces(pieces: &[(u64, u64)], ids: IdRange) -> String {
+    let (first, end) = (u64::from(ids.first), u64::from(ids.first) + u64::from(ids.length));
+    pieces
+        .iter()
+        .map(|(start, length)| (first.max(*start), end.min(start + length)))
+        .filter(|(start, end)| start < end)
+        .map(|(start, end)| format!("{} {start} {}\n", start - first, end - start))
+        .collect()
 }
 
 /// A user namespace could not be had.
@@ -265,6 +308,16 @@ mod tests {
         assert_eq!(mapped("0 1000 1\n5 100000 10\n"), 1);
         assert_eq!(mapped("1000 1000 1\n"), 0);
         assert_eq!(mapped("nonsense"), 0);
+    }
+
+    #[test]
+    fn a_pods_ids_are_mapped_by_the_pieces_that_we_have() {
+        let map = |own: &str, first, length| map_by_pieces(&extents(own), IdRange { first, length });
+        let machine = "         0          0 4294967295\n";
+        assert_eq!(map(machine, 0x7000_0000, 65_536), "0 1879048192 65536\n");
+        assert_eq!(map("0 1000 1\n1 100000 65535\n", 0, 65_536), "0 0 1\n1 1 65535\n");
+        assert_eq!(map("0 1000 1\n1 100000 65535\n", 0, 10), "0 0 1\n1 1 9\n");
+        assert_eq!(map("0 1000 1\n", 0, 1), "0 0 1\n");
     }
 
     #[test]

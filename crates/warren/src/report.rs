@@ -55,6 +55,9 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             "use `--data-dir` or `WARREN_HOME` to name a directory of your own, or become root".to_owned(),
         );
     }
+    if let Some(DataDirError::Nowhere) = error.downcast_ref() {
+        return Some("name a directory of your own with `--data-dir` or `WARREN_HOME`".to_owned());
+    }
     if is::<OrdinaryUserError>(error) {
         return Some(
             "`warren doctor` says what keeps ordinary users from sandboxes, or become root".to_owned(),

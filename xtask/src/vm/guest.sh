@@ -54,11 +54,53 @@ left() {
   echo "${leftovers:-nothing is left}"
 }
 
+# An ordinary user's home: first without cgroups, then in one that was given to the user, as a service manager does it.
+given=/sys/fs/cgroup/given
+ada() { su ada -c "$1"; }
+give_cgroup() {
+  echo '+cpu +memory +pids' >/sys/fs/cgroup/cgroup.subtree_control
+  mkdir "$given"
+  chown ada "$given" "$given/cgroup.procs" "$given/cgroup.subtree_control"
+  # A process of its own that moves in and becomes the daemon: nobody else may be in there.
+  sh -c "echo \$\$ >$given/cgroup.procs && exec su ada -c 'exec /warren/warren up'" >/dev/null &
+  until [ -S /home/ada/.local/share/warren/api.sock ]; do usleep 100000; done
+}
+given_limits() {
+  ada '/warren/warren run --memory 64Mi --cpus 500m -- sleep 5' &
+  run=$!
+  until cat $given/warren-*/*/*/memory.max 2>/dev/null | grep -q 67108864; do usleep 100000; done
+  for file in memory.max cpu.max pids.max cgroup.procs; do
+    echo "$file: $(cat $given/warren-*/*/*/$file | tr '\n' ' ')"
+  done
+  wait "$run"
+}
+given_left() {
+  ada '/warren/warren down' >/dev/null || return 1
+  leftovers=$(
+    find "$given" -mindepth 1 -name 'warren-*' ! -name warren-daemon
+    grep -E 'warren|overlay' /proc/self/mountinfo
+    ls /home/ada/.local/share/warren/pods
+  )
+  echo "${leftovers:-nothing is left}"
+}
+
 if [ -x /warren/warren ]; then
   expect "the exit code, the streams and the ids" 7 '0 [0-9]* *65536' uid_map
   expect "the limits are in the cgroup" 0 'cpu.max: 50000 100000' limits
   expect "a memory bomb ends" 0 'ended with 137' bomb
   expect "nothing is left after going down" 0 '^nothing is left$' left
+
+  mkdir -p /home/ada && chown ada:ada /home/ada
+  expect "an ordinary user's command" 7 '^ *0 *0 *1$' \
+    ada "/warren/warren run -- sh -c 'cat /proc/self/uid_map; exit 7'"
+  expect "a limit that nothing would enforce is refused" 125 'limits.memory cannot be enforced' \
+    ada '/warren/warren run --memory 64Mi -- true'
+  expect "an ordinary user's home goes down" 0 stopped ada '/warren/warren down'
+  give_cgroup
+  expect "limits in a cgroup that was given away" 0 'cpu.max: 50000 100000' given_limits
+  expect "a memory bomb of an ordinary user ends" 0 'ended with 137' \
+    ada "/warren/warren run --memory 64Mi -- sh -c 'head -c 200m /dev/zero | tail >/dev/null; echo ended with \$?'"
+  expect "nothing is left of an ordinary user's sandboxes" 0 '^nothing is left$' given_left
 fi
 
 for test in $(find /warren/tests -type f); do

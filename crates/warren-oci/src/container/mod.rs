@@ -40,7 +40,7 @@ use self::rootfs::{Detached, Kept, Layers, Step};
 use self::streams::Outside;
 use crate::defaults;
 use crate::kernel::{self, Layering};
-use crate::privileges::Privileges;
+use crate::privileges::{OwnIds, Privileges};
 use crate::protocol::{ContainerRequest, PodNetwork, PodRequest, Refusal, RefusalReason};
 use crate::spec::{Rlimit, Spec};
 use crate::timeline::Timeline;
@@ -61,6 +61,7 @@ pub(crate) struct Workshop {
     pub(crate) pid_namespace: OwnedFd,
     pub(crate) layering: Layering,
     pub(crate) privileges: Privileges,
+    pub(crate) own_ids: OwnIds,
     /// Memory that the pod's containers share, by name.
     pub(crate) volumes: BTreeMap<String, OwnedFd>,
 }
@@ -424,14 +425,20 @@ fn equip(
     };
     let mut fresh = None;
     if namespaces.is_none() {
-        let map = format!("0 {} {}\n", pod.ids.first, pod.ids.length);
-        process_file("uid_map", &map)?;
-        process_file("gid_map", &map)?;
+        process_file("uid_map", &workshop.own_ids.user_map(pod.ids))?;
+        process_file("gid_map", &workshop.own_ids.group_map(pod.ids))?;
         let open = |kind: &str| namespace::open(pid, kind).step(|| format!("open the {kind} namespace"));
         fresh = Some((open("user")?, open("ipc")?, open("uts")?));
     }
     let adjustment = request.spec.process.oom_score_adj.unwrap_or(defaults::OOM_SCORE_ADJUSTMENT);
-    process_file("oom_score_adj", &adjustment.clamp(0, 1000).to_string())?;
+    match process_file("oom_score_adj", &adjustment.clamp(0, 1000).to_string()) {
+        // Whoever started an ordinary user's daemon may have made all its processes likelier victims, as systemd does, and only
+        // root can take that back.
+        Err(error)
+            if workshop.privileges != Privileges::Machine
+                && error.source.kind() == io::ErrorKind::PermissionDenied => {}
+        written => written?,
+    }
     let pid_namespace = namespace::open(pid, "pid").step(|| "open the pid namespace".to_owned())?;
     timeline.mark("shim", "id maps");
 

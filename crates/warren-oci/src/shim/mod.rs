@@ -31,7 +31,7 @@ use self::log::Stream;
 use crate::client::socket_path;
 use crate::container::{PodNamespaces, Workshop};
 use crate::kernel::{self, Layering};
-use crate::privileges::Privileges;
+use crate::privileges::{OwnIds, Privileges};
 use crate::protocol::{Answer, PodRequest, PodState, ProcessName, Refusal, RefusalReason};
 use crate::seccomp_profile;
 use crate::timeline::Timeline;
@@ -62,6 +62,7 @@ impl Prepared {
             filter: seccomp_profile::default_filter(),
             hierarchy: privileges.hierarchy()?,
             privileges,
+            own_ids: OwnIds::of_this_process()?,
             pid_namespace: namespace::open(0, "pid")?,
             layering: match (kernel::probe()?, layering) {
                 (_, Some(wanted)) => wanted,
