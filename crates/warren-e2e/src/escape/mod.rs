@@ -20,6 +20,15 @@ use futures::future::LocalBoxFuture;
 
 use self::arena::Arena;
 
+/// What stands between hostile code and the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Walls {
+    /// Namespaces and filters of the host's kernel.
+    Native,
+    /// And a kernel in user space in front of it: what is asked of the kernel is asked of that one.
+    Gvisor,
+}
+
 /// One attempt to break out.
 #[derive(Clone, Copy)]
 pub struct Attempt {
@@ -133,12 +142,15 @@ pub fn attempts() -> Vec<Attempt> {
             write_one_line_without_end
             leave_zombies_without_end
             take_all_processor_time
-            nest_directories_without_end;
+            nest_directories_without_end
+            fill_the_disk
+            fill_the_disk_with_files_that_have_no_name
+            fill_a_volume;
     }
 }
 
 /// Makes the attempts that the command line names (all, if none) and prints how each ended, as cargo's harness does.
-pub fn run() -> ExitCode {
+pub fn run(walls: Walls) -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let is_list = std::env::args().any(|word| word == "--list");
     let all = attempts();
@@ -150,7 +162,7 @@ pub fn run() -> ExitCode {
     }
     println!("\nrunning {} tests", chosen.len());
     let begun = Instant::now();
-    let (made, failed) = match in_an_arena(&chosen) {
+    let (made, failed) = match in_an_arena(&chosen, walls) {
         Ok(Some(failed)) => (chosen.len(), failed),
         Ok(None) => (0, Vec::new()),
         Err(error) => {
@@ -170,12 +182,12 @@ pub fn run() -> ExitCode {
 }
 
 /// The names of those that were not contained; `None` where there is no arena.
-fn in_an_arena(chosen: &[Attempt]) -> Result<Option<Vec<&'static str>>> {
+fn in_an_arena(chosen: &[Attempt], walls: Walls) -> Result<Option<Vec<&'static str>>> {
     if chosen.is_empty() {
         return Ok(Some(Vec::new()));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let Some(arena) = runtime.block_on(Arena::start())? else { return Ok(None) };
+    let Some(arena) = runtime.block_on(Arena::start(walls))? else { return Ok(None) };
     let mut failed = Vec::new();
     for attempt in chosen {
         let begun = Instant::now();
