@@ -56,6 +56,11 @@ impl Endpoint {
 }
 
 impl Connection {
+    /// Whether the server has hung up. kube-apiserver does so when half a minute passes before the first request.
+    pub fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
     /// Sends a request and reads the whole answer. Anything but success is an error, with what the server said.
     pub async fn send(&mut self, method: Method, path: &str, body: Bytes) -> anyhow::Result<Bytes> {
         let answer = self.begin(method, path, body).await?;

@@ -7,6 +7,7 @@
 mod backoff;
 mod conditions;
 mod containers;
+mod disk;
 mod environment;
 mod fields;
 mod health;
@@ -29,11 +30,14 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 pub use backoff::restart_delay;
 pub use conditions::{ISOLATION_CONDITION, LIMITS_CONDITION};
 pub use containers::{Role, all_containers};
+pub use disk::{DiskSpace, DiskUsage, Eviction, disk_eviction, disk_room, low_disk_eviction};
 pub use environment::{EnvironmentError, environment, expand};
 pub use fields::Addresses;
 pub use health::Health;
 pub use image::{ImageFacts, ImageState, Images, PullPolicy};
-pub use limits::{DEFAULT_CPU_MILLIS, DEFAULT_MEMORY_BYTES, DEFAULT_PIDS, Limits, LimitsError};
+pub use limits::{
+    DEFAULT_CPU_MILLIS, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, DEFAULT_PIDS, Limits, LimitsError,
+};
 pub use probe::{ProbeTiming, Tally};
 pub use quantity::{Quantity, QuantityError};
 pub use refusal::{BuiltInImage, ContainerProblem, HOST_IMAGE, Refusal, container_problem, refusal};
@@ -58,6 +62,8 @@ pub struct World<'a> {
     pub health: &'a BTreeMap<String, Health>,
     /// Which containers were asked to stop, and when.
     pub stopping: &'a BTreeMap<String, Timestamp>,
+    /// Set once the node wants to be rid of it.
+    pub eviction: Option<Eviction<'a>>,
 }
 
 /// What a node knows about itself.
@@ -244,8 +250,10 @@ impl Notice {
 pub enum Step {
     /// Tell the API that the pod is ours.
     Bind,
-    /// Remove what a lost or finished shim left on the machine, except logs.
+    /// Remove what a lost or finished shim left on the machine, except files.
     CleanUp,
+    /// Remove what containers and volumes of a pod that is over have on the disk, except logs.
+    FreeDisk,
     /// Find an image, or fetch it. Does not wait for it.
     FetchImage {
         /// Its name in the container's spec.
@@ -399,10 +407,13 @@ fn decide_life(world: &World<'_>, now: Timestamp) -> Plan {
         // A phase never goes back, and it is published before anything is cleaned up: the machine's record of how the
         // containers ended must not go before the API has it. The logs stay until the object goes.
         let steps = match world.machine {
-            Machine::Present(_) | Machine::Lost { .. } => vec![Step::CleanUp],
+            Machine::Present(_) | Machine::Lost { .. } => vec![Step::CleanUp, Step::FreeDisk],
             Machine::Absent | Machine::Broken { .. } => Vec::new(),
         };
         return Plan { steps, ..Plan::nothing() };
+    }
+    if let Some(eviction) = world.eviction {
+        return decide_eviction(world, eviction, now);
     }
     if let Some(refusal) = refusal(pod, world.node).filter(|_| matches!(world.machine, Machine::Absent)) {
         return Plan::telling(status::refused(world, &refusal, now));
@@ -430,6 +441,21 @@ fn decide_overdue(world: &World<'_>, now: Timestamp) -> Plan {
         return Plan { steps, look_again, ..Plan::telling(status::status(world, &BTreeMap::new(), now)) };
     }
     Plan::telling(status::overdue(world, now))
+}
+
+/// Seconds that an evicted pod has (kubelet's number).
+const EVICTION_GRACE: i64 = 1;
+
+fn decide_eviction(world: &World<'_>, eviction: Eviction<'_>, now: Timestamp) -> Plan {
+    let notices = vec![Notice::warning("Evicted", eviction.message.to_owned())];
+    if world.machine.runs_anything() {
+        let (steps, look_again) = stopping::stop(world, EVICTION_GRACE, now);
+        let status = status::status(world, &BTreeMap::new(), now);
+        return Plan { steps, look_again, notices, ..Plan::telling(status) };
+    }
+    // Where the disk is full, the status can be written only afterwards.
+    let steps = if eviction.disk_is_free { Vec::new() } else { vec![Step::FreeDisk] };
+    Plan { steps, notices, ..Plan::telling(status::evicted(world, eviction.message, now)) }
 }
 
 fn earlier(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {

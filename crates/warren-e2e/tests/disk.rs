@@ -171,6 +171,65 @@ async fn a_full_disk_does_not_keep_it_from_starting() {
     assert_eq!(home.create("after", 1000).await.0, StatusCode::CREATED);
 }
 
+/// With a pod's own limit far away, the disk is full at once; the pod is evicted all the same, although at first nobody can
+/// write down that it is.
+#[tokio::test]
+async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
+    if skip_without_root() {
+        return;
+    }
+    let disk = match SmallDisk::on_loop_device(256) {
+        Ok(disk) => disk,
+        Err(error) => {
+            eprintln!("skipped: no loop device with ext4 on this machine: {error}");
+            return;
+        }
+    };
+    const PODS: &str = "/api/v1/namespaces/default/pods";
+    let mut home = Home::new(disk);
+    home.up();
+    let fill = "head -c 1073741824 /dev/zero > /var/fill; exec sleep 100000";
+    let pod = |name: &str, command: &[&str]| {
+        json!({
+            "metadata": {"name": name},
+            "spec": {
+                "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
+                "containers": [{"name": "main", "image": "warren.dev/host", "command": command}],
+            },
+        })
+    };
+    for pod in [pod("small", &["sleep", "100000"]), pod("large", &["sh", "-c", fill])] {
+        assert_eq!(home.send(Method::POST, PODS, &pod).await.0, StatusCode::CREATED);
+    }
+    let until = async |name: &str, phase: &str| {
+        let begun = std::time::Instant::now();
+        loop {
+            let (_, pod) = home.send(Method::GET, &format!("{PODS}/{name}"), &Value::Null).await;
+            if pod["status"]["phase"] == phase || pod["code"] == 404 {
+                return pod["status"].clone();
+            }
+            assert!(begun.elapsed() < DEADLINE, "{name} is not {phase}: {}\n{}", pod["status"], home.words());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let evicted = until("large", "Failed").await;
+    assert_eq!(evicted["reason"], "Evicted", "{evicted}");
+    let message = evicted["message"].as_str().expect("a message");
+    assert!(message.starts_with("The node was low on resource: ephemeral-storage. "), "{message}");
+    assert!(message.contains("Container main was using "), "{message}");
+    assert_eq!(until("small", "Running").await["phase"], "Running");
+    assert_eq!(home.create("after", 100_000).await.0, StatusCode::CREATED);
+    for name in ["small", "large"] {
+        assert_eq!(
+            home.send(Method::DELETE, &format!("{PODS}/{name}"), &Value::Null).await.0,
+            StatusCode::OK
+        );
+        until(name, "gone").await;
+    }
+    home.daemon.as_ref().expect("a daemon").signal(Signal::TERM);
+    assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));
+}
+
 #[tokio::test]
 async fn a_read_only_disk_is_said_to_be_so_at_the_start() {
     if skip_without_root() {

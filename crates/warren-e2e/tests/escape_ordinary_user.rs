@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use warren_e2e::escape::{self, Owner};
+use warren_e2e::escape::{self, Walls};
 
 fn main() -> ExitCode {
-    escape::run(Owner::OrdinaryUser)
+    escape::run(Walls::OrdinaryUser)
 }

@@ -11,6 +11,7 @@ mod claims;
 mod config;
 mod descriptor;
 mod directory_watch;
+mod disk;
 mod drain;
 mod events;
 mod images;

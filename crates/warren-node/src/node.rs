@@ -26,6 +26,7 @@ use warren_oci::zygote::Zygote;
 
 use crate::claims;
 use crate::config::NodeConfig;
+use crate::disk;
 use crate::drain;
 use crate::events::Events;
 use crate::images::Images;
@@ -55,7 +56,7 @@ pub(crate) struct Shared {
     /// The pod network, where there is one.
     pub(crate) network: Option<Arc<Network>>,
     pub(crate) usage: Usage,
-    pods: PathBuf,
+    pub(crate) pods: PathBuf,
     ids: Mutex<IdAllocator>,
 }
 
@@ -185,7 +186,8 @@ impl Node {
             let classes = futures::future::OptionFuture::from(classes);
             tokio::spawn(async move { tokio::join!(claims, classes) }).abort_handle()
         });
-        let registration = Arc::new(Registration::new(config.client.clone(), config, MachineFacts::read()));
+        let facts = MachineFacts::read(&shared.pods);
+        let registration = Arc::new(Registration::new(config.client.clone(), config, facts));
         let registered = tokio::spawn(Arc::clone(&registration).keep());
         let (stopping, stop) = watch::channel(false);
         let watched = tokio::spawn(watch_pods(shared.clone(), stop));
@@ -270,6 +272,8 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut events = watch_objects(pods, config).default_backoff().boxed();
     let mut workers = JoinSet::<String>::new();
     let mut network = network::serve(&shared);
+    let mut disk = JoinSet::new();
+    disk.spawn(disk::watch(shared.clone()));
     let mut listed = HashSet::new();
     let mut first = true;
     loop {
@@ -278,6 +282,7 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             () = told_to_stop(&mut stop) => {
                 workers.shutdown().await;
                 network.shutdown().await;
+                disk.shutdown().await;
                 network::close(&shared);
                 remove_empty_cgroup(&shared);
                 return;
@@ -374,8 +379,17 @@ fn start_worker(shared: &Arc<Shared>, workers: &mut JoinSet<String>, uid: String
     let directory = PodDirectory(shared.pods.join(&uid));
     let (seen, seen_by_worker) = watch::channel(seen);
     let (state_of_worker, state) = watch::channel(None);
-    let worker = Worker::new(shared.clone(), uid.clone(), directory.clone(), seen_by_worker, state_of_worker);
-    shared.registry.insert(uid.clone(), Arc::new(Entry { namespace, name, directory, seen, state }));
+    let (eviction, told_to_go) = watch::channel(None);
+    let worker = Worker::new(
+        shared.clone(),
+        uid.clone(),
+        directory.clone(),
+        seen_by_worker,
+        state_of_worker,
+        told_to_go,
+    );
+    let entry = Entry { namespace, name, directory, seen, state, eviction };
+    shared.registry.insert(uid.clone(), Arc::new(entry));
     workers.spawn(async move {
         worker.run().await;
         uid

@@ -104,6 +104,11 @@ impl PodDirectory {
         self.0.join("volumes").join(name)
     }
 
+    /// Where its containers and volumes write.
+    pub(crate) fn written(&self) -> [PathBuf; 2] {
+        ["containers", "volumes"].map(|name| self.0.join(name))
+    }
+
     /// The pod's network, if it has one.
     pub(crate) fn lease(&self) -> Option<Lease> {
         Lease::read(&self.0)

@@ -1,5 +1,6 @@
 //! The Node object and its Lease.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use tracing::{debug, info, warn};
 
 use crate::config::NodeConfig;
+use crate::disk;
 
 /// The lease is good for four missed renewals, as kubelet's is (10 s against 40 s).
 const LEASE_RENEWALS: u32 = 4;
@@ -31,6 +33,7 @@ const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
 pub(crate) struct MachineFacts {
     cpus: usize,
     memory_bytes: u64,
+    disk_bytes: u64,
     kernel: String,
     architecture: &'static str,
     os_image: String,
@@ -39,8 +42,9 @@ pub(crate) struct MachineFacts {
 }
 
 impl MachineFacts {
-    /// From `/proc`, `/etc` and the kernel. What cannot be read is left empty: it is for people to look at.
-    pub(crate) fn read() -> MachineFacts {
+    /// From `/proc`, `/etc` and the kernel, and of the disk that pods are on. What cannot be read is left empty: it is for
+    /// people to look at.
+    pub(crate) fn read(pods: &Path) -> MachineFacts {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let memory_kib = read("/proc/meminfo").lines().find_map(|line| {
             line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
@@ -52,6 +56,7 @@ impl MachineFacts {
         MachineFacts {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory_kib.unwrap_or(0) * 1024,
+            disk_bytes: disk::space(pods).map_or(0, |space| space.total),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             architecture: match std::env::consts::ARCH {
                 "x86_64" => "amd64",
@@ -231,6 +236,7 @@ fn node_status(config: &NodeConfig, facts: &MachineFacts, now: Timestamp) -> Val
     let resources = json!({
         "cpu": facts.cpus.to_string(),
         "memory": format!("{}Ki", facts.memory_bytes / 1024),
+        "ephemeral-storage": format!("{}Ki", facts.disk_bytes / 1024),
         "pods": MAX_PODS.to_string(),
     });
     let mut status = json!({

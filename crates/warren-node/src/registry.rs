@@ -26,6 +26,8 @@ pub(crate) struct Entry {
     pub(crate) seen: watch::Sender<Seen>,
     /// What the shim last said; `None` while there is none.
     pub(crate) state: watch::Receiver<Option<PodState>>,
+    /// Why the pod has to go, once it has to.
+    pub(crate) eviction: watch::Sender<Option<String>>,
 }
 
 /// By uid: a name may be used again while the former pod is still being removed.

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
 use warren_decide::pod::{
-    Exit, Machine, Notice, Report, Step, World, all_containers, decide, last_exit, same_status,
+    Eviction, Exit, Machine, Notice, Report, Step, World, all_containers, decide, last_exit, same_status,
 };
 use warren_oci::cleanup;
 use warren_oci::client::CallError;
@@ -67,6 +67,10 @@ pub(crate) struct Worker {
     noticed: BTreeSet<Notice>,
     /// When containers were asked to stop.
     stopping: BTreeMap<String, Timestamp>,
+    /// Why the node wants to be rid of the pod, once it does.
+    eviction: watch::Receiver<Option<String>>,
+    /// Whether what the pod wrote is gone from the disk.
+    disk_is_free: bool,
     /// Starts in a row that led to nothing.
     failed_starts: u32,
     /// Set once the API has taken our binding, which the watch may not have shown yet.
@@ -110,6 +114,7 @@ impl Worker {
         directory: PodDirectory,
         seen: watch::Receiver<Seen>,
         state: watch::Sender<Option<PodState>>,
+        eviction: watch::Receiver<Option<String>>,
     ) -> Worker {
         let images = PodImages::new(&shared);
         Worker {
@@ -128,6 +133,8 @@ impl Worker {
             care: Care::new(),
             noticed: BTreeSet::new(),
             stopping: BTreeMap::new(),
+            eviction,
+            disk_is_free: false,
             failed_starts: 0,
             bound: false,
             deleted: false,
@@ -165,6 +172,7 @@ impl Worker {
                     () = self.images.changed() => {}
                     () = self.sources.changed() => {}
                     () = self.care.changed() => {}
+                    Ok(()) = self.eviction.changed() => {}
                     () = wake => {}
                 }
             }
@@ -294,6 +302,7 @@ impl Worker {
                 return Ok(Rest::Until(None));
             }
             self.sources.follow(&self.shared, &pod);
+            let eviction = self.eviction.borrow_and_update().clone();
             let world = World {
                 pod: &pod,
                 node: &self.shared.facts,
@@ -302,6 +311,9 @@ impl Worker {
                 sources: self.sources.found(),
                 health: self.care.health(),
                 stopping: &self.stopping,
+                eviction: eviction
+                    .as_deref()
+                    .map(|message| Eviction { message, disk_is_free: self.disk_is_free }),
             };
             let now = Timestamp::now();
             let plan = decide(&world, now);
@@ -350,6 +362,7 @@ impl Worker {
             let done = match step {
                 Step::Bind => Ok(()),
                 Step::CleanUp => self.clean_up().await,
+                Step::FreeDisk => self.free_disk().await,
                 Step::FetchImage { name, policy } => {
                     self.images.fetch(pod, name, policy);
                     Ok(())

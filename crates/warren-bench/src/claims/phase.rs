@@ -13,7 +13,7 @@ use super::observer::{Observer, version_of};
 use super::place::Place;
 use super::pool::{CLAIMS, NAMESPACE, POOL_NAME};
 use super::report::Phase;
-use crate::connection::Connection;
+use crate::connection::{Connection, Endpoint};
 use crate::summary::Summary;
 
 /// How many clients create claims at the same time, at most.
@@ -74,6 +74,7 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
 
 /// Connections that create claims, each for one create at a time.
 struct Creators {
+    endpoint: Endpoint,
     free: Semaphore,
     connections: Mutex<Vec<Connection>>,
 }
@@ -84,7 +85,8 @@ impl Creators {
         for _ in 0..count {
             connections.push(place.endpoint.connect().await?);
         }
-        Ok(Creators { free: Semaphore::new(count), connections: Mutex::new(connections) })
+        let endpoint = place.endpoint.clone();
+        Ok(Creators { endpoint, free: Semaphore::new(count), connections: Mutex::new(connections) })
     }
 
     /// Creates a claim and says when the request was sent.
@@ -92,6 +94,9 @@ impl Creators {
         let _permit = self.free.acquire().await?;
         let connection = self.connections.lock().await.pop();
         let mut connection = connection.ok_or_else(|| anyhow::anyhow!("more permits than connections"))?;
+        if connection.is_closed() {
+            connection = self.endpoint.connect().await?;
+        }
         let body = claim(name);
         let sent = Instant::now();
         connection.create(CLAIMS, body).await?;

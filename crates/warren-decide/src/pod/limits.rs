@@ -10,6 +10,8 @@ pub const DEFAULT_MEMORY_BYTES: u64 = 4 << 30;
 pub const DEFAULT_CPU_MILLIS: u64 = 2000;
 /// 256 processes, from the same place. Kubernetes has no field for it, so it holds for every container.
 pub const DEFAULT_PIDS: u64 = 256;
+/// 10 GiB on disk, from the same place: what a container writes over its image, with its logs.
+pub const DEFAULT_DISK_BYTES: u64 = 10 << 30;
 
 /// A runtime needs some memory to set a container up in: below this the start itself would be killed.
 const LEAST_MEMORY_BYTES: u64 = 4 << 20;
@@ -25,6 +27,8 @@ pub struct Limits {
     pub cpu_millis: u64,
     /// Processes and threads together.
     pub pids: u64,
+    /// On the node's disk.
+    pub disk_bytes: u64,
 }
 
 /// Limits that cannot be met.
@@ -57,8 +61,8 @@ impl Limits {
     /// The limits of a container.
     pub fn of(container: &Container) -> Result<Limits, LimitsError> {
         let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-        let other =
-            limits.and_then(|limits| limits.keys().find(|name| !["cpu", "memory"].contains(&name.as_str())));
+        let known = ["cpu", "memory", "ephemeral-storage"];
+        let other = limits.and_then(|limits| limits.keys().find(|name| !known.contains(&name.as_str())));
         if let Some(other) = other {
             return Err(LimitsError::Unsupported(other.chars().take(64).collect()));
         }
@@ -85,6 +89,13 @@ impl Limits {
                 _ => return Err(LimitsError::TooSmall { resource: "cpu", given, least: "10m" }),
             },
         };
-        Ok(Limits { memory_bytes, cpu_millis, pids: DEFAULT_PIDS })
+        let disk_bytes = match limit("ephemeral-storage")? {
+            None => DEFAULT_DISK_BYTES,
+            Some((quantity, given)) => match u64::try_from(quantity.units()) {
+                Ok(bytes) if bytes > 0 => bytes,
+                _ => return Err(LimitsError::TooSmall { resource: "ephemeral-storage", given, least: "1" }),
+            },
+        };
+        Ok(Limits { memory_bytes, cpu_millis, pids: DEFAULT_PIDS, disk_bytes })
     }
 }

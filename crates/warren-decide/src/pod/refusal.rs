@@ -340,12 +340,8 @@ fn refused_volume(pod: &Pod, volume: &Volume) -> Option<Refusal> {
     if let Some(empty) = &volume.empty_dir {
         let size = empty.size_limit.as_ref().map(|size| size.0.parse::<Quantity>());
         return match (empty.medium.as_deref().unwrap_or_default(), size) {
-            ("", None) => None,
-            ("", Some(_)) => {
-                refused("emptyDir.sizeLimit is enforced by this node only with medium Memory".to_owned())
-            }
-            ("Memory", Some(Err(error))) => refused(format!("emptyDir.sizeLimit: {error}")),
-            ("Memory", _) => None,
+            ("" | "Memory", Some(Err(error))) => refused(format!("emptyDir.sizeLimit: {error}")),
+            ("" | "Memory", _) => None,
             (other, _) => {
                 refused(format!("emptyDir.medium `{}` is not supported by this node yet", shorten(other)))
             }

@@ -87,6 +87,15 @@ pub(super) fn overdue(world: &World<'_>, now: Timestamp) -> PodStatus {
     }
 }
 
+/// The status of a pod that the node got rid of.
+pub(super) fn evicted(world: &World<'_>, message: &str, now: Timestamp) -> PodStatus {
+    PodStatus {
+        reason: Some("Evicted".to_owned()),
+        message: Some(message.to_owned()),
+        ..build(world, "Failed", Statuses::of(world, &BTreeMap::new(), now), now)
+    }
+}
+
 /// The status of a pod that cannot run here.
 pub(super) fn refused(world: &World<'_>, refusal: &Refusal, now: Timestamp) -> PodStatus {
     PodStatus {

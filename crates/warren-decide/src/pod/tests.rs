@@ -106,7 +106,8 @@ fn plan(pod: &Pod, machine: &Machine, asked_to_stop: Option<i64>, now: i64) -> P
 fn plan_with(pod: &Pod, machine: &Machine, images: &Images, asked_to_stop: Option<i64>, now: i64) -> Plan {
     let stopping = asked_to_stop.map(|second| ("main".to_owned(), at(second))).into_iter().collect();
     let (sources, health) = (&Sources::default(), &BTreeMap::new());
-    let world = World { pod, node: &node(), machine, images, sources, health, stopping: &stopping };
+    let world =
+        World { pod, node: &node(), machine, images, sources, health, stopping: &stopping, eviction: None };
     decide(&world, at(now))
 }
 
@@ -187,6 +188,7 @@ fn plan_of(
         sources,
         health: &health,
         stopping: &stopping,
+        eviction: None,
     };
     decide(&world, at(now))
 }

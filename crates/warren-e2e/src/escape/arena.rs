@@ -14,7 +14,7 @@ use warren_client::kube::api::Api;
 use warren_client::kube::{Client, ResourceExt as _};
 use warren_client::sandbox;
 
-use super::Owner;
+use super::Walls;
 use crate::local_home::{Ended, LocalHome, warren_binary};
 
 /// Generous: everything here takes a fraction of a second on an idle machine.
@@ -50,10 +50,10 @@ const SETTINGS: &[&str] = &[
 
 impl Arena {
     /// Brings a home up; `None`, with a printed reason, where these attempts cannot be made.
-    pub async fn start(owner: Owner) -> Result<Option<Self>> {
-        let home = match owner {
-            Owner::Root => LocalHome::new(),
-            Owner::OrdinaryUser => LocalHome::of_an_ordinary_user(),
+    pub async fn start(walls: Walls) -> Result<Option<Self>> {
+        let home = match walls {
+            Walls::Native | Walls::Gvisor => LocalHome::new(),
+            Walls::OrdinaryUser => LocalHome::of_an_ordinary_user(),
         };
         let Some(home) = home else { return Ok(None) };
         if !Path::new("/usr/bin/perl").exists() {

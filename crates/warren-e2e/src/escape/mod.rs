@@ -20,12 +20,15 @@ use futures::future::LocalBoxFuture;
 
 use self::arena::Arena;
 
-/// Whose home is under attack.
+/// What stands between hostile code and the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
-    /// Root's.
-    Root,
-    /// Somebody's who is not root: the user's other files and processes have the very owner that hostile code runs as.
+pub enum Walls {
+    /// Namespaces and filters of the host's kernel.
+    Native,
+    /// And a kernel in user space in front of it: what is asked of the kernel is asked of that one.
+    Gvisor,
+    /// Namespaces and filters in the home of somebody who is not root: that user's other files and processes have the very owner
+    /// that hostile code runs as.
     OrdinaryUser,
 }
 
@@ -142,12 +145,15 @@ pub fn attempts() -> Vec<Attempt> {
             write_one_line_without_end
             leave_zombies_without_end
             take_all_processor_time
-            nest_directories_without_end;
+            nest_directories_without_end
+            fill_the_disk
+            fill_the_disk_with_files_that_have_no_name
+            fill_a_volume;
     }
 }
 
 /// Makes the attempts that the command line names (all, if none) and prints how each ended, as cargo's harness does.
-pub fn run(owner: Owner) -> ExitCode {
+pub fn run(walls: Walls) -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let is_list = std::env::args().any(|word| word == "--list");
     let all = attempts();
@@ -159,7 +165,7 @@ pub fn run(owner: Owner) -> ExitCode {
     }
     println!("\nrunning {} tests", chosen.len());
     let begun = Instant::now();
-    let (made, failed) = match in_an_arena(&chosen, owner) {
+    let (made, failed) = match in_an_arena(&chosen, walls) {
         Ok(Some(failed)) => (chosen.len(), failed),
         Ok(None) => (0, Vec::new()),
         Err(error) => {
@@ -179,12 +185,12 @@ pub fn run(owner: Owner) -> ExitCode {
 }
 
 /// The names of those that were not contained; `None` where there is no arena.
-fn in_an_arena(chosen: &[Attempt], owner: Owner) -> Result<Option<Vec<&'static str>>> {
+fn in_an_arena(chosen: &[Attempt], walls: Walls) -> Result<Option<Vec<&'static str>>> {
     if chosen.is_empty() {
         return Ok(Some(Vec::new()));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let Some(arena) = runtime.block_on(Arena::start(owner))? else { return Ok(None) };
+    let Some(arena) = runtime.block_on(Arena::start(walls))? else { return Ok(None) };
     let mut failed = Vec::new();
     for attempt in chosen {
         let begun = Instant::now();

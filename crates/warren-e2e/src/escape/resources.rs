@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 use serde_json::{Value, json};
+use warren_api::Sandbox;
 
 use super::arena::{Arena, until};
 
@@ -165,4 +166,54 @@ pub(super) async fn nest_directories_without_end(arena: &Arena) -> Result<()> {
     let directory = arena.pod_directory(&sandbox).await?;
     arena.delete(&sandbox).await?;
     until("its files are gone", async || Ok((!directory.exists()).then_some(()))).await
+}
+
+/// Waits until a sandbox's pod was evicted with this message, and what it wrote is gone.
+async fn evicted(arena: &Arena, sandbox: &Sandbox, message: &str) -> Result<()> {
+    let directory = arena.pod_directory(sandbox).await?;
+    let failed = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed");
+    let pod = arena.pod_until(sandbox, "it is evicted", failed).await?;
+    let status = pod.status.context("a status")?;
+    ensure!(status.reason.as_deref() == Some("Evicted"), "{status:?}");
+    ensure!(status.message.as_deref() == Some(message), "{status:?}");
+    for place in ["containers", "volumes"] {
+        ensure!(!directory.join(place).exists(), "{place} of the pod are still there");
+    }
+    arena.delete(sandbox).await
+}
+
+/// Writes 512 MiB in little pieces: slowly enough that a host on which nobody stops it is not filled by this test.
+const FILL: &str =
+    "for i in $(seq 128); do head -c 4194304 /dev/zero >> fill || break; sleep 0.02; done; exec sleep 100000";
+
+pub(super) async fn fill_the_disk(arena: &Arena) -> Result<()> {
+    let container = json!({
+        "command": ["sh", "-c", FILL], "workingDir": "/var",
+        "resources": { "limits": { "ephemeral-storage": "32Mi" } },
+    });
+    let sandbox = arena.sandbox("disk", container).await?;
+    evicted(arena, &sandbox, "Pod ephemeral local storage usage exceeds the total limit of containers 32Mi. ")
+        .await
+}
+
+pub(super) async fn fill_the_disk_with_files_that_have_no_name(arena: &Arena) -> Result<()> {
+    let program = "open(my $f, '>', '/var/fill'); unlink '/var/fill'; my $zeros = \"\\0\" x 4194304; \
+                   for (1..128) { syswrite($f, $zeros) or last; select(undef, undef, undef, 0.02) } sleep 100000";
+    let container = json!({
+        "command": ["perl", "-e", program],
+        "resources": { "limits": { "ephemeral-storage": "32Mi" } },
+    });
+    let sandbox = arena.sandbox("nameless", container).await?;
+    evicted(arena, &sandbox, "Pod ephemeral local storage usage exceeds the total limit of containers 32Mi. ")
+        .await
+}
+
+pub(super) async fn fill_a_volume(arena: &Arena) -> Result<()> {
+    let container = json!({
+        "command": ["sh", "-c", FILL], "workingDir": "/data",
+        "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+        "volumes": [{ "name": "data", "emptyDir": { "sizeLimit": "16Mi" } }],
+    });
+    let sandbox = arena.sandbox("volume", container).await?;
+    evicted(arena, &sandbox, "Usage of EmptyDir volume \"data\" exceeds the limit \"16Mi\". ").await
 }

@@ -111,6 +111,14 @@ impl Worker {
         Ok(())
     }
 
+    /// Removes what the pod's containers and volumes have on disk. Logs stay.
+    pub(super) async fn free_disk(&mut self) -> Result<(), StepError> {
+        let places = self.directory.written();
+        blocking(move || places.iter().try_for_each(|place| cleanup::remove_pod_directory(place))).await?;
+        self.disk_is_free = true;
+        Ok(())
+    }
+
     /// Leaves nothing of the pod on the machine.
     pub(super) async fn remove(&mut self) -> Result<(), StepError> {
         self.clean_up().await?;

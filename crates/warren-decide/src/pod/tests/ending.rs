@@ -79,3 +79,51 @@ fn a_pod_past_its_active_deadline_is_stopped_and_failed() {
         "#]],
     );
 }
+
+#[test]
+fn an_evicted_pod_is_ended_its_disk_freed_and_only_then_is_it_told() {
+    let pod = pod(json!({"restartPolicy": "Always", "terminationGracePeriodSeconds": 600}));
+    let evicted = |machine: &Machine, asked: Option<i64>, disk_is_free: bool, now: i64| {
+        let stopping = asked.map(|second| ("main".to_owned(), at(second))).into_iter().collect();
+        let world = World {
+            pod: &pod,
+            node: &node(),
+            machine,
+            images: &Images::new(),
+            sources: &Sources::default(),
+            health: &BTreeMap::new(),
+            stopping: &stopping,
+            eviction: Some(Eviction { message: "It wrote too much. ", disk_is_free }),
+        };
+        decide(&world, at(now))
+    };
+    let up = present(running(0, 1));
+    let first = evicted(&up, None, false, 10);
+    assert_eq!(first.status.as_ref().unwrap().phase.as_deref(), Some("Running"));
+    let mut shown = doings(&first);
+    shown += &doings(&evicted(&up, Some(10), false, 11));
+    expect![[r#"
+        do AskToStop { names: {"main"}, grace: 1 }
+        say Evicted | It wrote too much. 
+        look again at 11
+        do Kill { names: {"main"} }
+        say Evicted | It wrote too much. 
+    "#]]
+    .assert_eq(&shown);
+    let ended = present(exited(0, 137, 1, 11));
+    assert_eq!(evicted(&ended, Some(10), false, 11).steps, [Step::FreeDisk]);
+    check(
+        &evicted(&ended, Some(10), true, 11),
+        expect![[r#"
+            say Evicted | It wrote too much. 
+            Failed | Evicted | It wrote too much.  | ip 100::ab31:5c78:67a8:2425
+              PodReadyToStartContainers=True
+              Initialized=True
+              Ready=False | PodFailed
+              ContainersReady=False | PodFailed
+              PodScheduled=True
+              warren.dev/isolation=True | Namespaces | user, pid, mount
+              main ready=false restarts=0 {"terminated":{"containerID":"warren://6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01-main-0","exitCode":137,"finishedAt":"2026-09-21T14:13:31Z","reason":"Error","startedAt":"2026-09-21T14:13:21Z"}}
+        "#]],
+    );
+}

@@ -26,8 +26,9 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
         with(json!({"volumeMounts": [{"name": "gone", "mountPath": "/data"}]})),
         with(json!({"resources": {"limits": {"memory": "1Mi"}}})),
         with(json!({"resources": {"limits": {"memory": "lots"}}})),
-        with(json!({"resources": {"limits": {"ephemeral-storage": "1Gi"}}})),
-        json!({"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}}]}),
+        with(json!({"resources": {"limits": {"ephemeral-storage": "0"}}})),
+        with(json!({"resources": {"limits": {"hugepages-2Mi": "2Mi"}}})),
+        json!({"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "much"}}]}),
         json!({"volumes": [{"name": "huge", "emptyDir": {"medium": "HugePages"}}]}),
     ];
     let shown: Vec<String> = cases
@@ -53,8 +54,9 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
         InvalidVolumeMount | Pod was rejected: spec.containers[main].volumeMounts: there is no volume "gone"
         InvalidLimits | Pod was rejected: spec.containers[main].resources.limits.memory: 1Mi is below the least that can be enforced, 4Mi
         InvalidLimits | Pod was rejected: spec.containers[main].resources.limits.memory: `lots` is not a quantity
-        InvalidLimits | Pod was rejected: spec.containers[main].resources.limits.ephemeral-storage is not supported by this node yet
-        UnsupportedVolume | Pod was rejected: volume "tmp": emptyDir.sizeLimit is enforced by this node only with medium Memory
+        InvalidLimits | Pod was rejected: spec.containers[main].resources.limits.ephemeral-storage: 0 is below the least that can be enforced, 1
+        InvalidLimits | Pod was rejected: spec.containers[main].resources.limits.hugepages-2Mi is not supported by this node yet
+        UnsupportedVolume | Pod was rejected: volume "tmp": emptyDir.sizeLimit: `much` is not a quantity
         UnsupportedVolume | Pod was rejected: volume "huge": emptyDir.medium `HugePages` is not supported by this node yet"#]].assert_eq(&shown.join("\n"));
 }
 

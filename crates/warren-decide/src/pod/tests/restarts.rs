@@ -106,8 +106,9 @@ fn a_finished_pod_is_cleaned_up_once_and_its_status_stays() {
     check(
         &plan(&finished, &machine, None, 7),
         expect![[r#"
-        do CleanUp
-    "#]],
+            do CleanUp
+            do FreeDisk
+        "#]],
     );
     check(&plan(&finished, &Machine::Absent, None, 7), expect![[r#""#]]);
 }
@@ -207,6 +208,7 @@ fn a_lost_shim_is_an_unknown_end_and_a_restart() {
         sources: &Sources::default(),
         health: &BTreeMap::new(),
         stopping: &BTreeMap::new(),
+        eviction: None,
     };
     assert_eq!(last_exit(&world, "main", at(9)).unwrap().cause, ExitCause::Unknown);
     check(

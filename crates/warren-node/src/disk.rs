@@ -1,0 +1,225 @@
+//! Keeps pods from filling the disk: one that has more on it than it may is evicted, and when next to nothing is left, the
+//! one that has most.
+//!
+//! Nothing tells who writes how much: quotas do, but few file systems are made with them, and an image or a file system of
+//! its own for each pod would cost more than its start. But a file system says in a microsecond how much room it has, and no
+//! pod can have grown by more than that has shrunk. So a pod's files are counted when the disk has lost as much as the pod
+//! may still write, and else once a minute, as kubelet does, if anything was written at all. While room shrinks, it is
+//! looked at ten times a second. What lies between two looks can be taken for a moment, and is given back with the
+//! eviction, which needs no room on the disk itself.
+
+mod measure;
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
+use warren_decide::pod::{DiskSpace, DiskUsage, disk_eviction, disk_room, low_disk_eviction};
+use warren_oci::protocol::ContainerStatus;
+use warren_sys::cgroup::{Cgroup, Hierarchy};
+
+use self::measure::{MeasureError, measure};
+use crate::node::Shared;
+use crate::registry::{Entry, Seen};
+use crate::worker::chain;
+
+/// Between two looks at the room on the disk.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The same, while there is less and less.
+const PAUSE_WHILE_SHRINKING: Duration = Duration::from_millis(100);
+/// Less than this is not shrinking: somebody always writes something.
+const SHRINKING: u64 = 1 << 20;
+/// After this long a pod's files are counted in any case, if anything on the disk has changed: what one writes while others
+/// delete is not seen in the room that is left. Kubelet's number.
+const OLDEST_LOOK: Duration = Duration::from_secs(60);
+/// Counting may take a tenth of a processor for each pod: one with millions of files is not counted all the time.
+const REST_AFTER_COUNTING: u32 = 10;
+/// On a full disk, who has how much must be known better than that.
+const OLDEST_LOOK_WHEN_LOW: Duration = Duration::from_secs(5);
+
+/// How much room there is on the disk of a directory.
+pub(crate) fn space(directory: &Path) -> io::Result<DiskSpace> {
+    let found = rustix::fs::statvfs(directory)?;
+    Ok(DiskSpace {
+        total: found.f_blocks.saturating_mul(found.f_frsize),
+        available: found.f_bavail.saturating_mul(found.f_frsize),
+    })
+}
+
+/// What is known of a pod's files.
+struct Known {
+    usage: DiskUsage,
+    /// When they were counted, and how long that took.
+    at: Instant,
+    took: Duration,
+    /// What the disk had lost by then, and how often it had changed.
+    lost: u64,
+    changes: u64,
+}
+
+/// One count.
+struct Counted {
+    uid: String,
+    known: Known,
+    result: Result<(), MeasureError>,
+}
+
+/// Looks after the disk for as long as it is polled.
+pub(crate) async fn watch(shared: Arc<Shared>) {
+    let hierarchy = match Hierarchy::detect() {
+        Ok(hierarchy) => hierarchy,
+        Err(error) => {
+            warn!(%error, "the disk is not looked after: no cgroups");
+            return;
+        }
+    };
+    let mut keeper = Keeper {
+        shared,
+        hierarchy,
+        last: None,
+        lost: 0,
+        changes: 0,
+        known: HashMap::new(),
+        counting: JoinSet::new(),
+        being_counted: HashSet::new(),
+    };
+    let mut pause = Duration::ZERO;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            Some(Ok(counted)) = keeper.counting.join_next() => keeper.counted(counted),
+        }
+        pause = keeper.look();
+    }
+}
+
+struct Keeper {
+    shared: Arc<Shared>,
+    hierarchy: Hierarchy,
+    last: Option<DiskSpace>,
+    /// Bytes that the disk has lost since we look, whatever it was given back meanwhile.
+    lost: u64,
+    /// How often it was found changed.
+    changes: u64,
+    /// By the pods' uids.
+    known: HashMap<String, Known>,
+    counting: JoinSet<Counted>,
+    being_counted: HashSet<String>,
+}
+
+impl Keeper {
+    /// Looks at the room that is left, has those pods counted that may be over their limits, and says when to look again.
+    fn look(&mut self) -> Duration {
+        let space = match space(&self.shared.pods) {
+            Ok(space) => space,
+            Err(error) => {
+                warn!(%error, "room on the disk not known");
+                return OLDEST_LOOK;
+            }
+        };
+        let (lost_before, changes_before) = (self.lost, self.changes);
+        let is_first = self.last.is_none();
+        let shrunk = self.last.map_or(0, |last| last.available.saturating_sub(space.available));
+        self.lost = self.lost.saturating_add(shrunk);
+        self.changes += u64::from(self.last != Some(space));
+        self.last = Some(space);
+
+        let running: HashMap<String, (Arc<Entry>, Arc<Pod>)> =
+            self.shared.registry.all().into_iter().filter_map(running).collect();
+        self.known.retain(|uid, _| running.contains_key(uid));
+        let is_low = space.available < space.reserve();
+        for (uid, (entry, pod)) in &running {
+            // One that came since the last look has written since then; of those before us nothing is known.
+            let known = self.known.entry(uid.clone()).or_insert_with(|| Known {
+                usage: DiskUsage::default(),
+                at: Instant::now(),
+                took: Duration::ZERO,
+                lost: lost_before,
+                changes: changes_before,
+            });
+            let age = known.at.elapsed();
+            let oldest = if is_low { OLDEST_LOOK_WHEN_LOW } else { OLDEST_LOOK };
+            let may_be_over = self.lost.saturating_sub(known.lost) >= disk_room(pod, &known.usage);
+            let is_old = age >= oldest && known.changes != self.changes;
+            let has_rested = age >= known.took * REST_AFTER_COUNTING;
+            if (is_first || may_be_over || is_old) && has_rested && self.being_counted.insert(uid.clone()) {
+                let (lost, changes) = (self.lost, self.changes);
+                let (uid, directory) = (uid.clone(), entry.directory.clone());
+                let name = format!("{}/{uid}", self.shared.builder.home_cgroup);
+                let cgroup = Cgroup::named(&self.hierarchy, &name);
+                self.counting.spawn_blocking(move || {
+                    let begun = Instant::now();
+                    let processes = cgroup.processes().unwrap_or_default();
+                    let (usage, result) = measure(&directory, &processes);
+                    let known = Known { usage, at: Instant::now(), took: begun.elapsed(), lost, changes };
+                    Counted { uid, known, result }
+                });
+            }
+        }
+        if is_low && self.being_counted.is_empty() {
+            self.relieve(space, &running);
+        }
+        if shrunk >= SHRINKING || is_low { PAUSE_WHILE_SHRINKING } else { PAUSE }
+    }
+
+    fn counted(&mut self, counted: Counted) {
+        let Counted { uid, known, result } = counted;
+        self.being_counted.remove(&uid);
+        let Some(entry) = self.shared.registry.get(&uid) else { return };
+        let Some((_, (_, pod))) = running((uid.clone(), entry.clone())) else { return };
+        debug!(%uid, bytes = known.usage.total(), took = ?known.took, "files of a pod counted");
+        let message = match &result {
+            Ok(()) => disk_eviction(&pod, &known.usage),
+            // What cannot be measured cannot be limited.
+            Err(error @ MeasureError::TooDeep) => Some(format!("Pod's files cannot be counted: {error}. ")),
+            Err(error) => {
+                warn!(%uid, error = %chain(error), "files of a pod not counted to the end");
+                disk_eviction(&pod, &known.usage)
+            }
+        };
+        self.known.insert(uid.clone(), known);
+        if let Some(message) = message {
+            evict(&uid, &entry, message);
+        }
+    }
+
+    /// Evicts whoever has most, unless somebody is on the way out already.
+    fn relieve(&self, space: DiskSpace, running: &HashMap<String, (Arc<Entry>, Arc<Pod>)>) {
+        let going = |entry: &Entry| entry.eviction.borrow().is_some();
+        if self.shared.registry.all().iter().any(|(_, entry)| going(entry) && has_files(entry)) {
+            return;
+        }
+        let pods = running.iter().filter_map(|(uid, (_, pod))| Some((&**pod, &self.known.get(uid)?.usage)));
+        if let Some((pod, message)) = low_disk_eviction(space, pods)
+            && let Some(uid) = &pod.metadata.uid
+            && let Some((entry, _)) = running.get(uid)
+        {
+            evict(uid, entry, message);
+        }
+    }
+}
+
+fn evict(uid: &str, entry: &Entry, message: String) {
+    info!(%uid, pod = %entry.name, reason = %message, "pod evicted");
+    entry.eviction.send_replace(Some(message));
+}
+
+/// Whether a pod has anything but logs on the disk.
+fn has_files(entry: &Entry) -> bool {
+    entry.directory.written().iter().any(|place| place.exists())
+}
+
+/// A pod that can write, and is not on its way out.
+fn running((uid, entry): (String, Arc<Entry>)) -> Option<(String, (Arc<Entry>, Arc<Pod>))> {
+    let Seen::Pod(pod) = entry.seen.borrow().clone() else { return None };
+    let runs = entry.state.borrow().as_ref().is_some_and(|state| {
+        state.containers.values().any(|container| matches!(container.status, ContainerStatus::Running { .. }))
+    });
+    let goes = entry.eviction.borrow().is_some();
+    (runs && !goes).then_some((uid, (entry, pod)))
+}

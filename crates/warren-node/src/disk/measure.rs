@@ -1,0 +1,223 @@
+//! Counts what a pod has on the disk. What it wrote is hostile: trees of any depth, names that change meanwhile, files that
+//! have no name any more.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use warren_decide::pod::DiskUsage;
+
+use crate::pod_request::PodDirectory;
+
+/// Each level takes a descriptor while it is looked at. Nobody's project is so deep.
+const DEEPEST: usize = 4000;
+
+/// File systems in memory, by the numbers of `statfs`: what is in them is limited as memory.
+const IN_MEMORY: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+
+/// A pod's files could not all be counted.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MeasureError {
+    #[error("directories lie more than {DEEPEST} deep in each other")]
+    TooDeep,
+    #[error("count files")]
+    Io(#[from] io::Error),
+}
+
+/// What a pod has on the disk, as far as it could be counted: its directory, and the files that these processes have open after they
+/// were deleted.
+pub(super) fn measure(directory: &PodDirectory, processes: &[i32]) -> (DiskUsage, Result<(), MeasureError>) {
+    let mut usage = DiskUsage::default();
+    let mut count = Count::default();
+    let result = count_all(&mut usage, &mut count, directory);
+    usage.others += processes.iter().map(|pid| count.nameless(*pid)).sum::<u64>();
+    (usage, result)
+}
+
+fn count_all(usage: &mut DiskUsage, count: &mut Count, directory: &PodDirectory) -> Result<(), MeasureError> {
+    let mut result = Ok(());
+    for entry in read(&directory.0)? {
+        let (name, path) = entry?;
+        let kinds = match name.as_str() {
+            "containers" | "logs" => &mut usage.containers,
+            "volumes" => &mut usage.volumes,
+            _ => {
+                let (bytes, counted) = count.tree(&path);
+                usage.others += bytes;
+                result = result.and(counted);
+                continue;
+            }
+        };
+        for entry in read(&path)? {
+            let (name, path) = entry?;
+            let (bytes, counted) = count.tree(&path);
+            *kinds.entry(name).or_default() += bytes;
+            result = result.and(counted);
+        }
+    }
+    result
+}
+
+/// What is in a directory of ours. One that is gone has nothing in it.
+fn read(directory: &Path) -> io::Result<impl Iterator<Item = io::Result<(String, std::path::PathBuf)>>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        other => Some(other?),
+    };
+    Ok(entries
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path()))))
+}
+
+#[derive(Default)]
+struct Count {
+    /// Files with several names, and those without any, count once.
+    seen: HashSet<(u64, u64)>,
+}
+
+impl Count {
+    /// The bytes of a file or of everything in a directory, as far as they could be counted.
+    fn tree(&mut self, path: &Path) -> (u64, Result<(), MeasureError>) {
+        let mut bytes = 0;
+        let result = self.add_tree(path, &mut bytes);
+        (bytes, result)
+    }
+
+    fn add_tree(&mut self, path: &Path, bytes: &mut u64) -> Result<(), MeasureError> {
+        let flags =
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let top = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(top) => top,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                *bytes += std::fs::symlink_metadata(path).map_or(0, |file| file.blocks() * 512);
+                return Ok(());
+            }
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        *bytes += on_disk(&rustix::fs::fstat(&top).map_err(io::Error::from)?);
+        let mut open = vec![Dir::new(top).map_err(io::Error::from)?];
+        while let Some(directory) = open.last_mut() {
+            let Some(entry) = directory.read() else {
+                open.pop();
+                continue;
+            };
+            let entry = entry.map_err(io::Error::from)?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            let here = directory.fd().map_err(io::Error::from)?;
+            let found = match rustix::fs::statat(here, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(found) => found,
+                // Gone meanwhile.
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(io::Error::from(error).into()),
+            };
+            let is_directory = FileType::from_raw_mode(found.st_mode).is_dir();
+            if !is_directory && found.st_nlink > 1 && !self.seen.insert((found.st_dev, found.st_ino)) {
+                continue;
+            }
+            *bytes += on_disk(&found);
+            if is_directory {
+                match rustix::fs::openat(here, name, flags, Mode::empty()) {
+                    Ok(_) if open.len() >= DEEPEST => return Err(MeasureError::TooDeep),
+                    Ok(next) => open.push(Dir::new(next).map_err(io::Error::from)?),
+                    // Gone meanwhile, or something else by now.
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                    Err(error) => return Err(io::Error::from(error).into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of files that a process has open or in its memory though they were deleted. Processes come and go, and what
+    /// cannot be read of one is passed over.
+    fn nameless(&mut self, pid: i32) -> u64 {
+        let mut bytes = 0;
+        for place in ["fd", "map_files"] {
+            let entries = std::fs::read_dir(format!("/proc/{pid}/{place}")).into_iter().flatten().flatten();
+            for path in entries.map(|entry| entry.path()) {
+                // Followed by the kernel to the very file, whatever its name was.
+                let Ok(file) = std::fs::metadata(&path) else { continue };
+                let is_nameless = file.is_file() && file.nlink() == 0;
+                if !is_nameless || !self.seen.insert((file.dev(), file.ino())) {
+                    continue;
+                }
+                let kind = rustix::fs::statfs(&path).map_or(0, |kind| kind.f_type);
+                if !IN_MEMORY.contains(&kind) {
+                    bytes += file.blocks() * 512;
+                }
+            }
+        }
+        bytes
+    }
+}
+
+fn on_disk(file: &rustix::fs::Stat) -> u64 {
+    u64::try_from(file.st_blocks).unwrap_or(0) * 512
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn write(path: &Path, bytes: usize) -> std::fs::File {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let mut file = std::fs::File::create(path).unwrap();
+        file.write_all(&vec![1; bytes]).unwrap();
+        file.sync_all().unwrap();
+        file
+    }
+
+    #[test]
+    fn files_are_counted_where_they_belong_and_once() {
+        let place = tempfile::tempdir().unwrap();
+        let pod = PodDirectory(place.path().to_owned());
+        let big = place.path().join("containers/main/0/0.upper/deep/er/big");
+        write(&big, MIB);
+        std::fs::hard_link(&big, big.with_file_name("same")).unwrap();
+        std::os::unix::fs::symlink(place.path(), big.with_file_name("round")).unwrap();
+        write(&place.path().join("logs/main/0.log"), MIB / 2);
+        write(&place.path().join("volumes/tmp/file"), MIB);
+        // Long and empty.
+        std::fs::File::create(place.path().join("volumes/tmp/sparse")).unwrap().set_len(1 << 40).unwrap();
+        write(&place.path().join("state.json"), 100);
+        let (usage, result) = measure(&pod, &[]);
+        result.unwrap();
+        // Directories take a little, too.
+        let near =
+            |bytes: u64, expected: usize| (expected as u64..expected as u64 + (64 << 10)).contains(&bytes);
+        assert!(near(usage.containers["main"], 3 * MIB / 2), "{usage:?}");
+        assert!(near(usage.volumes["tmp"], MIB), "{usage:?}");
+        assert!(near(usage.total(), 5 * MIB / 2), "{usage:?}");
+        assert_eq!(measure(&PodDirectory(place.path().join("gone")), &[]).0, DiskUsage::default());
+    }
+
+    #[test]
+    fn files_without_a_name_are_counted_too() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("volumes/tmp/file");
+        let file = write(&path, MIB);
+        let own = i32::try_from(std::process::id()).unwrap();
+        let pod = PodDirectory(place.path().to_owned());
+        let before = measure(&pod, &[own]).0;
+        std::fs::remove_file(&path).unwrap();
+        let after = measure(&pod, &[own]).0;
+        let kind = rustix::fs::statfs(place.path()).unwrap().f_type;
+        if !IN_MEMORY.contains(&kind) {
+            assert!(after.others >= before.others + MIB as u64, "{before:?} {after:?}");
+        }
+        assert!(after.volumes["tmp"] < MIB as u64, "{after:?}");
+        drop(file);
+    }
+}
