@@ -12,7 +12,7 @@ mod measure;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 use warren_decide::pod::{DiskSpace, DiskUsage, disk_eviction, disk_room, low_disk_eviction};
+use warren_oci::privileges::Privileges;
 use warren_oci::protocol::ContainerStatus;
 use warren_sys::cgroup::{Cgroup, Hierarchy};
 
@@ -71,7 +72,7 @@ struct Counted {
 
 /// Looks after the disk for as long as it is polled.
 pub(crate) async fn watch(shared: Arc<Shared>) {
-    let hierarchy = match Hierarchy::detect() {
+    let hierarchy = match Privileges::of_this_process().and_then(Privileges::hierarchy) {
         Ok(hierarchy) => hierarchy,
         Err(error) => {
             warn!(%error, "the disk is not looked after: no cgroups");
@@ -152,9 +153,14 @@ impl Keeper {
                 let (uid, directory) = (uid.clone(), entry.directory.clone());
                 let name = format!("{}/{uid}", self.shared.builder.home_cgroup);
                 let cgroup = Cgroup::named(&self.hierarchy, &name);
+                // An ordinary user may have no cgroups to find them by.
+                let first = (self.hierarchy == Hierarchy::Absent).then(|| first_processes(entry));
                 self.counting.spawn_blocking(move || {
                     let begun = Instant::now();
-                    let processes = cgroup.processes().unwrap_or_default();
+                    let processes = match &first {
+                        Some(first) => processes_beside(first),
+                        None => cgroup.processes().unwrap_or_default(),
+                    };
                     let (usage, result) = measure(&directory, &processes);
                     let known = Known { usage, at: Instant::now(), took: begun.elapsed(), lost, changes };
                     Counted { uid, known, result }
@@ -202,6 +208,26 @@ impl Keeper {
             evict(uid, entry, message);
         }
     }
+}
+
+/// The first process of each of a pod's containers.
+fn first_processes(entry: &Entry) -> Vec<i32> {
+    let state = entry.state.borrow();
+    let containers = state.iter().flat_map(|state| state.containers.values());
+    let first = containers.filter_map(|container| match &container.status {
+        ContainerStatus::Running { process, .. } => Some(process.pid),
+        _ => None,
+    });
+    first.collect()
+}
+
+/// All processes that are in the same containers as these, which is to say in their pid namespaces.
+fn processes_beside(first: &[i32]) -> Vec<i32> {
+    let namespace = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let inside: HashSet<PathBuf> = first.iter().filter_map(|pid| namespace(*pid)).collect();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| namespace(*pid).is_some_and(|namespace| inside.contains(&namespace))).collect()
 }
 
 fn evict(uid: &str, entry: &Entry, message: String) {

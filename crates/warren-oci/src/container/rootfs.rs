@@ -1,6 +1,8 @@
 //! The privileged half of a root file system: the shim makes every mount that needs the host's rights as a detached mount
 //! and hands over the descriptors; the container's own process attaches them (see [`super::child`]).
 
+mod unmapped;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -139,27 +141,27 @@ pub(crate) fn overlays(
     layers: &Layers<'_>,
     kept: &mut Kept,
 ) -> Result<Vec<Detached>, StepError> {
-    rootfs
-        .overlays
-        .iter()
-        .zip(writable)
-        .map(|(overlay, writable)| {
-            let mount = overlay_mount(overlay, writable, layers, kept)?;
-            Ok(Detached { mount, target: overlay.target.clone(), is_directory: true })
-        })
-        .collect()
+    let mut mounts = Vec::new();
+    for (overlay, writable) in rootfs.overlays.iter().zip(writable) {
+        match layers.user_namespace {
+            Some(user_namespace) => {
+                let mount = overlay_mount(overlay, writable, layers, user_namespace, kept)?;
+                mounts.push(Detached { mount, target: overlay.target.clone(), is_directory: true });
+            }
+            None => mounts.extend(unmapped::overlay(overlay, writable, layers)?),
+        }
+    }
+    Ok(mounts)
 }
 
 fn overlay_mount(
     overlay: &Overlay,
     writable: &Writable,
     layers: &Layers<'_>,
+    user_namespace: BorrowedFd<'_>,
     kept: &mut Kept,
 ) -> Result<OwnedFd, StepError> {
     let attributes = Attributes { no_suid: layers.no_suid, ..Attributes::NO_SUID_NO_DEV };
-    let Some(user_namespace) = layers.user_namespace else {
-        return unmapped_overlay(overlay, writable, layers.layering, attributes);
-    };
     let mut lower = Vec::new();
     for directory in &overlay.lower {
         let step = || format!("map the owners of {}", directory.display());
@@ -185,40 +187,6 @@ fn overlay_mount(
     mount
         .map_err(kernel::explain_overlay)
         .step(|| format!("make the overlay of {}", overlay.target.display()))
-}
-
-/// An ordinary user's overlay: its layers are the directories themselves.
-fn unmapped_overlay(
-    overlay: &Overlay,
-    writable: &Writable,
-    layering: Layering,
-    attributes: Attributes,
-) -> Result<OwnedFd, StepError> {
-    let lower = overlay
-        .lower
-        .iter()
-        .map(|directory| {
-            rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-                .step(|| format!("open {}", directory.display()))
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    let options = [VOLATILE, FsOption::Flag("userxattr")];
-    let made = match layering {
-        Layering::Detached => overlay_on_detached(&lower, writable, &options, attributes),
-        Layering::Attached => overlay_on_attached(&lower, writable, &options, attributes),
-    };
-    let step = || format!("make the overlay of {}", overlay.target.display());
-    match (made, lower.as_slice()) {
-        (Ok(mount), _) => Ok(mount),
-        // Something is mounted below the directory that only root may leave out, or the file system carries no overlay. The
-        // directory with all of that, read-only, will do for programs; for the root it would not.
-        (Err(_), [directory]) if overlay.target != Path::new("/") => {
-            let copy = mount::copy_mount_of(directory.as_fd(), true).step(step)?;
-            mount::restrict(copy.as_fd(), attributes.read_only(), None, true).step(step)?;
-            Ok(copy)
-        }
-        (Err(error), _) => Err(kernel::explain_overlay(error)).step(step),
-    }
 }
 
 /// Without `volatile` the container's end waits until the host's whole file system is synced. What a container wrote does
