@@ -37,6 +37,7 @@ pub(super) const AGAIN: Duration = Duration::from_millis(50);
 pub struct Place {
     home: Arc<Home>,
     namespace: String,
+    disturbed: bool,
 }
 
 /// Kinds that scenarios work with.
@@ -66,7 +67,12 @@ impl<K> Namespaced for K where
 
 impl Place {
     pub(super) fn new(home: Arc<Home>, namespace: String) -> Self {
-        Self { home, namespace }
+        Self { home, namespace, disturbed: false }
+    }
+
+    /// The same, where the controllers may be killed every now and then.
+    pub(super) fn disturbed(self, disturbed: bool) -> Self {
+        Self { disturbed, ..self }
     }
 
     /// The home it is in.
@@ -337,6 +343,15 @@ impl Place {
             Ok(events.into_iter().find(|event| event.reason.as_deref() == Some(reason)))
         })
         .await
+    }
+
+    /// Waits for an event with this reason about an object, unless whoever has to tell it may be killed before it does: what is
+    /// told is stored first, and nobody tells it again.
+    pub async fn wait_told(&self, regarding: &str, reason: &str) -> Result<()> {
+        if !self.disturbed {
+            self.wait_event(regarding, reason).await?;
+        }
+        Ok(())
     }
 
     /// Everything in the namespace, for a person who wants to know why a scenario failed.

@@ -200,6 +200,7 @@ async fn one(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) -> b
 async fn attempt(home: &Arc<Home>, scenario: Scenario) -> Result<()> {
     match home.place(&scenario.title()).await {
         Ok(place) => {
+            let place = place.disturbed(scenario.disturbed);
             let task = tokio::spawn((scenario.run)(place.clone()));
             let abort = task.abort_handle();
             let outcome = match tokio::time::timeout(LONGEST, task).await {

@@ -44,7 +44,7 @@ pub async fn a_claim_takes_a_waiting_sandbox(place: Place) -> Result<()> {
     assert_eq!(label(labels::CLAIM_UID), claim.uid().as_deref());
     assert_eq!(label(labels::SANDBOX_TEMPLATE_REF_HASH), Some(NameHash::of("pool").to_string().as_str()));
     assert_eq!(claim.annotations().get(annotations::SANDBOX_NAME), Some(&name));
-    place.wait_event("c", "SandboxAdopted").await?;
+    place.wait_told("c", "SandboxAdopted").await?;
 
     let before = pods.iter().find(|pod| pod.name_any() == name).context("its pod")?;
     let after: Pod = place
@@ -88,7 +88,7 @@ pub async fn a_claim_on_an_empty_pool_starts_cold(place: Place) -> Result<()> {
     assert!(observed(&claim, "Ready"), "the claim speaks of its own generation");
     let status = claim.status.clone().and_then(|status| status.sandbox).unwrap_or_default();
     assert_eq!(status.pod_ips, sandbox.status.clone().unwrap_or_default().pod_ips);
-    place.wait_event("c", "SandboxProvisioned").await?;
+    place.wait_told("c", "SandboxProvisioned").await?;
 
     let pod: Pod = place.get("c").await?;
     assert_eq!(pod.labels().get("team").map(String::as_str), Some("burrows"));

@@ -154,7 +154,7 @@ pub async fn an_expired_claim_is_kept_without_its_sandbox_and_can_be_revived(pla
         })
         .await?;
     assert!(time_of(&expired, "Ready")? >= end, "not before its time");
-    place.wait_event("c", "ClaimExpired").await?;
+    place.wait_told("c", "ClaimExpired").await?;
     place.wait_gone::<Sandbox>("c").await?;
     place.wait_gone::<Pod>("c").await?;
     place.patch::<SandboxClaim>("c", json!({"spec": lifecycle(json!({"shutdownTime": never()}))})).await?;
@@ -190,7 +190,7 @@ pub async fn a_finished_claim_ends_after_its_time_to_live(place: Place) -> Resul
     // Deleted with all it had, which also shows that time has passed for the one that stays.
     let ttl = json!({"ttlSecondsAfterFinished": 1, "shutdownPolicy": "Delete"});
     place.claim("goes", "pool", lifecycle(ttl)).await?;
-    place.wait_event("goes", "ClaimExpired").await?;
+    place.wait_told("goes", "ClaimExpired").await?;
     place.wait_gone::<SandboxClaim>("goes").await?;
     place.wait_gone::<Sandbox>("goes").await?;
     place.wait_gone::<Pod>("goes").await?;
