@@ -4,26 +4,36 @@ use std::collections::BTreeMap;
 
 use warren_decide::network::Mode;
 use warren_decide::pod::{ContainerReport, ContainerState, Exit, ExitCause, Isolation, Report};
-use warren_oci::protocol::{ContainerStatus, PodState};
+use warren_oci::protocol::{ContainerStatus, PodState, RuntimeKind};
 
 use crate::network::Lease;
 
 /// Kubelet's and the container engines' exit code for a program that could not be started.
 const START_ERROR: i32 = 128;
 
-/// What the thin path gives every container. It gives all of it or fails the container, so a container that runs has it.
-fn isolation(lease: Option<&Lease>) -> Isolation {
+/// What every container is given by the thin path, or by the runtime that it is kept by. All of it or the container fails, so
+/// one that runs has it.
+fn isolation(lease: Option<&Lease>, runtime: Option<RuntimeKind>) -> Isolation {
     let network = match lease.map(|lease| lease.mode) {
         None | Some(Mode::None) => "no network",
         Some(Mode::Restricted) => "network restricted to the egress proxy",
         Some(Mode::Full) => "network full, but not to this machine or other pods",
     };
-    Isolation {
-        level: "Namespaces".to_owned(),
-        detail: format!(
+    let (level, made_of) = match runtime {
+        None | Some(RuntimeKind::Plain) => (
+            "Namespaces",
             "user, pid, mount, network, ipc, uts and cgroup namespaces; no new privileges; reduced capabilities; \
-             seccomp allow-list; limits on memory, processors and processes; {network}"
+             seccomp allow-list",
         ),
+        Some(RuntimeKind::Gvisor) => (
+            "UserSpaceKernel",
+            "a kernel of its own in user space, behind a seccomp filter and in user, pid, mount, network, ipc and uts namespaces; \
+             no new privileges; reduced capabilities",
+        ),
+    };
+    Isolation {
+        level: level.to_owned(),
+        detail: format!("{made_of}; limits on memory, processors and processes; {network}"),
     }
 }
 
@@ -70,7 +80,7 @@ pub(crate) fn report(
         Some((name.clone(), report))
     });
     Report {
-        isolation: Some(isolation(lease)),
+        isolation: Some(isolation(lease, state.runtime)),
         address: lease.map(|lease| lease.address),
         containers: containers.collect(),
     }
