@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use warren_e2e::escape::{self, Walls};
+
 fn main() -> ExitCode {
-    warren_e2e::escape::run()
+    escape::run(Walls::Native)
 }
