@@ -7,6 +7,7 @@ mod edges;
 mod generate;
 mod kube;
 mod oci_conformance;
+mod runsc;
 mod test;
 mod vm;
 mod workspace;
@@ -36,6 +37,8 @@ enum Task {
     Gen(generate::Arguments),
     /// Run the validation suite of opencontainers/runtime-tools against `warren oci`.
     OciConformance(oci_conformance::Arguments),
+    /// Build gVisor's `runsc` into the cache if it is not there, and print where it is.
+    Runsc,
     /// Run the tests and sum their results.
     Test(test::Arguments),
     /// Make real containers in a virtual machine with an ordinary kernel: Linux 6.1, cgroups of version 2.
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Task::CheckEdges => edges::run(),
         Task::Gen(arguments) => generate::run(&arguments),
         Task::OciConformance(arguments) => oci_conformance::run(&arguments),
+        Task::Runsc => runsc::run(),
         Task::Test(arguments) => test::run(&arguments),
         Task::Vm(arguments) => vm::run(&arguments),
     };

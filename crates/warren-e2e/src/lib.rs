@@ -17,6 +17,7 @@ pub mod escape;
 pub mod fake_world;
 pub mod foreground;
 pub mod fuzz;
+pub mod gvisor;
 pub mod local_home;
 pub mod memory;
 pub mod storm;

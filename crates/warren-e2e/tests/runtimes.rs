@@ -14,7 +14,8 @@ use warren_client::kube::api::{
 };
 use warren_client::kube::runtime::wait;
 use warren_client::kube::{self, ResourceExt as _};
-use warren_e2e::local_home::LocalHome;
+use warren_e2e::gvisor;
+use warren_e2e::local_home::{Ended, LocalHome};
 use warren_e2e::streams::{DEADLINE, Pods, exit_code, state};
 
 /// Runs until it is asked to end, and then ends in a way of its own.
@@ -40,20 +41,49 @@ fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
 }
 
-/// A home whose pods can have the class, if there is such a program.
-async fn home_with(class: &str, name: &str) -> Option<Pods> {
-    let Some(path) = program(name) else {
-        eprintln!("skipped: no `{name}` on this machine (Debian's package `{name}` has it)");
-        return None;
-    };
-    let home = LocalHome::new()?;
-    if class == "gvisor" {
-        home.up();
-    } else {
-        let runtime = format!("{class}={}", path.display());
-        let ended = home.warren(&["up", "--detach", "--runtime", &runtime]);
-        assert_eq!(ended.code, Some(0), "{ended:?}");
+/// What makes a class: `runsc` is found by itself, others are named.
+enum Runtime {
+    Found(PathBuf),
+    Named(PathBuf),
+}
+
+impl Runtime {
+    fn gvisor() -> Option<Self> {
+        gvisor::runsc().map(Self::Found)
     }
+
+    fn plain() -> Option<Self> {
+        let found = program("runc");
+        if found.is_none() {
+            eprintln!("skipped: no `runc` on this machine (Debian's package `runc` has it)");
+        }
+        found.map(Self::Named)
+    }
+
+    fn class(&self) -> &'static str {
+        match self {
+            Self::Found(_) => gvisor::CLASS,
+            Self::Named(_) => "other",
+        }
+    }
+}
+
+/// A home whose pods can have the class.
+async fn home_with(runtime: &Runtime) -> Option<Pods> {
+    let home = LocalHome::new()?;
+    let mut command = home.command();
+    command.args(["up", "--detach"]);
+    match runtime {
+        Runtime::Found(path) => {
+            let own = std::env::var_os("PATH").unwrap_or_default();
+            let all = path.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&own));
+            command.env("PATH", std::env::join_paths(all).expect("a search path"))
+        }
+        Runtime::Named(path) => command.arg("--runtime").arg(format!("other={}", path.display())),
+    };
+    let ended: Ended = command.output().expect("run warren").into();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let class = runtime.class();
     let client = home.client().await;
     let classes: Api<RuntimeClass> = Api::all(client.clone());
     let there = wait::await_condition(classes, class, |found: Option<&RuntimeClass>| found.is_some());
@@ -118,8 +148,9 @@ fn shim_pid(pods: &Pods, uid: &str) -> i32 {
 }
 
 /// Everything that a pod of a class has to do.
-async fn lives(class: &str, name: &str) -> Option<Pods> {
-    let pods = home_with(class, name).await?;
+async fn lives(runtime: &Runtime) -> Option<Pods> {
+    let class = runtime.class();
+    let pods = home_with(runtime).await?;
     let settings: Api<ConfigMap> = Api::default_namespaced(pods.api.clone().into_client());
     let map = json!({"metadata": {"name": "settings"}, "data": {"mode": "careful"}});
     let map = serde_json::from_value(map).expect("a config map");
@@ -152,7 +183,7 @@ async fn lives(class: &str, name: &str) -> Option<Pods> {
     let (text, _) = run(
         &pods,
         "box",
-        "echo z > /settings/mode 2>/dev/null && echo written; touch /usr/mark && ls /usr/mark",
+        "echo z > /settings/mode 2>/dev/null && echo written; touch /usr/mark && echo /usr/mark",
     )
     .await;
     assert_eq!(text, "/usr/mark\n");
@@ -205,7 +236,8 @@ async fn ends(pods: &Pods) {
 
 #[tokio::test]
 async fn gvisor_runs_a_pod() {
-    let Some(pods) = lives("gvisor", "runsc").await else { return };
+    let Some(runtime) = Runtime::gvisor() else { return };
+    let Some(pods) = lives(&runtime).await else { return };
     // It is another kernel.
     let (text, _) = run(&pods, "box", "dmesg").await;
     assert!(text.contains("gVisor"), "{text}");
@@ -214,7 +246,8 @@ async fn gvisor_runs_a_pod() {
 
 #[tokio::test]
 async fn a_configured_runtime_runs_a_pod() {
-    let Some(pods) = lives("other", "runc").await else { return };
+    let Some(runtime) = Runtime::plain() else { return };
+    let Some(pods) = lives(&runtime).await else { return };
     ends(&pods).await;
 }
 
@@ -224,7 +257,8 @@ async fn gvisor_has_the_network_of_its_pod_also_after_a_restart() {
         eprintln!("skipped: no Perl on this machine");
         return;
     }
-    let Some(pods) = home_with("gvisor", "runsc").await else { return };
+    let Some(runtime) = Runtime::gvisor() else { return };
+    let Some(pods) = home_with(&runtime).await else { return };
     let container = json!({
         "command": ["perl", "-e", ECHO],
         "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
@@ -259,7 +293,8 @@ async fn gvisor_has_the_network_of_its_pod_also_after_a_restart() {
         assert_eq!(&back, b"forwarded");
         if restarts == 0 {
             stream.write_all(b"quit").await.expect("write");
-            stream.flush().await.expect("flush");
+            let ended = tokio::time::timeout(DEADLINE, stream.read(&mut back)).await.expect("ends");
+            assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
         }
     }
     delete(&pods, "echo").await;
@@ -268,7 +303,8 @@ async fn gvisor_has_the_network_of_its_pod_also_after_a_restart() {
 
 #[tokio::test]
 async fn nothing_is_left_when_the_shim_is_killed() {
-    let Some(pods) = home_with("gvisor", "runsc").await else { return };
+    let Some(runtime) = Runtime::gvisor() else { return };
+    let Some(pods) = home_with(&runtime).await else { return };
     start(&pods, "gvisor", "box", json!({"command": ["sleep", "1234567"]}), json!({})).await;
     let uid = pods.api.get("box").await.expect("read the pod").uid().expect("a uid");
     assert!(!processes(&uid).is_empty(), "the runtime's processes name the pod");

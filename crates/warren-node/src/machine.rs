@@ -4,36 +4,42 @@ use std::collections::BTreeMap;
 
 use warren_decide::network::Mode;
 use warren_decide::pod::{ContainerReport, ContainerState, Exit, ExitCause, Isolation, NodeFacts, Report};
-use warren_oci::protocol::{ContainerStatus, PodState};
+use warren_oci::protocol::{ContainerStatus, PodState, RuntimeKind};
 
 use crate::network::Lease;
 
 /// Kubelet's and the container engines' exit code for a program that could not be started.
 const START_ERROR: i32 = 128;
 
-/// What the thin path gives every container on this node. It gives all of it or fails the container, so a container that runs
-/// has it.
-fn isolation(lease: Option<&Lease>, node: &NodeFacts) -> Isolation {
+/// What namespaces and filters of the host's kernel give.
+const NAMESPACES: &str = "user, pid, mount, network, ipc, uts and cgroup namespaces; no new privileges; reduced capabilities; \
+                          seccomp allow-list";
+
+/// What every container on this node is given by the thin path, or by the runtime that it is kept by. All of it or the container
+/// fails, so one that runs has it.
+fn isolation(lease: Option<&Lease>, node: &NodeFacts, runtime: Option<RuntimeKind>) -> Isolation {
     let network = match lease.map(|lease| lease.mode) {
         None | Some(Mode::None) => "no network",
         Some(Mode::Restricted) => "network restricted to the egress proxy",
         Some(Mode::Full) => "network full, but not to this machine or other pods",
     };
-    let (level, limits) = match node.limits_are_enforced {
-        true => ("Namespaces", "limits on memory, processors and processes"),
-        false => (
-            "NamespacesWithoutLimits",
-            "a limit on processes, none on memory and processors as the user who runs this node was given no cgroups",
+    let (level, made_of) = match (runtime, node.limits_are_enforced) {
+        (Some(RuntimeKind::Gvisor), _) => (
+            "UserSpaceKernel",
+            "a kernel of its own in user space, behind a seccomp filter and in user, pid, mount, network, ipc and uts namespaces; \
+             no new privileges; reduced capabilities",
         ),
+        (None | Some(RuntimeKind::Plain), true) => ("Namespaces", NAMESPACES),
+        (None | Some(RuntimeKind::Plain), false) => ("NamespacesWithoutLimits", NAMESPACES),
+    };
+    let limits = match node.limits_are_enforced {
+        true => "limits on memory, processors and processes",
+        false => {
+            "a limit on processes, none on memory and processors as the user who runs this node was given no cgroups"
+        }
     };
     let ids = if node.ids_are_own { "" } else { "; user ids shared with the other pods of this home" };
-    Isolation {
-        level: level.to_owned(),
-        detail: format!(
-            "user, pid, mount, network, ipc, uts and cgroup namespaces; no new privileges; reduced capabilities; \
-             seccomp allow-list; {limits}; {network}{ids}"
-        ),
-    }
+    Isolation { level: level.to_owned(), detail: format!("{made_of}; {limits}; {network}{ids}") }
 }
 
 /// The state of a pod on `node` as a report. `previous` are the ends of earlier runs, by container; `lease` is its network; `message` is
@@ -80,7 +86,7 @@ pub(crate) fn report(
         Some((name.clone(), report))
     });
     Report {
-        isolation: Some(isolation(lease, node)),
+        isolation: Some(isolation(lease, node, state.runtime)),
         address: lease.filter(|lease| lease.is_reachable()).map(|lease| lease.address),
         containers: containers.collect(),
     }

@@ -406,6 +406,9 @@ pub struct PodState {
     /// The cgroups are gone and the shim has ended or is about to.
     #[serde(default)]
     pub shut_down: bool,
+    /// Who keeps its containers; `None`: we do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<RuntimeKind>,
     /// By name.
     pub containers: BTreeMap<String, ContainerState>,
 }

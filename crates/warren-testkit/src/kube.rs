@@ -21,6 +21,7 @@ mod pki;
 mod ports;
 mod process;
 mod record;
+mod runsc;
 mod supervisor;
 
 pub use binaries::{Binaries, BinariesError};
@@ -31,6 +32,7 @@ pub use guard::{ControlPlane, ControlPlaneError, KubectlError};
 pub use pki::PkiError;
 pub use process::{EndError, ProcessIdentity, end_and_wait};
 pub use record::{DownError, Listed, Record, directory_of, down, list};
+pub use runsc::{GVISOR_VERSION, build_runsc, find_runsc};
 pub use supervisor::{Lifetime, Settings, StartError, Supervisor, run_component};
 
 pub use crate::files::FileError;

@@ -15,6 +15,8 @@ use warren_client::kube::{Client, ResourceExt as _};
 use warren_client::sandbox;
 
 use super::Walls;
+use super::processes::processes_with;
+use crate::gvisor;
 use crate::local_home::{Ended, LocalHome, warren_binary};
 
 /// Generous: everything here takes a fraction of a second on an idle machine.
@@ -30,6 +32,7 @@ pub const VARIABLE: &str = "WARREN_ESCAPE_SECRET";
 pub struct Arena {
     /// The API of the home.
     pub client: Client,
+    walls: Walls,
     attacker: Sandbox,
     neighbour: Sandbox,
     bystander: Child,
@@ -60,30 +63,72 @@ impl Arena {
             println!("skipped: the attempts are written in perl, which this machine lacks");
             return Ok(None);
         }
+        let runsc = match walls {
+            Walls::Native | Walls::OrdinaryUser => None,
+            Walls::Gvisor => match gvisor::built_runsc() {
+                None => return Ok(None),
+                found => found,
+            },
+        };
         let below_usr = BelowUsr::make(home.path())?;
         let secret = home.path().join("secret");
         std::fs::write(&secret, SECRET)?;
         if let Some(user) = home.user() {
             user.give(&secret)?;
         }
-        let ended: Ended = home
-            .command()
-            .env(VARIABLE, SECRET)
-            .args(["up", "--detach"])
-            .output()
-            .context("run warren")?
-            .into();
+        let mut command = home.command();
+        command.env(VARIABLE, SECRET).args(["up", "--detach"]);
+        if let Some(runsc) = &runsc {
+            command.arg("--runtime").arg(gvisor::named(runsc));
+        }
+        let ended: Ended = command.output().context("run warren")?.into();
         ensure!(ended.code == Some(0), "the home does not start: {ended:?}");
         let client = home.client().await;
-        let attacker = start(&client, "attacker", json!({})).await?;
-        let neighbour = start(&client, "neighbour", json!({})).await?;
+        if runsc.is_some() {
+            gvisor::class_is_there(&client).await?;
+        }
+        let attacker = start(&client, walls, "attacker", json!({})).await?;
+        let neighbour = start(&client, walls, "neighbour", json!({})).await?;
         let mut bystander = Command::new("sleep");
         bystander.arg("100000").stdout(Stdio::null());
         let bystander = home.as_its_user(&mut bystander).spawn().context("run sleep")?;
         let binary = warren_binary();
         let settings = SETTINGS.iter().map(|path| (*path, read_setting(path))).collect();
         let binary = (binary.to_owned(), std::fs::metadata(binary)?);
-        Ok(Some(Self { client, attacker, neighbour, bystander, below_usr, binary, settings, home }))
+        Ok(Some(Self { client, walls, attacker, neighbour, bystander, below_usr, binary, settings, home }))
+    }
+
+    /// Whether a sandbox has a kernel of its own, which is told: `what` an attempt got is of that kernel, and the host is judged
+    /// from outside alone.
+    pub fn has_of_its_own(&self, what: &str) -> bool {
+        let has = self.walls == Walls::Gvisor;
+        if has {
+            println!("note: of the sandbox's own kernel: {what}");
+        }
+        has
+    }
+
+    /// What the command lines of a sandbox's processes have in them on the host: this word, which is the program's, unless the
+    /// program is nothing to the host's kernel.
+    pub async fn mark_of(&self, sandbox: &Sandbox, word: &str) -> Result<String> {
+        if self.walls != Walls::Gvisor {
+            return Ok(word.to_owned());
+        }
+        let directory = self.pod_directory(sandbox).await?;
+        Ok(directory.file_name().unwrap_or_default().to_string_lossy().into_owned())
+    }
+
+    /// Every process of the attacker's sandbox is behind a filter of the host's kernel.
+    pub async fn filtered_outside(&self) -> Result<()> {
+        let mark = self.mark_of(&self.attacker, "").await?;
+        let pids = processes_with(&mark);
+        ensure!(!pids.is_empty(), "no process of the sandbox is found");
+        for pid in pids {
+            // One that serves an exec may end meanwhile.
+            let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
+            ensure!(status.contains("Seccomp:\t2"), "{status}");
+        }
+        Ok(())
     }
 
     /// Whether what an attempt relies on is not to be had in this home, which is told: `what` says it. An ordinary user's has
@@ -151,7 +196,9 @@ impl Arena {
         let refusals = [libc::EPERM, libc::ENOSYS, libc::EACCES, libc::EROFS].map(|error| error.to_string());
         for ((name, ..), line) in calls.iter().zip(ended.stdout.lines()) {
             let answer = line.strip_prefix(name).unwrap_or_default().trim().to_owned();
-            ensure!(refusals.contains(&answer), "{name} was answered with `{answer}`");
+            // Another kernel may have other words for it.
+            let refused = refusals.contains(&answer) || (self.walls == Walls::Gvisor && answer != "result");
+            ensure!(refused, "{name} was answered with `{answer}`");
         }
         ensure!(ended.stdout.lines().count() == calls.len(), "{ended:?}");
         Ok(())
@@ -160,12 +207,12 @@ impl Arena {
     /// A sandbox of an attempt's own. Its container has these fields on top of an image and a name; `volumes`,
     /// `restartPolicy` and `beside` (more containers) are its pod's.
     pub async fn sandbox(&self, name: &str, container: Value) -> Result<Sandbox> {
-        start(&self.client, name, container).await
+        start(&self.client, self.walls, name, container).await
     }
 
     /// A sandbox that need not become Ready.
     pub async fn sandbox_unready(&self, name: &str, container: Value) -> Result<Sandbox> {
-        Ok(sandbox::create(&self.client, "default", &manifest(name, container)?).await?)
+        Ok(sandbox::create(&self.client, "default", &manifest(self.walls, name, container)?).await?)
     }
 
     /// Deletes a sandbox and waits until its pod is gone.
@@ -304,7 +351,7 @@ fn read_setting(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-fn manifest(name: &str, container: Value) -> Result<Sandbox> {
+fn manifest(walls: Walls, name: &str, container: Value) -> Result<Sandbox> {
     let mut container = container;
     container["name"] = json!("main");
     container["image"] = json!("warren.dev/host");
@@ -321,12 +368,13 @@ fn manifest(name: &str, container: Value) -> Result<Sandbox> {
         "spec": { "podTemplate": { "spec": {
             "containers": containers, "volumes": volumes, "restartPolicy": policy,
             "terminationGracePeriodSeconds": 1,
+            "runtimeClassName": (walls == Walls::Gvisor).then_some(gvisor::CLASS),
         } } },
     }))?)
 }
 
-async fn start(client: &Client, name: &str, container: Value) -> Result<Sandbox> {
-    let created = sandbox::create(client, "default", &manifest(name, container)?).await?;
+async fn start(client: &Client, walls: Walls, name: &str, container: Value) -> Result<Sandbox> {
+    let created = sandbox::create(client, "default", &manifest(walls, name, container)?).await?;
     Ok(sandbox::wait_ready(client, created, DEADLINE).await?)
 }
 

@@ -108,12 +108,10 @@ pub(super) async fn set_the_clock(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn read_and_clear_the_kernel_log(arena: &Arena) -> Result<()> {
-    arena
-        .calls_refused(&[
-            ("read", libc::SYS_syslog, "3, ' ' x 100, 100"),
-            ("clear", libc::SYS_syslog, "5, 0, 0"),
-        ])
-        .await?;
+    if !arena.has_of_its_own("a log") {
+        arena.calls_refused(&[("read", libc::SYS_syslog, "3, ' ' x 100, 100")]).await?;
+    }
+    arena.calls_refused(&[("clear", libc::SYS_syslog, "5, 0, 0")]).await?;
     arena.shell_fails("head -c 1 /dev/kmsg").await?;
     arena.shell_fails("head -c 1 /proc/kmsg").await?;
     Ok(())
@@ -198,6 +196,9 @@ pub(super) async fn turn_off_the_filter(arena: &Arena) -> Result<()> {
         libc::SYS_unshare
     );
     let ended = arena.perl(&allow_all).await?;
+    if arena.has_of_its_own("namespaces, and filters that are asked for inside") {
+        return arena.filtered_outside().await;
+    }
     ensure!(ended.code == Some(0), "{ended:?}");
     let status = arena.shell("grep -E '^(Seccomp|NoNewPrivs):' /proc/1/status /proc/self/status").await?;
     ensure!(status.stdout.matches("Seccomp:\t2").count() == 2, "{status:?}");

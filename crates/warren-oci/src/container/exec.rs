@@ -46,8 +46,8 @@ pub(crate) fn exec(
             start(workshop, container, pid_namespace, &program, &environment, ends).map_err(refusal)
         }
         Keeper::Runtime(runtime) => {
-            let entrance = &container.entrance;
-            runtime.exec(workshop, entrance, &program, &environment, ends).map_err(refusal)
+            let (keeper, entrance) = (container.child.pid(), &container.entrance);
+            runtime.exec(workshop, keeper, entrance, &program, &environment, ends).map_err(refusal)
         }
     }
 }

@@ -293,8 +293,11 @@ fn make_cgroup(
 ) -> Result<(Cgroup, Entrance), StepError> {
     let step = || "make the cgroup".to_owned();
     Cgroup::create(&workshop.hierarchy, &pod.cgroup, &pod.limits).step(step)?;
-    let limits = &request.spec.linux.resources;
-    let cgroup = Cgroup::create(&workshop.hierarchy, &cgroup_name(pod, request), limits).step(step)?;
+    let mut limits = request.spec.linux.resources.clone();
+    if let Some(runtime) = &pod.runtime {
+        limits.pids = limits.pids.map(|pids| other_runtime::threads(runtime.kind, pids));
+    }
+    let cgroup = Cgroup::create(&workshop.hierarchy, &cgroup_name(pod, request), &limits).step(step)?;
     let entrance = cgroup.entrance().step(step)?;
     Ok((cgroup, entrance))
 }

@@ -234,6 +234,7 @@ impl Shim {
             shim: self.name,
             paused: self.paused,
             shut_down: self.shut_down,
+            runtime: self.pod.runtime.as_ref().map(|runtime| runtime.kind),
             containers: self.guests.iter().map(|(name, guest)| (name.clone(), guest.state())).collect(),
         }
     }

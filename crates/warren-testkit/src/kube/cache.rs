@@ -5,7 +5,7 @@ use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use crate::files::{FileError, create_private_directory, failed};
-use crate::kube::{KUBERNETES_VERSION, Listed, down, list};
+use crate::kube::{GVISOR_VERSION, KUBERNETES_VERSION, Listed, down, list};
 
 /// No place for the cache was named and none could be derived.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,11 @@ impl Cache {
     /// The programs built for our Kubernetes version.
     pub fn programs(&self) -> PathBuf {
         self.root.join(KUBERNETES_VERSION)
+    }
+
+    /// gVisor's `runsc` of our version.
+    pub(crate) fn runsc(&self) -> PathBuf {
+        self.root.join(format!("gvisor-{GVISOR_VERSION}")).join("runsc")
     }
 
     /// One directory per control plane, unless its owner chose another place.

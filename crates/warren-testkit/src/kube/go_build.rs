@@ -19,7 +19,7 @@ use crate::kube::{ETCD_VERSION, KUBERNETES_VERSION};
 pub enum BuildError {
     /// There is no Go to build with.
     #[error(
-        "Kubernetes is not built yet, and Go is neither on PATH nor in /usr/local/go: install Go 1.26, or name a directory with ready programs in WARREN_KUBE_BIN"
+        "not built yet, and Go is neither on PATH nor in /usr/local/go: install Go 1.26, or name a directory with ready programs in WARREN_KUBE_BIN"
     )]
     NoGo,
     /// Go could not be started.
@@ -109,7 +109,7 @@ fn build_etcd(go: &Path, work: &Path, into: &Path) -> Result<(), BuildError> {
 }
 
 /// Moves a finished program to its place. A rename, so that the place never holds half a program.
-fn publish(built: &Path, place: &Path) -> Result<(), BuildError> {
+pub(crate) fn publish(built: &Path, place: &Path) -> Result<(), BuildError> {
     Ok(fs::rename(built, place).map_err(failed("move into place", place))?)
 }
 
@@ -159,7 +159,7 @@ fn version_flags(version: &str) -> String {
     )
 }
 
-fn find_go() -> Result<PathBuf, BuildError> {
+pub(crate) fn find_go() -> Result<PathBuf, BuildError> {
     // The second is where Go's own installer puts it, which not every non-login shell has on its PATH.
     [PathBuf::from("go"), PathBuf::from("/usr/local/go/bin/go")]
         .into_iter()
@@ -168,7 +168,7 @@ fn find_go() -> Result<PathBuf, BuildError> {
 }
 
 /// Go, set up so that neither a surrounding workspace nor the user's build flags change what comes out.
-fn go_command(go: &Path, work: &Path) -> Command {
+pub(crate) fn go_command(go: &Path, work: &Path) -> Command {
     let mut command = Command::new(go);
     command
         .current_dir(work)
@@ -181,7 +181,7 @@ fn go_command(go: &Path, work: &Path) -> Command {
 }
 
 /// Runs Go with its progress on our stderr.
-fn run(command: &mut Command) -> Result<(), BuildError> {
+pub(crate) fn run(command: &mut Command) -> Result<(), BuildError> {
     let words = format!("{command:?}");
     let status = command
         .stdout(Stdio::null())

@@ -1,6 +1,7 @@
 //! The `config.json` of a container's bundle: the description that our own containers are made from, in the words of the OCI
 //! runtime specification, with what we do by ourselves said out loud.
 
+use rustix::process::Resource;
 use serde_json::{Value, json};
 use warren_sys::seccomp::{Action, Check};
 
@@ -88,7 +89,9 @@ pub(super) fn process(process: &Process, environment: &[String], terminal: bool)
         .iter()
         .map(|limit| json!({"type": limit.kind, "soft": limit.soft, "hard": limit.hard}))
         .collect();
-    for (kind, value) in [("RLIMIT_CORE", 0), ("RLIMIT_NOFILE", defaults::OPEN_FILES)] {
+    // A runtime that may not raise its own limit may not raise the container's.
+    let allowed = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    for (kind, value) in [("RLIMIT_CORE", 0), ("RLIMIT_NOFILE", defaults::OPEN_FILES.min(allowed))] {
         if !process.rlimits.iter().any(|limit| limit.kind == kind) {
             limits.push(json!({"type": kind, "soft": value, "hard": value}));
         }

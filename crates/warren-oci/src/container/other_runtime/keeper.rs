@@ -288,9 +288,11 @@ impl Running<'_> {
                 // Out of memory: what is known for certain is the child's end.
                 Err(_) => return Happened::Ended,
             }
+            // A process that is killed lets go of its sockets before it counts as ended.
+            let let_go = waits[2].revents().contains(PollFlags::HUP);
             let [ended, shim, signal] = waits.map(|wait| !wait.revents().is_empty());
-            if shim {
-                self.end_with_shim();
+            if shim || let_go {
+                self.end_with_shim(child);
             }
             if ended {
                 return Happened::Ended;
@@ -307,12 +309,14 @@ impl Running<'_> {
                 let number = packet.bytes.as_slice().try_into().map_or(0, i32::from_ne_bytes);
                 Happened::Signal(number)
             }
-            // The shim has let go of the container.
+            // Seen as its end when it is waited for again.
             Ok(None) | Err(_) => Happened::Signal(libc::SIGKILL),
         }
     }
 
-    fn end_with_shim(&self) -> ! {
+    /// Whoever removes the pod in the shim's place does not wait for a command of ours.
+    fn end_with_shim(&self, child: &Child) -> ! {
+        let _ = child.signal(libc::SIGKILL);
         if let Err(error) = cleanup::remove_cgroup(self.job.cgroup) {
             eprintln!("warren: keeper: {error}");
         }

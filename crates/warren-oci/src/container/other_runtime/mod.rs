@@ -20,6 +20,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::FdFlags;
 use warren_sys::cgroup::Entrance;
+use warren_sys::namespace;
 use warren_sys::process::{self, Fork};
 use warren_sys::socket::Seqpacket;
 
@@ -100,6 +101,16 @@ pub(super) fn start(
     })
 }
 
+/// How many threads of the host a runtime needs for so many in the container.
+pub(super) fn threads(kind: RuntimeKind, inside: u64) -> u64 {
+    match kind {
+        RuntimeKind::Plain => inside,
+        // Counted with releases of 2022 and 2026: about forty at rest, and two for each inside. When it cannot have one more, it
+        // does not refuse a fork but ends, and everything with it.
+        RuntimeKind::Gvisor => inside.saturating_mul(2).saturating_add(128),
+    }
+}
+
 /// A name that no other container on the machine has, and short: `runsc` makes a socket's name of it, which has 108 bytes.
 fn container_id(pod_uid: &str, name: &str, attempt: u32) -> String {
     // FNV-1a.
@@ -125,6 +136,7 @@ impl RuntimeContainer {
     pub(super) fn exec(
         &self,
         workshop: &Workshop,
+        keeper: i32,
         entrance: &Entrance,
         program: &Process,
         environment: &[String],
@@ -137,6 +149,10 @@ impl RuntimeContainer {
             drop(report);
             let life = || -> Result<std::convert::Infallible, Failure> {
                 let null = child::open_null()?;
+                // Where the container's files are. `runc` begins in its root directory.
+                let step = || "enter the keeper's mount namespace".to_owned();
+                let files = namespace::open(keeper, "mnt").step(step)?;
+                namespace::enter_one(files.as_fd()).step(step)?;
                 let described = describe(program, environment, ends.terminal.is_some())?;
                 let surroundings = Surroundings {
                     entrance: Some(entrance),
@@ -174,7 +190,14 @@ fn keep_open(descriptor: BorrowedFd<'_>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::container_id;
+    use super::{RuntimeKind, container_id, threads};
+
+    #[test]
+    fn a_user_space_kernel_has_threads_beside_those_of_the_container() {
+        assert_eq!(threads(RuntimeKind::Plain, 256), 256);
+        assert_eq!(threads(RuntimeKind::Gvisor, 256), 640);
+        assert_eq!(threads(RuntimeKind::Gvisor, u64::MAX), u64::MAX);
+    }
 
     #[test]
     fn names_are_short_and_distinct() {

@@ -1,0 +1,9 @@
+//! What hostile code in a sandbox tries, where the sandbox has gVisor's kernel (`runtimeClassName: gvisor`).
+
+use std::process::ExitCode;
+
+use warren_e2e::escape::{self, Walls};
+
+fn main() -> ExitCode {
+    escape::run(Walls::Gvisor)
+}

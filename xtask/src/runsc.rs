@@ -1,0 +1,14 @@
+//! `cargo xtask runsc`: gVisor's `runsc`, as the tests of runtime classes want it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use warren_testkit::kube::{Cache, build_runsc};
+
+pub fn run() -> Result<ExitCode> {
+    let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
+    let cache = Cache::locate(named, |name| std::env::var_os(name))?;
+    println!("{}", build_runsc(&cache)?.display());
+    Ok(ExitCode::SUCCESS)
+}
