@@ -22,3 +22,4 @@ pub mod local_home;
 pub mod memory;
 pub mod storm;
 pub mod streams;
+pub mod terminal;

@@ -9,12 +9,13 @@ use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
-use warren_client::kube::api::PostParams;
+use warren_client::kube::api::{Patch, PatchParams, PostParams};
 use warren_client::kube::runtime::wait::{await_condition, conditions};
 use warren_client::kube::{self, Api, Client};
 use warren_e2e::cluster_node::{ClusterNode, Taken};
 use warren_e2e::local_home::Ended;
 use warren_e2e::streams::{DEADLINE, ECHO};
+use warren_e2e::terminal::OnTerminal;
 use warren_testkit::kube::ControlPlane;
 
 /// A node that takes pods, its control plane, and a client of that.
@@ -69,6 +70,15 @@ impl Cluster {
         tokio::task::block_in_place(|| self.control_plane.kubectl(arguments)).expect("kubectl")
     }
 
+    /// Makes kube-apiserver speak to the node in this way.
+    async fn speak(&self, wire: Wire) {
+        if wire == Wire::Translated {
+            let nodes: Api<Node> = Api::all(self.client.clone());
+            let patch = Patch::Merge(json!({"status": {"declaredFeatures": null}}));
+            nodes.patch_status(self.name, &PatchParams::default(), &patch).await.expect("patch the node");
+        }
+    }
+
     /// kubectl, to be given arguments.
     fn command(&self, wire: Wire) -> Command {
         let mut command = Command::new(&self.control_plane.record().kubectl);
@@ -105,14 +115,19 @@ impl Cluster {
     }
 }
 
-/// How kubectl speaks of streams: as it does today, and as older ones do, which kube-apiserver passes on as it is.
+/// How streams come to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wire {
+    /// As kubectl speaks today; kube-apiserver passes it on as it is.
     WebSocket,
+    /// As older ones speak, passed on as well.
     Spdy,
+    /// As API servers before 1.36 make SPDY of WebSockets.
+    Translated,
 }
 
-const WIRES: [Wire; 2] = [Wire::WebSocket, Wire::Spdy];
+/// In the order in which they can be had: a node that is no longer said to know WebSockets stays so.
+const WIRES: [Wire; 3] = [Wire::WebSocket, Wire::Spdy, Wire::Translated];
 
 fn container_id(pod: &Pod) -> Option<String> {
     pod.status.as_ref()?.container_statuses.as_ref()?.first()?.container_id.clone()
@@ -131,6 +146,7 @@ async fn kubectl_reaches_pods_through_kube_apiserver() {
     cluster.wait_for_log("shell", "started\n").await;
     let large = "0123456789abcdef".repeat(20_000);
     for wire in WIRES {
+        cluster.speak(wire).await;
         let exec = |words: &[&str], input: &str| {
             cluster.run(wire, &[&["exec", "-i", "shell", "--"][..], words].concat(), input)
         };
@@ -155,6 +171,55 @@ async fn kubectl_reaches_pods_through_kube_apiserver() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn terminals_files_and_followed_logs_are_as_on_any_node() {
+    let Some(cluster) = Cluster::up("usual").await else { return };
+    // Whoever copies files needs `tar`, which the host image has from the host.
+    let script = "echo one; while ! test -e /tmp/go; do sleep 0.05; done; echo two";
+    cluster.start("usual", json!({"command": ["sh", "-c", script]})).await;
+    for wire in WIRES {
+        cluster.speak(wire).await;
+        let mut command = cluster.command(wire);
+        command.args(["exec", "-it", "usual", "--", "sh"]);
+        let mut session = OnTerminal::start(command, 33, 101);
+        let sized = |rows: u16, columns: u16| {
+            format!("until [ \"$(stty size)\" = '{rows} {columns}' ]; do :; done; echo is-$((6*7)); tty\r")
+        };
+        let code = tokio::task::block_in_place(|| {
+            session.type_in(&sized(33, 101));
+            assert!(session.read_until("/dev/pts/").contains("is-42"), "{wire:?}");
+            session.resize(44, 120);
+            session.type_in(&sized(44, 120));
+            assert!(session.read_until("/dev/pts/").contains("is-42"), "{wire:?}");
+            session.type_in("exit 3\r");
+            session.end()
+        });
+        assert_eq!(code, Some(3), "{wire:?}");
+
+        let directory = tempfile::tempdir().expect("make a directory");
+        let path = |name: &str| directory.path().join(name).display().to_string();
+        let large: Vec<u8> = (0..1_000_003_u32).flat_map(u32::to_le_bytes).collect();
+        std::fs::write(path("large"), &large).expect("write");
+        let there = cluster.run(wire, &["cp", &path("large"), "usual:/tmp/large"], "");
+        assert_eq!(there.code, Some(0), "{wire:?}: {there:?}");
+        let back = cluster.run(wire, &["cp", "usual:/tmp/large", &path("back")], "");
+        assert_eq!(back.code, Some(0), "{wire:?}: {back:?}");
+        assert!(std::fs::read(path("back")).expect("read") == large, "{wire:?}: the same comes back");
+    }
+
+    let mut follower = cluster.command(Wire::WebSocket);
+    let mut follower =
+        follower.args(["logs", "-f", "usual"]).stdout(Stdio::piped()).spawn().expect("run kubectl");
+    let mut lines = BufReader::new(follower.stdout.take().expect("piped")).lines();
+    assert_eq!(lines.next().expect("a line").expect("read"), "one");
+    assert!(cluster.kubectl(&["describe", "pod", "usual"]).contains("Status:           Running"));
+    cluster.kubectl(&["exec", "usual", "--", "touch", "/tmp/go"]);
+    let rest: Vec<String> = lines.map(|line| line.expect("read")).collect();
+    assert_eq!(rest, ["two"]);
+    assert_eq!(follower.wait().expect("wait").code(), Some(0));
+    assert!(cluster.kubectl(&["describe", "node", cluster.name]).contains("kubelet is posting ready status"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn ports_are_forwarded_through_kube_apiserver() {
     if !std::path::Path::new("/usr/bin/perl").exists() {
         return eprintln!("skipped: no Perl on this machine");
@@ -163,6 +228,7 @@ async fn ports_are_forwarded_through_kube_apiserver() {
     cluster.start("echo", json!({"command": ["perl", "-e", ECHO, "8080"]})).await;
     cluster.wait_for_log("echo", "listening").await;
     for wire in WIRES {
+        cluster.speak(wire).await;
         let mut child = cluster
             .command(wire)
             .args(["port-forward", "--address=127.0.0.1", "pod/echo", ":8080"])

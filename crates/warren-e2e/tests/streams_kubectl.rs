@@ -1,78 +1,15 @@
 //! `kubectl exec -it`, `attach -it`, `cp`, `port-forward`, `logs -f`, `top` and `describe`: the published command line on the local home.
 
-use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 
 use k8s_openapi::api::core::v1::Pod;
-use rustix::pty::OpenptFlags;
-use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::json;
 use warren_e2e::local_home::Ended;
 use warren_e2e::streams::{Pods, exit_code};
-
-/// A command on a terminal of ours.
-struct OnTerminal {
-    child: Child,
-    terminal: File,
-    seen: String,
-}
-
-impl OnTerminal {
-    fn start(mut command: Command, rows: u16, columns: u16) -> Self {
-        let terminal = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("open a terminal");
-        rustix::pty::grantpt(&terminal).expect("grant");
-        rustix::pty::unlockpt(&terminal).expect("unlock");
-        let name = rustix::pty::ptsname(&terminal, Vec::new()).expect("a name");
-        let other: OwnedFd = File::options()
-            .read(true)
-            .write(true)
-            .open(name.to_str().expect("plain text"))
-            .expect("open its other side")
-            .into();
-        resize(&terminal, rows, columns);
-        let stream = || Stdio::from(other.try_clone().expect("duplicate"));
-        let child = command.stdin(stream()).stdout(stream()).stderr(stream()).spawn().expect("run kubectl");
-        Self { child, terminal: terminal.into(), seen: String::new() }
-    }
-
-    /// It is not the controlling terminal of the command, so the signal is ours to send.
-    fn resize(&self, rows: u16, columns: u16) {
-        resize(&self.terminal, rows, columns);
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::WINCH).expect("tell of the size");
-    }
-
-    fn type_in(&mut self, text: &str) {
-        self.terminal.write_all(text.as_bytes()).expect("type");
-    }
-
-    /// Reads until this has come, and forgets what came before.
-    fn read_until(&mut self, wanted: &str) -> String {
-        while !self.seen.contains(wanted) {
-            let mut buffer = [0; 4096];
-            let length = self.terminal.read(&mut buffer).unwrap_or(0);
-            assert!(length > 0, "ended before {wanted:?}: {:?}", self.seen);
-            self.seen.push_str(&String::from_utf8_lossy(&buffer[..length]));
-        }
-        std::mem::take(&mut self.seen)
-    }
-
-    fn end(mut self) -> Option<i32> {
-        // What it has to say must be read, or it would wait for us.
-        let mut rest = Vec::new();
-        let _ = self.terminal.read_to_end(&mut rest);
-        self.child.wait().expect("wait").code()
-    }
-}
-
-fn resize(terminal: impl std::os::fd::AsFd, rows: u16, columns: u16) {
-    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    tcsetwinsize(terminal, size).expect("set the size");
-}
+use warren_e2e::terminal::OnTerminal;
 
 fn kubectl(pods: &Pods, arguments: &[&str]) -> Ended {
     pods.home.kubectl().args(arguments).stdin(Stdio::null()).output().expect("run kubectl").into()

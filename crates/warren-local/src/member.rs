@@ -1,6 +1,9 @@
 //! The node alone, as a member of a cluster: the same node as in the local home, over a data directory of its own, with the
 //! cluster's API server in the place of ours.
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -15,10 +18,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 use warren_node::{AccessError, KubeletAccess, Node, NodeConfig, RegistryConfig};
 use warren_oci::privileges::Privileges;
+use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 use crate::lock::{Holder, Lock, LockError, Starting};
-use crate::{FAREWELL, WORKERS, descriptors, home};
+use crate::{FAREWELL, NamedRuntime, RuntimeError, WORKERS, descriptors, home, runtimes};
 
 /// As often as kubelet: a node is lost after four that did not come.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -47,6 +51,10 @@ pub struct MemberConfig {
     pub access: KubeletAccess,
     /// How images are pulled.
     pub registries: RegistryConfig,
+    /// Further runtimes for pods. `runsc` is `gvisor` also without being named, where it is found.
+    pub runtimes: Vec<NamedRuntime>,
+    /// Where programs are looked for, as `PATH` has it.
+    pub program_path: Option<OsString>,
     /// Whether to serve volume claims with directories of this machine.
     pub serve_claims: bool,
     /// How long pods may take to leave when the node is asked to stop; zero leaves them running.
@@ -76,9 +84,6 @@ pub enum MemberError {
     /// What we may do on this machine could not be found out.
     #[error("find out what this process may do")]
     Privileges(#[source] io::Error),
-    /// Pods of a cluster have addresses, limits and volumes that only root can give.
-    #[error("a node of a cluster needs root")]
-    NotRoot,
     /// Somebody else has the data directory.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -88,6 +93,12 @@ pub enum MemberError {
         /// Which directory.
         directory: PathBuf,
     },
+    /// Containers of a cluster's pods are for root to make.
+    #[error("a node of a cluster runs as root")]
+    NotRoot,
+    /// A runtime that was named does not work.
+    #[error(transparent)]
+    Runtimes(#[from] RuntimeError),
     /// The process that forks shims could not be made.
     #[error(transparent)]
     Zygote(#[from] StartZygoteError),
@@ -138,12 +149,13 @@ pub enum MemberError {
 }
 
 /// Runs a member until SIGTERM or SIGINT, which empties the node first; a second one leaves at once. `on_ready` is called when the
-/// node has taken up its work.
+/// API server knows the node.
 ///
 /// To be called by a process with one thread: the zygote is forked first. After a `kill -9` at any point pods run on, and the next
 /// call finds them.
 pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Result<(), MemberError> {
-    if Privileges::of_this_process().map_err(MemberError::Privileges)? != Privileges::Machine {
+    let privileges = Privileges::of_this_process().map_err(MemberError::Privileges)?;
+    if privileges != Privileges::Machine {
         return Err(MemberError::NotRoot);
     }
     let starting = Starting::begin(&config.directory)?;
@@ -153,6 +165,8 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     }
     let holder = Holder { pid: std::process::id(), version: config.version.clone() };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.directory))?;
+    // Their programs are asked who they are, which is for a process with one thread, too.
+    let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
     let zygote = Zygote::start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -160,10 +174,7 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
         .enable_all()
         .build()
         .map_err(MemberError::Runtime)?;
-    let outcome = runtime.block_on(serve(config, zygote, |member| {
-        drop(starting);
-        on_ready(member);
-    }));
+    let outcome = runtime.block_on(serve(config, other_runtimes, zygote, starting, on_ready));
     runtime.shutdown_timeout(FAREWELL);
     outcome
 }
@@ -182,7 +193,9 @@ pub(crate) fn is_member(directory: &Path) -> bool {
 
 async fn serve(
     config: MemberConfig,
+    runtimes: BTreeMap<String, RuntimeProgram>,
     zygote: Zygote,
+    starting: Starting,
     on_ready: impl FnOnce(&Member),
 ) -> Result<(), MemberError> {
     // Listened for from the start: a signal that comes now is obeyed as soon as there is something to stop.
@@ -213,17 +226,25 @@ async fn serve(
         kubelet_port: Some(listen.port()),
         heartbeat: Some(HEARTBEAT),
         registries: config.registries.clone(),
+        runtimes,
         ..NodeConfig::local(name.clone(), config.directory.clone(), client, zygote, config.executable.clone())
     })?;
     let mut listening = pin!(node.listen(listener, &config.access)?);
-    info!(node = %name, %server, %listen, directory = %config.directory.display(), "taking pods");
-    on_ready(&Member { pid: std::process::id(), name, server, listen });
+    drop(starting);
+    // An API server that is away is waited for, and a signal obeyed meanwhile.
+    let ready = async {
+        node.wait_until_registered().await;
+        info!(node = %name, %server, %listen, directory = %config.directory.display(), "taking pods");
+        on_ready(&Member { pid: std::process::id(), name, server, listen });
+        std::future::pending::<Infallible>().await
+    };
 
     let (outcome, stopped) = tokio::select! {
         _ = terminate.recv() => (Ok(()), true),
         _ = interrupt.recv() => (Ok(()), true),
         // Without it no pod can be started. The next node has a new one, and the same pods.
         _ = zygote_ended => (Err(MemberError::ZygoteEnded), false),
+        never = ready => match never {},
         ended = &mut listening => match ended {
             Ok(never) => match never {},
             Err(error) => (Err(error.into()), false),

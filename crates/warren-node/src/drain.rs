@@ -13,7 +13,7 @@ use crate::node::Shared;
 use crate::pod_api;
 use crate::registration::Registration;
 use crate::registry::{Entry, Seen};
-use crate::worker::chain;
+use crate::worker::root_cause;
 
 /// Between two tries to evict a pod, when a disruption budget says not now or the API server does not answer.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub(crate) async fn drain(shared: &Arc<Shared>, registration: &Registration, patience: Duration) -> usize {
     let emptied = async {
         if let Err(error) = registration.close().await {
-            warn!(error = %chain(&error), "node not closed for new pods");
+            warn!(error = %root_cause(&error), "node not closed for new pods");
         }
         loop {
             let pods = to_go(shared);
@@ -37,13 +37,11 @@ pub(crate) async fn drain(shared: &Arc<Shared>, registration: &Registration, pat
         }
     };
     if tokio::time::timeout(patience, emptied).await.is_err() {
-        let left = to_go(shared).len();
-        warn!(left, "not all pods have ended in time; they run on");
-        return left;
+        return to_go(shared).len();
     }
     match tokio::time::timeout(LAST_WORDS, registration.leave()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => warn!(error = %chain(&error), "not said that the node is gone"),
+        Ok(Err(error)) => warn!(error = %root_cause(&error), "not said that the node is gone"),
         Err(_) => warn!("not said that the node is gone: no answer"),
     }
     0
@@ -72,7 +70,7 @@ fn is_to_go(pod: &Pod) -> bool {
 /// Evicts a pod and waits until nothing of it is left here.
 async fn empty(shared: &Shared, entry: Arc<Entry>, pod: Arc<Pod>) {
     while let Err(error) = evict(shared, &pod).await {
-        info!(pod = pod_api::name(&pod), error = %chain(&error), "pod not evicted yet");
+        info!(pod = pod_api::name(&pod), error = %root_cause(&error), "pod not evicted yet");
         tokio::time::sleep(AGAIN).await;
     }
     // The other end is the worker's, which ends when all is cleared away.

@@ -38,7 +38,7 @@ use crate::registration::{MachineFacts, Registration};
 use crate::registry::{Entry, Registry, Seen};
 use crate::runtime_classes;
 use crate::usage::Usage;
-use crate::worker::Worker;
+use crate::worker::{Worker, root_cause};
 
 /// What all workers of a node share.
 pub(crate) struct Shared {
@@ -229,6 +229,11 @@ impl Node {
         Ok(kubelet::serve_port(self.shared.clone(), listener, identity))
     }
 
+    /// Returns when the API server knows the node, and pods may come.
+    pub async fn wait_until_registered(&self) {
+        self.registration.wait_until_announced().await;
+    }
+
     /// Empties the node: keeps new pods away, evicts those that it has and waits until they are gone, all within `patience`.
     /// Those that a DaemonSet owns would come back at once, and stay. Returns how many pods are left; they go on running.
     pub async fn drain(&self, patience: Duration) -> usize {
@@ -317,7 +322,7 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
                 }
             }
             Ok(None) => return,
-            Err(error) => warn!(%error, "pod watch interrupted"),
+            Err(error) => warn!(error = %root_cause(&error), "pod watch interrupted"),
         }
     }
 }

@@ -11,10 +11,12 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, GetParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::config::NodeConfig;
 use crate::disk;
+use crate::worker::root_cause;
 
 /// The lease is good for four missed renewals, as kubelet's is (10 s against 40 s).
 const LEASE_RENEWALS: u32 = 4;
@@ -75,13 +77,21 @@ pub(crate) struct Registration {
     client: Client,
     config: NodeConfig,
     facts: MachineFacts,
+    /// Whether the API server has heard of us.
+    announced: watch::Sender<bool>,
     /// Set once the node is on its way out: nobody is to be told otherwise.
     closing: AtomicBool,
 }
 
 impl Registration {
     pub(crate) fn new(client: Client, config: NodeConfig, facts: MachineFacts) -> Registration {
-        Registration { client, config, facts, closing: AtomicBool::new(false) }
+        Registration {
+            client,
+            config,
+            facts,
+            announced: watch::Sender::new(false),
+            closing: AtomicBool::new(false),
+        }
     }
 
     fn nodes(&self) -> Api<Node> {
@@ -94,25 +104,33 @@ impl Registration {
         let name = &self.config.name;
         let mut wait = Duration::from_millis(100);
         while let Err(error) = self.announce().await {
-            warn!(node = %name, error = %error, "node not registered yet");
+            warn!(node = %name, error = %root_cause(&error), "node not registered yet");
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(Duration::from_secs(30));
         }
         debug!(node = %name, "node registered");
+        self.announced.send_replace(true);
         let Some(interval) = self.config.heartbeat else { return };
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             if let Err(error) = renew(&self.client, &self.config, interval).await {
-                warn!(node = %name, error = %error, "lease not renewed");
+                warn!(node = %name, error = %root_cause(&error), "lease not renewed");
                 continue;
             }
             // A control plane that had not heard of us for a while has written that, and somebody may have deleted the Node.
             if let Err(error) = self.contradict().await {
-                warn!(node = %name, error = %error, "node's status not looked at");
+                warn!(node = %name, error = %root_cause(&error), "node's status not looked at");
             }
         }
+    }
+
+    /// Returns when the Node is there.
+    pub(crate) async fn wait_until_announced(&self) {
+        let mut announced = self.announced.subscribe();
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = announced.wait_for(|announced| *announced).await;
     }
 
     /// Announces the node again if its Node does not say that it is ready.

@@ -107,6 +107,15 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Why a request to the API server failed, in its own words or the kernel's: what lies above that repeats it at length.
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
+}
+
 impl Worker {
     pub(crate) fn new(
         shared: Arc<Shared>,

@@ -10,7 +10,7 @@ use serde_json::json;
 use warren_client::home::DataDir;
 use warren_local::{KubeletAccess, Member, MemberConfig, RegistryConfig};
 
-use crate::cli::{Format, Output, Registries};
+use crate::cli::{Format, Output, Registries, Runtimes};
 use crate::up::credential_files;
 
 /// Where kubelets listen.
@@ -51,6 +51,8 @@ pub struct Node {
     #[command(flatten)]
     pub registries: Registries,
     #[command(flatten)]
+    pub runtimes: Runtimes,
+    #[command(flatten)]
     pub output: Output,
 }
 
@@ -72,6 +74,8 @@ pub fn node(arguments: &Node) -> anyhow::Result<()> {
             insecure: arguments.registries.insecure_registry.clone(),
             ..RegistryConfig::default()
         },
+        runtimes: arguments.runtimes.runtime.clone(),
+        program_path: std::env::var_os("PATH"),
         serve_claims: arguments.serve_volume_claims,
         drain: Duration::from_secs(arguments.drain_timeout),
         executable: std::env::current_exe().context("find this program's own file")?,

@@ -269,7 +269,11 @@ async fn admitted(
 ) -> Response<Body> {
     let admitted = gate.admit(peer, request.headers(), request.method(), request.uri().path()).await;
     match admitted {
-        Ok(()) => answer(shared, request).await,
+        Ok(()) => {
+            // After a start, a pod that was asked for could be taken for one that does not exist.
+            shared.wait_until_listed().await;
+            answer(shared, request).await
+        }
         Err(denied) => text(denied.status(), denied.to_string()),
     }
 }
