@@ -14,6 +14,7 @@ mod kubeconfig;
 mod lock;
 mod member;
 mod pods;
+mod rest;
 mod runtimes;
 
 use std::ffi::OsString;
@@ -150,6 +151,7 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
+    runtime.spawn(rest::give_memory_back());
     let outcome = runtime.block_on(home::serve(config, other_runtimes, zygote, || {
         drop(starting);
         on_ready(pid);
