@@ -63,6 +63,7 @@ pub async fn serve(
     dialer.connect(Node::start(NodeConfig {
         registries: config.registries.clone(),
         runtimes,
+        host_paths: config.host_paths.clone(),
         ..NodeConfig::local(
             NODE_NAME.to_owned(),
             config.directory.clone(),

@@ -29,7 +29,7 @@ pub use lock::{Holder, LockError, holder, wait_for_start};
 pub use member::{Member, MemberConfig, MemberError, run_member};
 pub use pods::{EndPodsError, end_pods};
 pub use runtimes::{NamedRuntime, RuntimeError};
-pub use warren_node::{KubeletAccess, RegistryConfig};
+pub use warren_node::{HostPath, KubeletAccess, RegistryConfig};
 
 use lock::{Lock, Starting};
 use warren_oci::zygote::{StartZygoteError, Zygote};
@@ -47,6 +47,8 @@ pub struct Config {
     pub registries: RegistryConfig,
     /// Further runtimes for pods. `runsc` is `gvisor` also without being named, where it is found.
     pub runtimes: Vec<NamedRuntime>,
+    /// The directories of this machine that pods may have as volumes.
+    pub host_paths: Vec<HostPath>,
     /// Where programs are found: `PATH`.
     pub program_path: Option<OsString>,
     /// Where the kubeconfig for that goes.

@@ -135,6 +135,7 @@ impl Node {
             home_cgroup: cleanup::home_cgroup(&home_id),
             claims: config.data_dir.join("volumes"),
             runtimes: config.runtimes.clone(),
+            host_paths: config.host_paths.clone(),
         };
         let network = network::open(&home_id, &config.data_dir, &pods, config.pod_range);
         let shared = Arc::new(Shared {
@@ -145,6 +146,7 @@ impl Node {
                 bind_unassigned: config.bind_unassigned,
                 has_network: network.is_some(),
                 runtimes: runtime_classes::facts(&config.runtimes),
+                host_paths: config.host_paths.clone(),
             },
             home_id,
             zygote: config.zygote.clone(),

@@ -61,6 +61,7 @@ fn node() -> NodeFacts {
             ("plain".to_owned(), RuntimeFacts::default()),
         ]
         .into(),
+        host_paths: Vec::new(),
     }
 }
 
