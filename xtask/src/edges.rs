@@ -60,7 +60,7 @@ const TABLE: &[Row] = &[
     row("warren-client", &["warren-api", "warren-proto"], &[DATABASE, ARGUMENTS]),
     row(
         "warren-local",
-        // The engine too: it forks the zygote before there is a thread.
+        // The engine too: it forks the zygote before there is a thread. And the process's own memory, which it gives back at rest.
         &[
             "warren-apiserver",
             "warren-controllers",
@@ -68,6 +68,7 @@ const TABLE: &[Row] = &[
             "warren-router",
             "warren-api",
             "warren-oci",
+            "warren-sys",
         ],
         &[ARGUMENTS],
     ),

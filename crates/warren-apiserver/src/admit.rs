@@ -65,7 +65,7 @@ fn admit_service_account(server: &Inner, call: &Call<'_>, pod: &mut Value) -> Re
     let wanted = pod["spec"]["automountServiceAccountToken"]
         .as_bool()
         .or_else(|| account["automountServiceAccountToken"].as_bool());
-    if server.accounts.token_volumes && wanted != Some(false) {
+    if wanted.unwrap_or(server.accounts.token_volumes) {
         mount_token(pod);
     }
     Ok(())

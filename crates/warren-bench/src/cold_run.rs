@@ -7,6 +7,7 @@ use crate::bundle::{Bundle, bubblewrap};
 use crate::contender::Contender;
 use crate::docker::Docker;
 use crate::home::Home;
+use crate::legacy_cgroups::LegacyCgroups;
 use crate::summary::{Summary, table};
 
 /// The first rounds fill caches and are not counted.
@@ -20,7 +21,8 @@ pub fn measure(warren: &Path, rounds: usize, json: bool) -> anyhow::Result<()> {
     let candidates = [
         Ok(home.cold_run()),
         docker.as_ref().map(Docker::contender).map_err(|error| anyhow::anyhow!("docker: {error:#}")),
-        bundle.contender("crun run", "crun"),
+        LegacyCgroups::where_needed()
+            .and_then(|place| Ok(bundle.contender("crun run", "crun")?.place(place))),
         bundle.contender("runc run", "runc"),
         Ok(bubblewrap(&bundle.rootfs())),
     ];

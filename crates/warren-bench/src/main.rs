@@ -13,6 +13,7 @@ mod contender;
 mod definitions;
 mod docker;
 mod home;
+mod legacy_cgroups;
 mod node;
 mod process;
 mod serve;

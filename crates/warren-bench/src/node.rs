@@ -19,6 +19,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::bundle::Bundle;
+use crate::legacy_cgroups::LegacyCgroups;
 use crate::process::Usage;
 use crate::summary::Summary;
 use docker_api::DockerApi;
@@ -28,8 +29,8 @@ use report::Report;
 
 /// The first rounds fill caches and are not counted.
 const WARM_UP_ROUNDS: usize = 3;
-/// How long a daemon that has just started is left alone before it counts as being at rest.
-const CALM: Duration = Duration::from_secs(5);
+/// How long a daemon that has just done something is left alone before it counts as being at rest. Ours gives memory back then.
+const CALM: Duration = Duration::from_secs(8);
 
 /// What to measure.
 #[derive(Args)]
@@ -196,8 +197,10 @@ async fn gather(options: &Options, bundle: &Bundle) -> anyhow::Result<Vec<Conten
     let mut contenders = vec![Contender::Ours(Box::new(Ours::start(&options.warren).await?))];
     let others = [
         DockerApi::start(&bundle.rootfs()).map(Contender::Docker),
-        OciRuntime::start("crun", &bundle.rootfs()).map(Contender::Runtime),
-        OciRuntime::start("runc", &bundle.rootfs()).map(Contender::Runtime),
+        LegacyCgroups::where_needed()
+            .and_then(|place| OciRuntime::start("crun", &bundle.rootfs(), place))
+            .map(Contender::Runtime),
+        OciRuntime::start("runc", &bundle.rootfs(), None).map(Contender::Runtime),
     ];
     for other in others {
         match other {
@@ -250,6 +253,7 @@ async fn rest(contenders: &[Contender], report: &mut Report) -> anyhow::Result<(
 
 /// Starts many and looks at what they take, once they have come to rest.
 async fn many(contender: &mut Contender, count: usize) -> anyhow::Result<report::Many> {
+    tokio::time::sleep(CALM).await;
     let before = contender.processes()?.map(|processes| memory::proportional_mb(&processes));
     let took = contender.start_many(count).await?;
     tokio::time::sleep(CALM).await;

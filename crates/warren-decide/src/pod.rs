@@ -11,6 +11,7 @@ mod disk;
 mod environment;
 mod fields;
 mod health;
+mod host_path;
 mod image;
 mod limits;
 mod probe;
@@ -34,6 +35,7 @@ pub use disk::{DiskSpace, DiskUsage, Eviction, disk_eviction, disk_room, low_dis
 pub use environment::{EnvironmentError, environment, expand};
 pub use fields::Addresses;
 pub use health::Health;
+pub use host_path::{HostPath, HostPathError, find_host_path};
 pub use image::{ImageFacts, ImageState, Images, PullPolicy};
 pub use limits::{
     DEFAULT_CPU_MILLIS, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, DEFAULT_PIDS, Limits, LimitsError,
@@ -85,6 +87,8 @@ pub struct NodeFacts {
     pub ids_are_own: bool,
     /// The runtime classes that pods can have here, besides none.
     pub runtimes: BTreeMap<String, RuntimeFacts>,
+    /// The directories of the host that pods may have.
+    pub host_paths: Vec<HostPath>,
 }
 
 /// What network pods can have on a node.

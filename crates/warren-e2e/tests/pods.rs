@@ -1,5 +1,6 @@
 //! What a pod may ask for, seen through the API alone: settings, volumes, claims, init containers, sidecars, probes, hooks.
 
+use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::core::v1::{
     ConfigMap, ContainerStatus, Event, PersistentVolume, PersistentVolumeClaim, Pod, Secret,
 };
@@ -7,6 +8,7 @@ use serde_json::{Value, json};
 use warren_client::kube::Api;
 use warren_client::kube::api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams};
 use warren_client::kube::runtime::wait;
+use warren_e2e::local_home::LocalHome;
 use warren_e2e::streams::{DEADLINE, Pods};
 
 /// A container that runs a script on the host image, with more said of it.
@@ -524,4 +526,84 @@ async fn a_security_context_is_kept_to() {
         delete(&pods, name).await;
     }
     pods.home.assert_nothing_left();
+}
+
+/// As on a cluster where accounts do not hand it out by themselves: sandboxes have no business with the API.
+#[tokio::test]
+async fn a_pod_that_asks_for_it_has_a_token_of_its_account() {
+    let Some(pods) = Pods::up().await else { return };
+    let script = "cd /var/run/secrets/kubernetes.io/serviceaccount 2>/dev/null || exit 0; cat namespace; echo; grep -c BEGIN ca.crt; cat token";
+    let main = || container("main", script, json!({}));
+    create(&pods, "asks", json!({"automountServiceAccountToken": true, "containers": [main()]})).await;
+    create(&pods, "silent", json!({"containers": [main()]})).await;
+    assert_eq!(output(&pods, "silent").await, "");
+    let said = output(&pods, "asks").await;
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines[..2], ["default", "1"], "{said}");
+    let review = json!({"metadata": {}, "spec": {"token": lines[2]}});
+    let review: TokenReview = serde_json::from_value(review).expect("a review");
+    let reviews: Api<TokenReview> = Api::all(pods.api.clone().into_client());
+    let status =
+        reviews.create(&PostParams::default(), &review).await.expect("review").status.expect("an answer");
+    let user = status.user.expect("a user");
+    assert_eq!(
+        (status.authenticated, user.username.as_deref()),
+        (Some(true), Some("system:serviceaccount:default:default"))
+    );
+    let of_pod = user.extra.expect("more").remove("authentication.kubernetes.io/pod-name");
+    assert_eq!(of_pod, Some(vec!["asks".to_owned()]));
+}
+
+#[tokio::test]
+async fn directories_of_the_host_are_shown_where_they_are_allowed_and_nothing_beside_them() {
+    let Some(home) = LocalHome::new() else { return };
+    let host = tempfile::tempdir().expect("make a directory");
+    let (open, closed, secret) =
+        (host.path().join("open"), host.path().join("closed"), host.path().join("secret"));
+    for directory in [&open, &closed, &secret] {
+        std::fs::create_dir(directory).expect("make a directory");
+    }
+    std::fs::write(closed.join("file"), "for reading\n").expect("write");
+    std::fs::write(secret.join("file"), "for nobody\n").expect("write");
+    std::os::unix::fs::symlink(&secret, open.join("link")).expect("make a link");
+    let allow = [format!("{}:rw", open.display()), closed.display().to_string()];
+    let up = home
+        .command()
+        .args(["up", "--detach", "--allow-host-path", &allow[0], "--allow-host-path", &allow[1]])
+        .output()
+        .expect("run warren");
+    assert!(up.status.success(), "{up:?}");
+    let pods = Pods { api: Api::default_namespaced(home.client().await), home };
+    let pod = |path: &std::path::Path, read_only: bool, script: &str| {
+        let mount = json!({"volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": read_only}]});
+        let volume = json!({"name": "host", "hostPath": {"path": path}});
+        json!({"containers": [container("main", script, mount)], "volumes": [volume]})
+    };
+    create(&pods, "reader", pod(&closed, true, "cat /host/file; touch /host/new 2>/dev/null || echo kept"))
+        .await;
+    assert_eq!(output(&pods, "reader").await, "for reading\nkept\n");
+    create(&pods, "one", pod(&closed.join("file"), true, "cat /host")).await;
+    assert_eq!(output(&pods, "one").await, "for reading\n");
+    create(&pods, "writer", pod(&open, false, "echo hello > /host/new; stat -c %u /host/new")).await;
+    assert_eq!(output(&pods, "writer").await, "0\n");
+    assert_eq!(std::fs::read_to_string(open.join("new")).expect("read"), "hello\n");
+    let refused = async |name: &str, path: &std::path::Path, why: &str| {
+        create(&pods, name, pod(path, false, "true")).await;
+        let message =
+            |pod: &Pod| pod.status.as_ref().and_then(|status| status.message.clone()).unwrap_or_default();
+        pods.wait(name, why, |pod| phase(pod) == "Failed" && message(pod).contains(why)).await;
+    };
+    refused("closed", &closed, "allowed by this node for reading only").await;
+    refused("secret", &secret, "which this node does not allow").await;
+    refused("above", host.path(), "which this node does not allow").await;
+    // A link inside leads nowhere, and what is not there is not made.
+    for (name, path) in [("link", open.join("link")), ("missing", open.join("missing"))] {
+        create(&pods, name, pod(&path, false, "ls /host")).await;
+        pods.wait(name, "waits", |pod| {
+            waits(pod, "main").is_some_and(|why| why.starts_with("CreateContainerError"))
+        })
+        .await;
+        delete(&pods, name).await;
+    }
+    assert!(!open.join("missing").exists());
 }

@@ -66,6 +66,7 @@ pub async fn serve(
         registries: config.registries.clone(),
         runtimes,
         privileges,
+        host_paths: config.host_paths.clone(),
         ..NodeConfig::local(
             NODE_NAME.to_owned(),
             config.directory.clone(),

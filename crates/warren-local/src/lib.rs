@@ -15,6 +15,7 @@ mod lock;
 mod member;
 mod ordinary_user;
 mod pods;
+mod rest;
 mod runtimes;
 
 use std::ffi::OsString;
@@ -30,7 +31,7 @@ pub use member::{Member, MemberConfig, MemberError, run_member};
 pub use ordinary_user::{OrdinaryUserError, enter_user_namespace};
 pub use pods::{EndPodsError, end_pods};
 pub use runtimes::{NamedRuntime, RuntimeError};
-pub use warren_node::{KubeletAccess, RegistryConfig};
+pub use warren_node::{HostPath, KubeletAccess, RegistryConfig};
 
 use lock::{Lock, Starting};
 use warren_oci::privileges::Privileges;
@@ -49,6 +50,8 @@ pub struct Config {
     pub registries: RegistryConfig,
     /// Further runtimes for pods. `runsc` is `gvisor` also without being named, where it is found.
     pub runtimes: Vec<NamedRuntime>,
+    /// The directories of this machine that pods may have as volumes.
+    pub host_paths: Vec<HostPath>,
     /// Where programs are found: `PATH`.
     pub program_path: Option<OsString>,
     /// Where the kubeconfig for that goes.
@@ -162,6 +165,7 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;
+    runtime.spawn(rest::give_memory_back());
     let outcome = runtime.block_on(home::serve(config, other_runtimes, privileges, zygote, || {
         drop(starting);
         on_ready(pid);

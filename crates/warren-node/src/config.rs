@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use warren_decide::network::Block;
+use warren_decide::pod::HostPath;
 use warren_oci::privileges::Privileges;
 use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::Zygote;
@@ -36,6 +37,8 @@ pub struct NodeConfig {
     pub registries: RegistryConfig,
     /// Other runtimes that pods may ask for, by the names of their runtime classes.
     pub runtimes: BTreeMap<String, RuntimeProgram>,
+    /// The directories of the host that pods may have as volumes.
+    pub host_paths: Vec<HostPath>,
     /// How often to renew the node's lease; `None` in the local home, where nobody watches it.
     pub heartbeat: Option<Duration>,
     /// The port where the API server reaches kubelet's API, see [`Node::listen`](crate::Node::listen); `None` in the local home,
@@ -66,6 +69,7 @@ impl NodeConfig {
             host_ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
             registries: RegistryConfig::default(),
             runtimes: BTreeMap::new(),
+            host_paths: Vec::new(),
             heartbeat: None,
             kubelet_port: None,
             serve_claims: true,

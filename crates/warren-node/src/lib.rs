@@ -43,3 +43,4 @@ pub use kubelet::{AccessError, KubeletAccess};
 pub use network::remove_network;
 pub use node::{Node, StartError, home_id};
 pub use start_mark::shim_may_come_within;
+pub use warren_decide::pod::HostPath;

@@ -140,6 +140,7 @@ impl Node {
             home_cgroup: cleanup::home_cgroup(&home_id),
             claims: config.data_dir.join("volumes"),
             runtimes: config.runtimes.clone(),
+            host_paths: config.host_paths.clone(),
         };
         let reach = match config.privileges {
             Privileges::Machine => Reach::Devices,
@@ -161,6 +162,7 @@ impl Node {
                 limits_are_enforced: config.privileges.limits_are_enforced(),
                 ids: shared_ids.map_or(IdRange::LENGTH, |range| range.length),
                 ids_are_own: shared_ids.is_none(),
+                host_paths: config.host_paths.clone(),
             },
             home_id,
             zygote: config.zygote.clone(),

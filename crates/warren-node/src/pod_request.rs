@@ -9,8 +9,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext};
 use warren_decide::network::{Mode, proxy_environment};
 use warren_decide::pod::{
-    Addresses, BuiltInImage, EnvironmentError, Limits, LimitsError, SourceError, Sources, VolumeKind,
-    address_without_network, all_containers, environment, expand, volume_kind,
+    Addresses, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError, SourceError, Sources,
+    VolumeKind, address_without_network, all_containers, environment, expand, volume_kind,
 };
 use warren_image::manifest::RunConfig;
 use warren_image::store::Image;
@@ -23,7 +23,7 @@ use warren_oci::spec::{self, CpuQuota, Mount, MountKind, Process, Spec, Standard
 use crate::network::{self, Lease};
 use crate::pod_etc;
 use crate::termination;
-use crate::volumes::claim_path;
+use crate::volumes::{claim_path, host_path};
 
 /// CPU limits are counted in this period, as the container engines do: 100 ms.
 const CPU_PERIOD_MICROSECONDS: u64 = 100_000;
@@ -42,6 +42,8 @@ pub(crate) struct Builder {
     pub(crate) claims: PathBuf,
     /// Other runtimes, by the names of their classes.
     pub(crate) runtimes: BTreeMap<String, RuntimeProgram>,
+    /// The directories of the host that pods may have.
+    pub(crate) host_paths: Vec<HostPath>,
 }
 
 /// One run of a container.
@@ -274,18 +276,15 @@ impl Builder {
             let for_reading = match kind {
                 VolumeKind::Files { .. } => true,
                 VolumeKind::Claim { read_only, .. } => read_only,
-                VolumeKind::Directory | VolumeKind::Memory { .. } => false,
+                VolumeKind::Directory | VolumeKind::Memory { .. } | VolumeKind::Host { .. } => false,
             };
             if for_reading || mount.read_only == Some(true) {
                 options.push("ro".to_owned());
             }
-            let inside = match (&mount.sub_path_expr, &mount.sub_path) {
+            let mut inside = match (&mount.sub_path_expr, &mount.sub_path) {
                 (Some(words), _) => expand(words, values),
                 (None, given) => given.clone().unwrap_or_default(),
             };
-            if !inside.is_empty() {
-                options.push(format!("X-mount.subdir={inside}"));
-            }
             let (kind, source) = match kind {
                 VolumeKind::Directory | VolumeKind::Files { in_memory: false } => {
                     (MountKind::Bind, directory.volume(&volume.name))
@@ -303,7 +302,19 @@ impl Builder {
                     })?;
                     (MountKind::Bind, path)
                 }
+                VolumeKind::Host { path } => {
+                    options.push("idmap".to_owned());
+                    let (source, place) = host_path::find(&self.host_paths, &path, volume)
+                        .map_err(|source| RequestError::Directory { path: path.into(), source })?;
+                    // Looked up again from the directory that is allowed: no link leads out of that.
+                    let words = [place.as_str(), inside.as_str()];
+                    inside = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join("/");
+                    (MountKind::Bind, source)
+                }
             };
+            if !inside.is_empty() {
+                options.push(format!("X-mount.subdir={inside}"));
+            }
             let destination = PathBuf::from(&mount.mount_path);
             mounts.push(Mount { destination, kind, source: Some(source), options });
         }

@@ -2,6 +2,7 @@
 
 mod files;
 mod group;
+pub(crate) mod host_path;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use warren_decide::pod::{
-    Addresses, SourceError, Sources, VolumeFile, VolumeKind, volume_files, volume_kind,
+    Addresses, HostPath, SourceError, Sources, VolumeFile, VolumeKind, volume_files, volume_kind,
 };
 use warren_oci::client::CallError;
 use warren_oci::idmap::IdRange;
@@ -53,6 +54,8 @@ pub(crate) struct Place<'a> {
     pub(crate) directory: &'a PodDirectory,
     /// Where claims keep their data.
     pub(crate) claims: &'a Path,
+    /// The directories of the host that pods may have.
+    pub(crate) host_paths: &'a [HostPath],
     pub(crate) ids: IdRange,
     pub(crate) addresses: &'a Addresses<'a>,
 }
@@ -118,6 +121,9 @@ impl PodVolumes {
                     if let Some(group) = fs_group(pod) {
                         group::hand_over(&path, group).map_err(failed)?;
                     }
+                }
+                Some(VolumeKind::Host { path }) => {
+                    host_path::find(place.host_paths, &path, volume).map_err(failed)?;
                 }
                 Some(VolumeKind::Memory { .. } | VolumeKind::Files { in_memory: true }) | None => {}
             }

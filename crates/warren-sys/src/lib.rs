@@ -5,6 +5,7 @@
 
 pub mod capability;
 pub mod cgroup;
+pub mod memory;
 pub mod mount;
 pub mod namespace;
 pub mod network;

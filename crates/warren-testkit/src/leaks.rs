@@ -283,7 +283,7 @@ mod tests {
         let after_kill = find(&path);
         fs::remove_dir(&cgroup).expect("remove the cgroup");
 
-        assert_eq!(alone.expect("look").cgroups, [cgroup.clone()]);
+        assert_eq!(alone.expect("look").cgroups, std::slice::from_ref(&cgroup));
         assert!(with_daemon.expect("look").is_empty());
         assert_eq!(after_kill.expect("look").cgroups, [cgroup]);
     }

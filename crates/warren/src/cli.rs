@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use warren_local::NamedRuntime;
+use warren_local::{HostPath, NamedRuntime};
 
 use crate::{controller, node, oci};
 
@@ -94,6 +94,18 @@ pub struct Run {
     /// Most processor time it may use, as a Kubernetes quantity such as `2` or `500m`
     #[arg(long, value_name = "QUANTITY")]
     pub cpus: Option<String>,
+    /// Most it may write to the disk, as a Kubernetes quantity such as `2Gi`
+    #[arg(long, value_name = "QUANTITY")]
+    pub disk: Option<String>,
+    /// What it reaches; without it, the home's default: named hosts through a proxy
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub network: Option<Network>,
+    /// A host that it may reach, instead of the default ones: a name, `*.` and a name, or a block of addresses
+    #[arg(long, value_name = "HOST", value_delimiter = ',')]
+    pub allow: Vec<String>,
+    /// A port of those hosts, or several as `FIRST-LAST`, instead of 443 and 80
+    #[arg(long, value_name = "PORT", value_delimiter = ',')]
+    pub allow_port: Vec<String>,
     /// Set an environment variable; without a value, pass on the one from here
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
@@ -111,6 +123,28 @@ pub struct Run {
     pub command: Vec<String>,
 }
 
+/// How much network a sandbox has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Network {
+    /// Its own loopback
+    None,
+    /// Hosts that are allowed, through a proxy
+    Restricted,
+    /// Everything but this machine, its link and other pods
+    Full,
+}
+
+impl Network {
+    /// As the annotation has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Network::None => "none",
+            Network::Restricted => "restricted",
+            Network::Full => "full",
+        }
+    }
+}
+
 #[derive(Args, Debug)]
 pub struct Up {
     #[command(flatten)]
@@ -121,6 +155,8 @@ pub struct Up {
     pub registries: Registries,
     #[command(flatten)]
     pub runtimes: Runtimes,
+    #[command(flatten)]
+    pub host_paths: HostPaths,
     /// Return when the API is ready, and leave the home running in the background
     #[arg(long, short)]
     pub detach: bool,
@@ -161,6 +197,14 @@ pub struct Runtimes {
     /// Another OCI runtime, for pods with this `runtimeClassName`; `runsc` is `gvisor` by itself where it is found
     #[arg(long, env = "WARREN_RUNTIMES", value_name = "NAME=PATH", value_delimiter = ',')]
     pub runtime: Vec<NamedRuntime>,
+}
+
+/// What pods may have of this machine.
+#[derive(Args, Clone, Debug)]
+pub struct HostPaths {
+    /// Pods may have this directory, and what is in it, as `hostPath` volumes: for reading, or with `:rw` for writing, too
+    #[arg(long, env = "WARREN_ALLOW_HOST_PATHS", value_name = "DIR[:rw]", value_delimiter = ',')]
+    pub allow_host_path: Vec<HostPath>,
 }
 
 #[derive(Args, Debug)]
@@ -261,4 +305,6 @@ pub struct Daemon {
     pub registries: Registries,
     #[command(flatten)]
     pub runtimes: Runtimes,
+    #[command(flatten)]
+    pub host_paths: HostPaths,
 }

@@ -72,14 +72,14 @@ pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
 /// between themselves which one stays; both callers then see a running home.
 pub fn start(
     data_dir: &DataDir,
-    flags: Option<(&cli::Listen, &cli::Registries, &cli::Runtimes)>,
+    flags: Option<(&cli::Listen, &cli::Registries, &cli::Runtimes, &cli::HostPaths)>,
 ) -> anyhow::Result<Report> {
     let log_path = data_dir.daemon_log();
     let log = open_log(&log_path).with_context(|| format!("open `{}`", log_path.display()))?;
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut command = Command::new(&program);
     command.arg("daemon").arg("--data-dir").arg(data_dir.path());
-    if let Some((listen, registries, runtimes)) = flags {
+    if let Some((listen, registries, runtimes, host_paths)) = flags {
         command.arg("--listen").arg(listen.listen.to_string());
         for registry in &registries.insecure_registry {
             command.arg("--insecure-registry").arg(registry);
@@ -88,6 +88,9 @@ pub fn start(
             let mut named = OsString::from(format!("{}=", runtime.name));
             named.push(&runtime.path);
             command.arg("--runtime").arg(named);
+        }
+        for path in &host_paths.allow_host_path {
+            command.arg("--allow-host-path").arg(path.to_string());
         }
     }
     let mut child = command

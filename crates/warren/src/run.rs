@@ -14,7 +14,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::io::{AsyncRead, Empty};
 use tokio::sync::mpsc;
-use warren_api::blueprint::{PodTemplate, SandboxBlueprint};
+use warren_api::annotations;
+use warren_api::blueprint::{PodMetadata, PodTemplate, SandboxBlueprint};
 use warren_api::sandbox::ShutdownPolicy;
 use warren_api::{Sandbox, SandboxSpec};
 use warren_client::exec::{Exec, ExecError, ExecRequest, Streams};
@@ -166,7 +167,9 @@ async fn pump<I: AsyncRead + Unpin>(exec: Exec, tty: bool, stdin: I) -> Result<i
 
 /// The sandbox that the arguments ask for.
 fn wanted(arguments: &cli::Run) -> anyhow::Result<Sandbox> {
-    let limits: BTreeMap<String, Quantity> = [("memory", &arguments.memory), ("cpu", &arguments.cpus)]
+    let limits =
+        [("memory", &arguments.memory), ("cpu", &arguments.cpus), ("ephemeral-storage", &arguments.disk)];
+    let limits: BTreeMap<String, Quantity> = limits
         .into_iter()
         .filter_map(|(resource, quantity)| Some((resource.to_owned(), Quantity(quantity.clone()?))))
         .collect();
@@ -197,7 +200,7 @@ fn wanted(arguments: &cli::Run) -> anyhow::Result<Sandbox> {
         &name,
         SandboxSpec {
             blueprint: SandboxBlueprint {
-                pod_template: PodTemplate { spec: pod, ..PodTemplate::default() },
+                pod_template: PodTemplate { metadata: metadata(arguments)?, spec: pod },
                 ..SandboxBlueprint::default()
             },
             shutdown_time: Some(Time(sandbox::lease_end(Timestamp::now(), LEASE))),
@@ -205,6 +208,27 @@ fn wanted(arguments: &cli::Run) -> anyhow::Result<Sandbox> {
             ..SandboxSpec::default()
         },
     ))
+}
+
+/// What the pod says of its network.
+fn metadata(arguments: &cli::Run) -> anyhow::Result<PodMetadata> {
+    let hosts = arguments.allow.join(",");
+    let ports = arguments.allow_port.join(",");
+    let narrowed = !hosts.is_empty() || !ports.is_empty();
+    if let Some(mode) = arguments.network.filter(|mode| narrowed && *mode != cli::Network::Restricted) {
+        anyhow::bail!(
+            "`--allow` and `--allow-port` are for `--network restricted`; `{}` has no list",
+            mode.name()
+        );
+    }
+    let said = [
+        (annotations::NETWORK, arguments.network.map(|mode| mode.name().to_owned()).unwrap_or_default()),
+        (annotations::NETWORK_ALLOWED_HOSTS, hosts),
+        (annotations::NETWORK_ALLOWED_PORTS, ports),
+    ];
+    let said = said.into_iter().filter(|(_, value)| !value.is_empty());
+    let annotations = said.map(|(key, value)| (key.to_owned(), value)).collect();
+    Ok(PodMetadata { annotations, ..PodMetadata::default() })
 }
 
 /// Chosen here and not by `generateName`: then it is known before the request is sent.
@@ -247,6 +271,36 @@ mod tests {
         assert_eq!(container["resources"]["limits"], serde_json::json!({ "memory": "64Mi", "cpu": "500m" }));
         assert_eq!(container["env"], serde_json::json!([{ "name": "A", "value": "b=c" }]));
         assert_eq!(container["workingDir"], "/tmp");
+    }
+
+    #[test]
+    fn the_network_and_the_disk_are_said_to_the_pod() {
+        let words = [
+            "--network",
+            "restricted",
+            "--allow",
+            "a.example,*.b.example",
+            "--allow-port",
+            "8443",
+            "--disk",
+            "1Gi",
+            "true",
+        ];
+        let template = &sandbox(&words)["spec"]["podTemplate"];
+        assert_eq!(
+            template["metadata"]["annotations"],
+            serde_json::json!({
+                "warren.dev/network": "restricted",
+                "warren.dev/network-allowed-hosts": "a.example,*.b.example",
+                "warren.dev/network-allowed-ports": "8443",
+            })
+        );
+        let limits = &template["spec"]["containers"][0]["resources"]["limits"];
+        assert_eq!(*limits, serde_json::json!({ "ephemeral-storage": "1Gi" }));
+        let cli =
+            cli::Cli::parse_from(["warren", "run", "--network", "full", "--allow", "a.example", "true"]);
+        let cli::Command::Run(run) = cli.command else { panic!("not a run") };
+        wanted(&run).unwrap_err();
     }
 
     #[test]

@@ -19,13 +19,19 @@ use crate::report;
 pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
     if arguments.detach {
-        let flags = (&arguments.listen, &arguments.registries, &arguments.runtimes);
+        let flags = (&arguments.listen, &arguments.registries, &arguments.runtimes, &arguments.host_paths);
         let report = home::start(&data_dir, Some(flags))?;
         announce(&data_dir, &report, arguments.output.output);
         return Ok(());
     }
     go_on_as_namespace_root(&data_dir)?;
-    let config = config(&data_dir, &arguments.listen, &arguments.registries, &arguments.runtimes)?;
+    let config = config(
+        &data_dir,
+        &arguments.listen,
+        &arguments.registries,
+        &arguments.runtimes,
+        &arguments.host_paths,
+    )?;
     let outcome = warren_local::run(config, |pid| {
         announce(&data_dir, &Report::Ready { pid }, arguments.output.output);
     });
@@ -47,7 +53,13 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
         tell(&Report::Failed { error: report::chain(&error) });
         return Err(error);
     }
-    let config = config(&data_dir, &arguments.listen, &arguments.registries, &arguments.runtimes)?;
+    let config = config(
+        &data_dir,
+        &arguments.listen,
+        &arguments.registries,
+        &arguments.runtimes,
+        &arguments.host_paths,
+    )?;
     let outcome = warren_local::run(config, |pid| {
         tell(&Report::Ready { pid });
         // Nobody reads on; from here on standard output goes where the log goes.
@@ -85,6 +97,7 @@ fn config(
     listen: &cli::Listen,
     registries: &cli::Registries,
     runtimes: &cli::Runtimes,
+    host_paths: &cli::HostPaths,
 ) -> anyhow::Result<warren_local::Config> {
     Ok(warren_local::Config {
         directory: data_dir.path().to_owned(),
@@ -97,6 +110,7 @@ fn config(
             ..RegistryConfig::default()
         },
         runtimes: runtimes.runtime.clone(),
+        host_paths: host_paths.allow_host_path.clone(),
         program_path: std::env::var_os("PATH"),
         executable: std::env::current_exe().context("find this program's own file")?,
         version: env!("CARGO_PKG_VERSION").to_owned(),

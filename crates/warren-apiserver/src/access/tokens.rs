@@ -194,8 +194,8 @@ type Verified = (Arc<Claims>, Arc<Identity>);
 pub struct Accounts {
     key: SigningKey,
     root_certificate: String,
-    /// Whether pods get a volume with a token of their account, unless they say otherwise. Needs nodes that have
-    /// projected volumes.
+    /// Whether pods that do not say whether they want it, and whose account does not either, get a volume with a token of
+    /// their account.
     pub token_volumes: bool,
     remembered: Mutex<HashMap<String, Verified>>,
 }

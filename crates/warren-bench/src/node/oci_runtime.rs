@@ -10,12 +10,16 @@ use anyhow::{Context, ensure};
 use serde_json::json;
 use tempfile::TempDir;
 
-const RESIDENT: &str = "warren-bench-resident";
+use crate::legacy_cgroups::LegacyCgroups;
+
+const RESIDENT: &str = "resident";
 
 /// A runtime, a container that commands are run in, and the bundles.
 pub struct OciRuntime {
     program: &'static str,
     directory: TempDir,
+    /// Where its processes are started, if not beside us.
+    place: Option<LegacyCgroups>,
     /// A command that repeats what it is told.
     line: Option<(Child, ChildStdin, ChildStdout)>,
     next: usize,
@@ -24,10 +28,15 @@ pub struct OciRuntime {
 
 impl OciRuntime {
     /// Makes bundles over a root file system and starts the resident.
-    pub fn start(program: &'static str, rootfs: &Path) -> anyhow::Result<OciRuntime> {
+    pub fn start(
+        program: &'static str,
+        rootfs: &Path,
+        place: Option<LegacyCgroups>,
+    ) -> anyhow::Result<OciRuntime> {
         let mut runtime = OciRuntime {
             program,
             directory: tempfile::tempdir()?,
+            place,
             line: None,
             next: 0,
             together: Vec::new(),
@@ -35,11 +44,9 @@ impl OciRuntime {
         runtime.bundle("idle", rootfs, &["/bin/busybox", "sleep", "100000"])?;
         runtime.bundle("echo", rootfs, &["/bin/busybox", "echo", "x"])?;
         runtime.start_detached(RESIDENT)?.wait_for_success(program)?;
-        let mut line = runtime
-            .command(&["exec", RESIDENT, "/bin/busybox", "cat"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        let mut cat = runtime.command(&["exec", &runtime.id(RESIDENT), "/bin/busybox", "cat"]);
+        cat.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut line = runtime.spawn(cat)?;
         let (stdin, stdout) = (line.stdin.take().context("piped")?, line.stdout.take().context("piped")?);
         runtime.line = Some((line, stdin, stdout));
         Ok(runtime)
@@ -53,10 +60,11 @@ impl OciRuntime {
     /// A new container, until its command has written its first byte.
     pub fn cold(&mut self) -> anyhow::Result<Duration> {
         self.next += 1;
-        let name = format!("warren-bench-{}", self.next);
+        let mut run =
+            self.command(&["run", "--bundle", &self.path("echo"), &self.id(&self.next.to_string())]);
+        run.stdout(Stdio::piped());
         let begun = Instant::now();
-        let mut child =
-            self.command(&["run", "--bundle", &self.path("echo"), &name]).stdout(Stdio::piped()).spawn()?;
+        let mut child = self.spawn(run)?;
         let mut first = [0];
         child.stdout.as_mut().context("piped")?.read_exact(&mut first).context("read the first byte")?;
         let elapsed = begun.elapsed();
@@ -66,8 +74,10 @@ impl OciRuntime {
 
     /// A command in the resident, until its end.
     pub fn exec(&mut self) -> anyhow::Result<Duration> {
+        let mut echo = self.command(&["exec", &self.id(RESIDENT), "/bin/busybox", "echo", "x"]);
+        echo.stdout(Stdio::piped()).stderr(Stdio::piped());
         let begun = Instant::now();
-        let output = self.command(&["exec", RESIDENT, "/bin/busybox", "echo", "x"]).output()?;
+        let output = self.spawn(echo)?.wait_with_output()?;
         let elapsed = begun.elapsed();
         ensure!(
             output.stdout == b"x\n",
@@ -92,7 +102,7 @@ impl OciRuntime {
 
     /// Starts so many containers at once.
     pub fn start_many(&mut self, count: usize) -> anyhow::Result<Duration> {
-        let names: Vec<String> = (0..count).map(|number| format!("warren-bench-together-{number}")).collect();
+        let names: Vec<String> = (0..count).map(|number| format!("together-{number}")).collect();
         let begun = Instant::now();
         let starting: Vec<Started> =
             names.iter().map(|name| self.start_detached(name)).collect::<anyhow::Result<_>>()?;
@@ -131,6 +141,19 @@ impl OciRuntime {
         self.directory.path().join(name).display().to_string()
     }
 
+    /// The name of a container: several runtimes may use the same cgroups.
+    fn id(&self, name: &str) -> String {
+        format!("warren-bench-{}-{name}", self.program)
+    }
+
+    fn spawn(&self, mut command: Command) -> anyhow::Result<Child> {
+        let spawned = match &self.place {
+            Some(place) => place.spawn(command),
+            None => command.spawn().map_err(Into::into),
+        };
+        spawned.with_context(|| format!("start {}", self.program))
+    }
+
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.program);
         command.args(["--root", &self.path("state")]).args(words).stdin(Stdio::null());
@@ -139,19 +162,18 @@ impl OciRuntime {
 
     fn start_detached(&self, name: &str) -> anyhow::Result<Started> {
         let log = fs::File::create(self.directory.path().join("log"))?;
-        let child = self
-            .command(&["run", "--detach", "--bundle", &self.path("idle"), name])
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("start {}", self.program))?;
-        Ok(Started(child))
+        let mut run = self.command(&["run", "--detach", "--bundle", &self.path("idle"), &self.id(name)]);
+        run.stdout(Stdio::null()).stderr(log);
+        Ok(Started(self.spawn(run)?))
     }
 
     fn delete(&self, name: &str) {
         // One that is not there any more is fine, and there is nobody to tell of another failure.
-        let mut delete = self.command(&["delete", "--force", name]);
-        let _ = delete.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let mut delete = self.command(&["delete", "--force", &self.id(name)]);
+        delete.stdout(Stdio::null()).stderr(Stdio::null());
+        if let Ok(mut child) = self.spawn(delete) {
+            let _ = child.wait();
+        }
     }
 }
 

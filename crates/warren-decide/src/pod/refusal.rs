@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use super::sources::{SourceError, Sources};
 use super::{
     EnvironmentError, Limits, Networks, NodeFacts, Quantity, Role, all_containers, containers, environment,
-    volume_kind,
+    host_path, volume_kind,
 };
 use crate::network::{AllowList, Mode};
 
@@ -221,7 +221,7 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
         return Some(refusal);
     }
     let volumes = spec.volumes.as_deref().unwrap_or_default();
-    volumes.iter().find_map(|volume| refused_volume(pod, volume)).or_else(|| {
+    volumes.iter().find_map(|volume| refused_volume(pod, volume, node)).or_else(|| {
         all_containers(pod).find_map(|(role, container)| refused_container(role, container, volumes))
     })
 }
@@ -332,7 +332,7 @@ fn asks_by_https(container: &Container) -> Option<&'static str> {
 }
 
 /// A volume that is not there would be an empty directory in silence, so the pod fails.
-fn refused_volume(pod: &Pod, volume: &Volume) -> Option<Refusal> {
+fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusal> {
     let refused = |what: String| {
         let message = format!("volume \"{}\": {what}", shorten(&volume.name));
         Some(Refusal { reason: "UnsupportedVolume", message })
@@ -347,6 +347,9 @@ fn refused_volume(pod: &Pod, volume: &Volume) -> Option<Refusal> {
             }
         };
     }
+    if volume.host_path.is_some() {
+        return host_path::refused(pod, volume, &node.host_paths).and_then(refused);
+    }
     if volume_kind(pod, volume).is_some() {
         return None;
     }
@@ -355,15 +358,10 @@ fn refused_volume(pod: &Pod, volume: &Volume) -> Option<Refusal> {
         .ok()
         .and_then(|value| value.as_object()?.keys().find(|key| *key != "name").cloned())
         .unwrap_or_else(|| "unknown".to_owned());
-    refused(match kind.as_str() {
-        "hostPath" => {
-            "hostPath would show the pod files of the host, which this node does not allow".to_owned()
-        }
-        _ => format!(
-            "{kind} is not supported by this node yet; emptyDir, configMap, secret, downwardAPI, projected and \
-             persistentVolumeClaim are"
-        ),
-    })
+    refused(format!(
+        "{kind} is not supported by this node yet; emptyDir, configMap, secret, downwardAPI, projected and \
+         persistentVolumeClaim are"
+    ))
 }
 
 fn unsupported(field: String) -> Refusal {

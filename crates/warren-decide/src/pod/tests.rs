@@ -64,6 +64,7 @@ fn node() -> NodeFacts {
         limits_are_enforced: true,
         ids: 1 << 16,
         ids_are_own: true,
+        host_paths: Vec::new(),
     }
 }
 

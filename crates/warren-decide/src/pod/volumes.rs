@@ -32,6 +32,11 @@ pub enum VolumeKind {
         /// The pod may not write to it.
         read_only: bool,
     },
+    /// A place on the host; it outlives the pod.
+    Host {
+        /// As the pod names it.
+        path: String,
+    },
 }
 
 /// One file of a volume.
@@ -70,6 +75,9 @@ pub fn volume_kind(pod: &Pod, volume: &Volume) -> Option<VolumeKind> {
         let read_only = claim.read_only == Some(true);
         return Some(VolumeKind::Claim { name: claim.claim_name.clone(), read_only });
     }
+    if let Some(host) = &volume.host_path {
+        return Some(VolumeKind::Host { path: host.path.clone() });
+    }
     if volume.secret.is_some() || volume.projected.is_some() {
         return Some(VolumeKind::Files { in_memory: true });
     }
@@ -85,7 +93,7 @@ pub(super) fn missing(pod: &Pod, addresses: &Addresses<'_>, sources: &Sources) -
             let problem = match volume_kind(pod, volume)? {
                 VolumeKind::Files { .. } => volume_files(pod, volume, addresses, sources).err()?,
                 VolumeKind::Claim { name, .. } => sources.bound_volume(&name).err()?,
-                VolumeKind::Directory | VolumeKind::Memory { .. } => return None,
+                VolumeKind::Directory | VolumeKind::Memory { .. } | VolumeKind::Host { .. } => return None,
             };
             Some((volume.name.clone(), problem))
         })

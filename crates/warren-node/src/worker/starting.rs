@@ -131,7 +131,8 @@ impl Worker {
         let builder = &self.shared.builder;
         let pod_ip = builder.pod_ip(pod, &self.directory);
         let addresses = &builder.addresses(&pod_ip);
-        let place = Place { directory: &self.directory, claims: &builder.claims, ids, addresses };
+        let (claims, host_paths) = (&builder.claims, &builder.host_paths);
+        let place = Place { directory: &self.directory, claims, host_paths, ids, addresses };
         self.volumes.make_on_disk(pod, self.sources.found(), &place)
     }
 
@@ -140,7 +141,8 @@ impl Worker {
         let builder = &self.shared.builder;
         let pod_ip = builder.pod_ip(pod, &self.directory);
         let addresses = &builder.addresses(&pod_ip);
-        let place = Place { directory: &self.directory, claims: &builder.claims, ids, addresses };
+        let (claims, host_paths) = (&builder.claims, &builder.host_paths);
+        let place = Place { directory: &self.directory, claims, host_paths, ids, addresses };
         self.volumes.make_in_memory(pod, self.sources.found(), &place, shim).await
     }
 

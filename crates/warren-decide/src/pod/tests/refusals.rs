@@ -44,7 +44,7 @@ fn pods_that_cannot_be_run_as_asked_fail_with_the_field_named() {
         RuntimeClassNotFound | Pod was rejected: runtime class "gvisor" is not available on this node
         UnsupportedPodSpec | Pod was rejected: runtime class "strong" runs one container of a pod at a time, and the pod has 2 beside each other
         IsolationRefused | Pod was rejected: spec.initContainers[first].securityContext.privileged would weaken the isolation of the pod, which this node does not allow
-        UnsupportedVolume | Pod was rejected: volume "host": hostPath would show the pod files of the host, which this node does not allow
+        UnsupportedVolume | Pod was rejected: volume "host": hostPath `/etc` would show the pod files of the host, which this node does not allow; `warren up --allow-host-path` does
         UnsupportedVolume | Pod was rejected: volume "far": nfs is not supported by this node yet; emptyDir, configMap, secret, downwardAPI, projected and persistentVolumeClaim are
         UnsupportedVolume | Pod was rejected: volume "odd": unknown is not supported by this node yet; emptyDir, configMap, secret, downwardAPI, projected and persistentVolumeClaim are
         IsolationRefused | Pod was rejected: spec.containers[main].securityContext.privileged would weaken the isolation of the pod, which this node does not allow

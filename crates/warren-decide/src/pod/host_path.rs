@@ -1,0 +1,154 @@
+//! Directories of the host that pods may have as volumes (`hostPath`): those that the node was told to allow, and no others.
+
+use std::fmt;
+use std::str::FromStr;
+
+use k8s_openapi::api::core::v1::{Container, Pod, Volume};
+
+use super::all_containers;
+
+/// A directory of the host that pods may have: `DIR` for reading, `DIR:rw` for writing, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostPath {
+    /// Absolute, without `.` and `..`.
+    pub path: String,
+    /// Whether pods may write there.
+    pub writable: bool,
+}
+
+/// A text that allows nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is neither DIR nor DIR:rw, with an absolute path")]
+pub struct HostPathError(String);
+
+impl FromStr for HostPath {
+    type Err = HostPathError;
+
+    fn from_str(text: &str) -> Result<HostPath, HostPathError> {
+        let (path, writable) = match text.strip_suffix(":rw") {
+            Some(path) => (path, true),
+            None => (text, false),
+        };
+        let parts = parts(path).ok_or_else(|| HostPathError(text.to_owned()))?;
+        Ok(HostPath { path: format!("/{}", parts.join("/")), writable })
+    }
+}
+
+impl fmt::Display for HostPath {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}{}", self.path, if self.writable { ":rw" } else { "" })
+    }
+}
+
+/// The names that an absolute path consists of; `None` for one that is not absolute or leads upwards.
+fn parts(path: &str) -> Option<Vec<&str>> {
+    let parts: Vec<&str> =
+        path.strip_prefix('/')?.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+    (!parts.contains(&"..") && !path.contains('\0')).then_some(parts)
+}
+
+/// Which of the allowed directories a path lies in, and where in it: the narrowest, so that one inside another can be allowed
+/// differently.
+pub fn find_host_path<'a>(allowed: &'a [HostPath], path: &str) -> Option<(&'a HostPath, String)> {
+    let wanted = parts(path)?;
+    let found = allowed.iter().filter_map(|directory| {
+        let own = parts(&directory.path)?;
+        Some((directory, wanted.strip_prefix(own.as_slice())?.join("/")))
+    });
+    found.min_by_key(|(_, inside)| inside.len())
+}
+
+/// Why a pod may not have its `hostPath` volume, if it may not.
+pub(super) fn refused(pod: &Pod, volume: &Volume, allowed: &[HostPath]) -> Option<String> {
+    let source = volume.host_path.as_ref()?;
+    if !matches!(source.type_.as_deref().unwrap_or_default(), "" | "Directory" | "File") {
+        let kind: String = source.type_.iter().flat_map(|kind| kind.chars()).take(64).collect();
+        return Some(format!("hostPath.type `{kind}` is not supported by this node; Directory and File are"));
+    }
+    let shown: String = source.path.chars().take(256).collect();
+    let Some((directory, _)) = find_host_path(allowed, &source.path) else {
+        return Some(format!(
+            "hostPath `{shown}` would show the pod files of the host, which this node does not allow; `warren up \
+             --allow-host-path` does"
+        ));
+    };
+    let writes = |container: &Container| {
+        let mut mounts = container.volume_mounts.iter().flatten();
+        mounts.any(|mount| mount.name == volume.name && mount.read_only != Some(true))
+    };
+    let writer =
+        all_containers(pod).find(|(_, container)| writes(container)).filter(|_| !directory.writable)?;
+    Some(format!(
+        "hostPath `{shown}` is allowed by this node for reading only, and container \"{}\" mounts it without readOnly",
+        writer.1.name
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use expect_test::expect;
+    use serde_json::json;
+
+    use super::*;
+
+    fn allowed() -> Vec<HostPath> {
+        ["/srv/data", "/srv/data/open/:rw", "/opt"].map(|text| text.parse().unwrap()).to_vec()
+    }
+
+    #[test]
+    fn the_narrowest_directory_that_is_allowed_decides() {
+        let found = |path: &str| match find_host_path(&allowed(), path) {
+            Some((directory, inside)) => format!("{path}: {directory} + {inside:?}"),
+            None => format!("{path}: not allowed"),
+        };
+        let paths = [
+            "/srv/data",
+            "/srv//data/./x/y",
+            "/srv/data/open/z",
+            "/srv/database",
+            "/srv",
+            "/opt/../etc",
+            "opt",
+            "/",
+        ];
+        expect![[r#"
+            /srv/data: /srv/data + ""
+            /srv//data/./x/y: /srv/data + "x/y"
+            /srv/data/open/z: /srv/data/open:rw + "z"
+            /srv/database: not allowed
+            /srv: not allowed
+            /opt/../etc: not allowed
+            opt: not allowed
+            /: not allowed"#]]
+        .assert_eq(&paths.map(found).join("\n"));
+        for text in ["srv", "", ":rw", "/a/../b", "/a:rw:rw/.."] {
+            text.parse::<HostPath>().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_pod_gets_no_more_than_is_allowed() {
+        let told = |path: &str, kind: &str, read_only: bool| {
+            let pod = json!({"spec": {
+                "containers": [{"name": "main", "volumeMounts": [{"name": "v", "mountPath": "/v", "readOnly": read_only}]}],
+                "volumes": [{"name": "v", "hostPath": {"path": path, "type": kind}}],
+            }});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            let volume = &pod.spec.as_ref().unwrap().volumes.as_ref().unwrap()[0];
+            refused(&pod, volume, &allowed()).unwrap_or_else(|| "fine".to_owned())
+        };
+        let shown = [
+            told("/srv/data/x", "", true),
+            told("/srv/data/x", "Directory", false),
+            told("/srv/data/open", "", false),
+            told("/etc", "", true),
+            told("/opt", "Socket", true),
+        ];
+        expect![[r#"
+            fine
+            hostPath `/srv/data/x` is allowed by this node for reading only, and container "main" mounts it without readOnly
+            fine
+            hostPath `/etc` would show the pod files of the host, which this node does not allow; `warren up --allow-host-path` does
+            hostPath.type `Socket` is not supported by this node; Directory and File are"#]].assert_eq(&shown.join("\n"));
+    }
+}

@@ -1,0 +1,27 @@
+//! A place on the host that a pod may have as a volume.
+
+use std::io;
+use std::path::PathBuf;
+
+use k8s_openapi::api::core::v1::Volume;
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use warren_decide::pod::{HostPath, find_host_path};
+
+/// The allowed directory that a volume lies in, and where in it, if it is there and what the pod says it is. It is never made:
+/// the host's directories are not ours.
+pub(crate) fn find(allowed: &[HostPath], path: &str, volume: &Volume) -> io::Result<(PathBuf, String)> {
+    let denied = || io::Error::new(io::ErrorKind::PermissionDenied, "pods may not have this path");
+    let (directory, inside) = find_host_path(allowed, path).ok_or_else(denied)?;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let top = rustix::fs::open(directory.path.as_str(), flags | OFlags::DIRECTORY, Mode::empty())?;
+    let stay = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let place = if inside.is_empty() { "." } else { inside.as_str() };
+    let found = rustix::fs::openat2(&top, place, flags, Mode::empty(), stay)?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
+    let wanted = volume.host_path.as_ref().and_then(|source| source.type_.as_deref()).unwrap_or_default();
+    match (wanted, kind) {
+        ("", _) | ("Directory", FileType::Directory) | ("File", FileType::RegularFile) => {}
+        _ => return Err(io::Error::other(format!("hostPath type check failed: {path} is not a {wanted}"))),
+    }
+    Ok((directory.path.clone().into(), inside))
+}
