@@ -89,7 +89,8 @@ pub(super) async fn find_leaked_descriptors(arena: &Arena) -> Result<()> {
     let all = arena.shell("ls -l /proc/[0-9]*/fd 2>/dev/null | grep -e '->'").await?;
     // The null device is the host's, opened before the container had one; a file leads nowhere.
     // `host:` is what gVisor calls the pipes of its own streams.
-    let harmless = ["host:", "pipe:", "socket:", "/dev/null", "/null", "/dev/pts/", "anon_inode:[signalfd]", "/proc/"];
+    let harmless =
+        ["host:", "pipe:", "socket:", "/dev/null", "/null", "/dev/pts/", "anon_inode:[signalfd]", "/proc/"];
     for line in all.stdout.lines() {
         let target = line.rsplit("-> ").next().unwrap_or_default();
         ensure!(harmless.iter().any(|known| target.starts_with(known)), "a descriptor leads to {target}");
@@ -165,7 +166,9 @@ pub(super) async fn reach_a_neighbours_files(arena: &Arena) -> Result<()> {
         .neighbour(&format!("mkdir -p /workspace && echo {SECRET} > /workspace/of-the-neighbour"))
         .await?;
     ensure!(ended.code == Some(0), "{ended:?}");
-    let ended = arena.shell("find / -xdev -path /usr -prune -o -name of-the-neighbour -print 2>/dev/null; ls /workspace").await?;
+    let ended = arena
+        .shell("find / -xdev -path /usr -prune -o -name of-the-neighbour -print 2>/dev/null; ls /workspace")
+        .await?;
     ensure!(!ended.stdout.contains("of-the-neighbour"), "{ended:?}");
     // Other ids on the host: what one writes is not even readable for the other by its number.
     use std::os::unix::fs::MetadataExt as _;
