@@ -293,7 +293,7 @@ fn make_cgroup(
 ) -> Result<(Cgroup, Entrance), StepError> {
     let step = || "make the cgroup".to_owned();
     Cgroup::create(&workshop.hierarchy, &pod.cgroup, &pod.limits).step(step)?;
-    let mut limits = request.spec.linux.resources.clone();
+    let mut limits = request.spec.linux.resources;
     if let Some(runtime) = &pod.runtime {
         limits.pids = limits.pids.map(|pids| other_runtime::threads(runtime.kind, pids));
     }
