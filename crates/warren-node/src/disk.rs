@@ -12,7 +12,7 @@ mod measure;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use warren_oci::privileges::Privileges;
 use warren_oci::protocol::ContainerStatus;
 use warren_sys::cgroup::{Cgroup, Hierarchy};
 
-use self::measure::{MeasureError, measure};
+use self::measure::{MeasureError, first_processes, measure, processes_beside};
 use crate::node::Shared;
 use crate::registry::{Entry, Seen};
 use crate::worker::chain;
@@ -208,26 +208,6 @@ impl Keeper {
             evict(uid, entry, message);
         }
     }
-}
-
-/// The first process of each of a pod's containers.
-fn first_processes(entry: &Entry) -> Vec<i32> {
-    let state = entry.state.borrow();
-    let containers = state.iter().flat_map(|state| state.containers.values());
-    let first = containers.filter_map(|container| match &container.status {
-        ContainerStatus::Running { process, .. } => Some(process.pid),
-        _ => None,
-    });
-    first.collect()
-}
-
-/// All processes that are in the same containers as these, which is to say in their pid namespaces.
-fn processes_beside(first: &[i32]) -> Vec<i32> {
-    let namespace = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let inside: HashSet<PathBuf> = first.iter().filter_map(|pid| namespace(*pid)).collect();
-    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| namespace(*pid).is_some_and(|namespace| inside.contains(&namespace))).collect()
 }
 
 fn evict(uid: &str, entry: &Entry, message: String) {

@@ -4,13 +4,15 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use warren_decide::pod::DiskUsage;
+use warren_oci::protocol::ContainerStatus;
 
 use crate::pod_request::PodDirectory;
+use crate::registry::Entry;
 
 /// Each level takes a descriptor while it is looked at. Nobody's project is so deep.
 const DEEPEST: usize = 4000;
@@ -35,6 +37,26 @@ pub(super) fn measure(directory: &PodDirectory, processes: &[i32]) -> (DiskUsage
     let result = count_all(&mut usage, &mut count, directory);
     usage.others += processes.iter().map(|pid| count.nameless(*pid)).sum::<u64>();
     (usage, result)
+}
+
+/// The first process of each of a pod's containers.
+pub(super) fn first_processes(entry: &Entry) -> Vec<i32> {
+    let state = entry.state.borrow();
+    let containers = state.iter().flat_map(|state| state.containers.values());
+    let first = containers.filter_map(|container| match &container.status {
+        ContainerStatus::Running { process, .. } => Some(process.pid),
+        _ => None,
+    });
+    first.collect()
+}
+
+/// All processes that are in the same containers as these, which is to say in their pid namespaces.
+pub(super) fn processes_beside(first: &[i32]) -> Vec<i32> {
+    let namespace = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let inside: HashSet<PathBuf> = first.iter().filter_map(|pid| namespace(*pid)).collect();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| namespace(*pid).is_some_and(|namespace| inside.contains(&namespace))).collect()
 }
 
 fn count_all(usage: &mut DiskUsage, count: &mut Count, directory: &PodDirectory) -> Result<(), MeasureError> {
@@ -62,7 +84,7 @@ fn count_all(usage: &mut DiskUsage, count: &mut Count, directory: &PodDirectory)
 }
 
 /// What is in a directory of ours. One that is gone has nothing in it.
-fn read(directory: &Path) -> io::Result<impl Iterator<Item = io::Result<(String, std::path::PathBuf)>>> {
+fn read(directory: &Path) -> io::Result<impl Iterator<Item = io::Result<(String, PathBuf)>>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         other => Some(other?),
