@@ -57,24 +57,34 @@ left() {
 # An ordinary user's home: first without cgroups, then in one that was given to the user, as a service manager does it.
 given=/sys/fs/cgroup/given
 ada() { su ada -c "$1"; }
+# patiently COMMAND...: until it succeeds, or a minute is over.
+patiently() {
+  tries=0
+  until "$@" || [ "$tries" -gt 600 ]; do
+    tries=$((tries + 1))
+    usleep 100000
+  done
+}
 give_cgroup() {
   echo '+cpu +memory +pids' >/sys/fs/cgroup/cgroup.subtree_control
   mkdir "$given"
   chown ada "$given" "$given/cgroup.procs" "$given/cgroup.subtree_control"
   # A process of its own that moves in and becomes the daemon: nobody else may be in there.
   sh -c "echo \$\$ >$given/cgroup.procs && exec su ada -c 'exec /warren/warren up'" >/dev/null &
-  until [ -S /home/ada/.local/share/warren/api.sock ]; do usleep 100000; done
+  patiently test -S /home/ada/.local/share/warren/api.sock
 }
 given_limits() {
   ada '/warren/warren run --memory 64Mi --cpus 500m -- sleep 5' &
   run=$!
-  until cat $given/warren-*/*/*/memory.max 2>/dev/null | grep -q 67108864; do usleep 100000; done
+  patiently sh -c "cat $given/warren-*/*/*/memory.max 2>/dev/null | grep -q 67108864"
   for file in memory.max cpu.max pids.max cgroup.procs; do
     echo "$file: $(cat $given/warren-*/*/*/$file | tr '\n' ' ')"
   done
   wait "$run"
 }
 given_left() {
+  # A run ends before its sandbox is gone.
+  patiently sh -c '[ -z "$(ls /home/ada/.local/share/warren/pods)" ]'
   ada '/warren/warren down' >/dev/null || return 1
   leftovers=$(
     find "$given" -mindepth 1 -name 'warren-*' ! -name warren-daemon
