@@ -70,7 +70,20 @@ impl Runtime {
 
 /// A home whose pods can have the class.
 async fn home_with(runtime: &Runtime) -> Option<Pods> {
-    let home = LocalHome::new()?;
+    Some(up(LocalHome::new()?, runtime).await)
+}
+
+/// The same home with another daemon, whose predecessor had no time to say anything.
+async fn with_another_daemon(pods: Pods, runtime: &Runtime) -> Pods {
+    let lock = std::fs::read(pods.home.path().join("lock")).expect("read who holds the lock");
+    let holder: Value = serde_json::from_slice(&lock).expect("JSON");
+    let number = i32::try_from(holder["pid"].as_i64().expect("a pid")).expect("a small number");
+    kill_process(Pid::from_raw(number).expect("a process"), Signal::KILL).expect("kill the daemon");
+    up(pods.home, runtime).await
+}
+
+/// Starts a daemon that knows the runtime, and waits until pods can have it.
+async fn up(home: LocalHome, runtime: &Runtime) -> Pods {
     let mut command = home.command();
     command.args(["up", "--detach"]);
     match runtime {
@@ -88,7 +101,7 @@ async fn home_with(runtime: &Runtime) -> Option<Pods> {
     let classes: Api<RuntimeClass> = Api::all(client.clone());
     let there = wait::await_condition(classes, class, |found: Option<&RuntimeClass>| found.is_some());
     tokio::time::timeout(DEADLINE, there).await.expect("the class is there").expect("watch the class");
-    Some(Pods { home, api: Api::default_namespaced(client) })
+    Pods { home, api: Api::default_namespaced(client) }
 }
 
 /// Creates a pod of the class with one container on the host image.
@@ -241,6 +254,8 @@ async fn gvisor_runs_a_pod() {
     // It is another kernel.
     let (text, _) = run(&pods, "box", "dmesg").await;
     assert!(text.contains("gVisor"), "{text}");
+    let pods = with_another_daemon(pods, &runtime).await;
+    assert_eq!(run(&pods, "box", "cat /scratch/a").await, ("x\n".to_owned(), true));
     ends(&pods).await;
 }
 

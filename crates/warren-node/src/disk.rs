@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
@@ -41,7 +42,7 @@ const OLDEST_LOOK: Duration = Duration::from_secs(60);
 /// Counting may take a tenth of a processor for each pod: one with millions of files is not counted all the time.
 const REST_AFTER_COUNTING: u32 = 10;
 /// On a full disk, who has how much must be known better than that.
-const OLDEST_LOOK_WHEN_LOW: Duration = Duration::from_secs(5);
+const OLDEST_LOOK_WHEN_LOW: Duration = Duration::from_secs(2);
 
 /// How much room there is on the disk of a directory.
 pub(crate) fn space(directory: &Path) -> io::Result<DiskSpace> {
@@ -55,12 +56,14 @@ pub(crate) fn space(directory: &Path) -> io::Result<DiskSpace> {
 /// What is known of a pod's files.
 struct Known {
     usage: DiskUsage,
+    /// What may still be written before a limit is reached.
+    room: u64,
     /// When they were counted, and how long that took.
     at: Instant,
     took: Duration,
-    /// What the disk had lost by then, and how often it had changed.
+    /// What the disk had lost by then, and how often it had changed; the latter is `None` as long as nobody has counted.
     lost: u64,
-    changes: u64,
+    changes: Option<u64>,
 }
 
 /// One count.
@@ -82,7 +85,9 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
     let mut keeper = Keeper {
         shared,
         hierarchy,
+        began: Timestamp::now(),
         last: None,
+        is_unsettled: false,
         lost: 0,
         changes: 0,
         known: HashMap::new(),
@@ -102,7 +107,10 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
 struct Keeper {
     shared: Arc<Shared>,
     hierarchy: Hierarchy,
+    began: Timestamp,
     last: Option<DiskSpace>,
+    /// Whether there is something to do although nothing has changed.
+    is_unsettled: bool,
     /// Bytes that the disk has lost since we look, whatever it was given back meanwhile.
     lost: u64,
     /// How often it was found changed.
@@ -123,34 +131,47 @@ impl Keeper {
                 return OLDEST_LOOK;
             }
         };
-        let (lost_before, changes_before) = (self.lost, self.changes);
-        let is_first = self.last.is_none();
+        if self.last == Some(space) && !self.is_unsettled {
+            return PAUSE;
+        }
+        let lost_before = self.lost;
         let shrunk = self.last.map_or(0, |last| last.available.saturating_sub(space.available));
         self.lost = self.lost.saturating_add(shrunk);
         self.changes += u64::from(self.last != Some(space));
         self.last = Some(space);
 
-        let running: HashMap<String, (Arc<Entry>, Arc<Pod>)> =
-            self.shared.registry.all().into_iter().filter_map(running).collect();
-        self.known.retain(|uid, _| running.contains_key(uid));
+        let all: HashMap<String, Arc<Entry>> = self.shared.registry.all().into_iter().collect();
+        // Also of those that do not run just now: what they wrote stays from one run to the next.
+        self.known.retain(|uid, _| all.contains_key(uid));
+        let running: HashMap<String, Running> =
+            all.into_iter().filter_map(|(uid, entry)| Some((uid, running(entry)?))).collect();
         let is_low = space.available < space.reserve();
+        self.is_unsettled = is_low;
         for (uid, (entry, pod)) in &running {
-            // One that came since the last look has written since then; of those before us nothing is known.
+            // One that was started since the last look has written since then; of those before us nothing is known.
             let known = self.known.entry(uid.clone()).or_insert_with(|| Known {
                 usage: DiskUsage::default(),
+                room: match is_older(entry, self.began) {
+                    true => 0,
+                    false => disk_room(pod, &DiskUsage::default()),
+                },
                 at: Instant::now(),
                 took: Duration::ZERO,
                 lost: lost_before,
-                changes: changes_before,
+                changes: None,
             });
             let age = known.at.elapsed();
             let oldest = if is_low { OLDEST_LOOK_WHEN_LOW } else { OLDEST_LOOK };
-            let may_be_over = self.lost.saturating_sub(known.lost) >= disk_room(pod, &known.usage);
-            let is_old = age >= oldest && known.changes != self.changes;
-            let has_rested = age >= known.took * REST_AFTER_COUNTING;
-            if (is_first || may_be_over || is_old) && has_rested && self.being_counted.insert(uid.clone()) {
-                let (lost, changes) = (self.lost, self.changes);
-                let (uid, directory) = (uid.clone(), entry.directory.clone());
+            let may_be_over = self.lost.saturating_sub(known.lost) >= known.room;
+            let is_old = age >= oldest && known.changes != Some(self.changes);
+            if !may_be_over && !is_old {
+                continue;
+            }
+            if age < known.took * REST_AFTER_COUNTING {
+                self.is_unsettled = true;
+            } else if self.being_counted.insert(uid.clone()) {
+                let (lost, changes) = (self.lost, Some(self.changes));
+                let (uid, pod, directory) = (uid.clone(), pod.clone(), entry.directory.clone());
                 let name = format!("{}/{uid}", self.shared.builder.home_cgroup);
                 let cgroup = Cgroup::named(&self.hierarchy, &name);
                 // An ordinary user may have no cgroups to find them by.
@@ -162,7 +183,9 @@ impl Keeper {
                         None => cgroup.processes().unwrap_or_default(),
                     };
                     let (usage, result) = measure(&directory, &processes);
-                    let known = Known { usage, at: Instant::now(), took: begun.elapsed(), lost, changes };
+                    let room = disk_room(&pod, &usage);
+                    let known =
+                        Known { usage, room, at: Instant::now(), took: begun.elapsed(), lost, changes };
                     Counted { uid, known, result }
                 });
             }
@@ -177,7 +200,7 @@ impl Keeper {
         let Counted { uid, known, result } = counted;
         self.being_counted.remove(&uid);
         let Some(entry) = self.shared.registry.get(&uid) else { return };
-        let Some((_, (_, pod))) = running((uid.clone(), entry.clone())) else { return };
+        let Some((entry, pod)) = running(entry) else { return };
         debug!(%uid, bytes = known.usage.total(), took = ?known.took, "files of a pod counted");
         let message = match &result {
             Ok(()) => disk_eviction(&pod, &known.usage),
@@ -195,7 +218,7 @@ impl Keeper {
     }
 
     /// Evicts whoever has most, unless somebody is on the way out already.
-    fn relieve(&self, space: DiskSpace, running: &HashMap<String, (Arc<Entry>, Arc<Pod>)>) {
+    fn relieve(&self, space: DiskSpace, running: &HashMap<String, Running>) {
         let going = |entry: &Entry| entry.eviction.borrow().is_some();
         if self.shared.registry.all().iter().any(|(_, entry)| going(entry) && has_files(entry)) {
             return;
@@ -210,6 +233,16 @@ impl Keeper {
     }
 }
 
+/// Whether a pod has run before a time, or before the run that is shown.
+fn is_older(entry: &Entry, time: Timestamp) -> bool {
+    let state = entry.state.borrow();
+    let mut containers = state.iter().flat_map(|state| state.containers.values());
+    containers.any(|container| match container.status {
+        ContainerStatus::Running { started_at, .. } => started_at < time || container.attempt > 0,
+        _ => false,
+    })
+}
+
 fn evict(uid: &str, entry: &Entry, message: String) {
     info!(%uid, pod = %entry.name, reason = %message, "pod evicted");
     entry.eviction.send_replace(Some(message));
@@ -221,11 +254,13 @@ fn has_files(entry: &Entry) -> bool {
 }
 
 /// A pod that can write, and is not on its way out.
-fn running((uid, entry): (String, Arc<Entry>)) -> Option<(String, (Arc<Entry>, Arc<Pod>))> {
+type Running = (Arc<Entry>, Arc<Pod>);
+
+fn running(entry: Arc<Entry>) -> Option<Running> {
     let Seen::Pod(pod) = entry.seen.borrow().clone() else { return None };
     let runs = entry.state.borrow().as_ref().is_some_and(|state| {
         state.containers.values().any(|container| matches!(container.status, ContainerStatus::Running { .. }))
     });
     let goes = entry.eviction.borrow().is_some();
-    (runs && !goes).then_some((uid, (entry, pod)))
+    (runs && !goes).then_some((entry, pod))
 }

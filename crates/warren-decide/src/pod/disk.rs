@@ -147,7 +147,7 @@ fn shown(bytes: u64) -> String {
     let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let mut amount = bytes;
     let mut unit = 0;
-    while amount > 0 && amount % 1024 == 0 && unit + 1 < units.len() {
+    while amount > 0 && amount.is_multiple_of(1024) && unit + 1 < units.len() {
         amount /= 1024;
         unit += 1;
     }
