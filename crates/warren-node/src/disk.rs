@@ -143,8 +143,8 @@ impl Keeper {
         let all: HashMap<String, Arc<Entry>> = self.shared.registry.all().into_iter().collect();
         // Also of those that do not run just now: what they wrote stays from one run to the next.
         self.known.retain(|uid, _| all.contains_key(uid));
-        let running: HashMap<String, Running> =
-            all.into_iter().filter_map(|(uid, entry)| Some((uid, running(entry)?))).collect();
+        let running: HashMap<String, Live> =
+            all.into_iter().filter_map(|(uid, entry)| Some((uid, live(entry)?))).collect();
         let is_low = space.available < space.reserve();
         self.is_unsettled = is_low;
         for (uid, (entry, pod)) in &running {
@@ -200,7 +200,7 @@ impl Keeper {
         let Counted { uid, known, result } = counted;
         self.being_counted.remove(&uid);
         let Some(entry) = self.shared.registry.get(&uid) else { return };
-        let Some((entry, pod)) = running(entry) else { return };
+        let Some((entry, pod)) = live(entry) else { return };
         debug!(%uid, bytes = known.usage.total(), took = ?known.took, "files of a pod counted");
         let message = match &result {
             Ok(()) => disk_eviction(&pod, &known.usage),
@@ -218,7 +218,7 @@ impl Keeper {
     }
 
     /// Evicts whoever has most, unless somebody is on the way out already.
-    fn relieve(&self, space: DiskSpace, running: &HashMap<String, Running>) {
+    fn relieve(&self, space: DiskSpace, running: &HashMap<String, Live>) {
         let going = |entry: &Entry| entry.eviction.borrow().is_some();
         if self.shared.registry.all().iter().any(|(_, entry)| going(entry) && has_files(entry)) {
             return;
@@ -253,14 +253,14 @@ fn has_files(entry: &Entry) -> bool {
     entry.directory.written().iter().any(|place| place.exists())
 }
 
-/// A pod that can write, and is not on its way out.
-type Running = (Arc<Entry>, Arc<Pod>);
+/// A pod that has not ended, and is not on its way out. It need not run: a shim that was lost leaves files, and on a full disk
+/// there will be no other.
+type Live = (Arc<Entry>, Arc<Pod>);
 
-fn running(entry: Arc<Entry>) -> Option<Running> {
+fn live(entry: Arc<Entry>) -> Option<Live> {
     let Seen::Pod(pod) = entry.seen.borrow().clone() else { return None };
-    let runs = entry.state.borrow().as_ref().is_some_and(|state| {
-        state.containers.values().any(|container| matches!(container.status, ContainerStatus::Running { .. }))
-    });
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let ended = matches!(phase, Some("Succeeded" | "Failed")) || pod.metadata.deletion_timestamp.is_some();
     let goes = entry.eviction.borrow().is_some();
-    (runs && !goes).then_some((entry, pod))
+    (!ended && !goes).then_some((entry, pod))
 }

@@ -6,6 +6,15 @@
 //! Start reading at [`protocol`] (what can be asked), then [`zygote`], `shim`, and `container` (how one comes to
 //! be).
 
+/// Says something on standard error, which is a file on the disk that pods write to. `eprintln!` panics when that is full, and a
+/// shim would take its pod along.
+macro_rules! complain {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 pub mod bundle;
 pub mod cleanup;
 pub mod client;

@@ -96,7 +96,7 @@ impl Zygote {
                 let code = match serve(proof, &theirs, layering) {
                     Ok(()) => 0,
                     Err(error) => {
-                        eprintln!("warren: zygote: {error}");
+                        complain!("warren: zygote: {error}");
                         1
                     }
                 };

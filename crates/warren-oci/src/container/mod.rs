@@ -159,7 +159,7 @@ impl Container {
             // What it has left there is of no use to anybody.
             Keeper::Runtime(_) => {
                 if let Err(error) = crate::cleanup::remove_cgroup(&self.cgroup) {
-                    eprintln!("warren: shim: {error}");
+                    complain!("warren: shim: {error}");
                 }
             }
         }

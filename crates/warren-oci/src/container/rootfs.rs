@@ -128,7 +128,7 @@ impl Drop for Kept {
         for layer in self.attached.iter().rev() {
             if let Err(error) = mount::detach(layer.as_fd()) {
                 // They go with the shim.
-                eprintln!("warren: shim: detach layers: {error}");
+                complain!("warren: shim: detach layers: {error}");
             }
         }
     }

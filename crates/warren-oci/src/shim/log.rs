@@ -115,7 +115,7 @@ impl Log {
     /// A log that cannot be written (a full disk) loses lines; it never stops a container.
     fn write(&mut self, output: &[u8]) {
         if let Err(error) = self.try_write(output) {
-            eprintln!("warren: log {}: {error}", self.request.path.display());
+            complain!("warren: log {}: {error}", self.request.path.display());
         }
     }
 

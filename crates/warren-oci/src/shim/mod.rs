@@ -95,7 +95,7 @@ pub(crate) fn run(prepared: Prepared, pod: PodRequest, client: Seqpacket) -> ! {
     let code = match result {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => {
-            eprintln!("warren: shim: {error}");
+            complain!("warren: shim: {error}");
             1
         }
         Err(_) => 2,
@@ -242,7 +242,7 @@ impl Shim {
     /// A disk that is full or gone must not take the pod with it; a later daemon can still ask.
     fn write_state(&self) {
         if let Err(error) = state::write(&self.pod.directory, &self.state()) {
-            eprintln!("warren: shim: write state.json: {error}");
+            complain!("warren: shim: write state.json: {error}");
         }
     }
 
@@ -346,7 +346,7 @@ impl Shim {
             let Some(container) = &guest.container else { continue };
             match container.cgroup.watch() {
                 Ok(watches) => guest.watches = watches,
-                Err(error) => eprintln!("warren: shim: watch the limits of {name}: {error}"),
+                Err(error) => complain!("warren: shim: watch the limits of {name}: {error}"),
             }
         }
     }

@@ -52,7 +52,7 @@ impl Shim {
             Ok(Some(exit)) => exit,
             Ok(None) => return,
             Err(error) => {
-                eprintln!("warren: shim: wait for {name}: {error}");
+                complain!("warren: shim: wait for {name}: {error}");
                 Exit::Signal(libc::SIGKILL)
             }
         };

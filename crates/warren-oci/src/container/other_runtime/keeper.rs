@@ -205,7 +205,7 @@ impl Running<'_> {
                     let command = ["kill", self.job.id, &number];
                     // A container that has just ended cannot be sent any; that it has is seen next.
                     if let Err(error) = self.command(&command, alone(), Some(PATIENCE)) {
-                        eprintln!("warren: keeper: {}: {}", error.step, error.source);
+                        complain!("warren: keeper: {}: {}", error.step, error.source);
                     }
                 }
             }
@@ -219,13 +219,13 @@ impl Running<'_> {
     fn kill(&mut self) {
         self.killed = true;
         if let Err(error) = self.job.cgroup.kill_all() {
-            eprintln!("warren: keeper: kill {}: {error}", self.job.id);
+            complain!("warren: keeper: kill {}: {error}", self.job.id);
         }
     }
 
     fn delete(&mut self) {
         if let Err(error) = self.command(&["delete", "--force", self.job.id], alone(), Some(PATIENCE)) {
-            eprintln!("warren: keeper: {}: {}", error.step, error.source);
+            complain!("warren: keeper: {}: {}", error.step, error.source);
         }
     }
 
@@ -243,7 +243,7 @@ impl Running<'_> {
             Fork::Parent(child) => child,
             Fork::Child => {
                 let Err(error) = become_command(&words, around);
-                eprintln!("warren: keeper: {}: {}", error.step, error.source);
+                complain!("warren: keeper: {}: {}", error.step, error.source);
                 process::exit_now(127)
             }
         };
@@ -318,7 +318,7 @@ impl Running<'_> {
     fn end_with_shim(&self, child: &Child) -> ! {
         let _ = child.signal(libc::SIGKILL);
         if let Err(error) = cleanup::remove_cgroup(self.job.cgroup) {
-            eprintln!("warren: keeper: {error}");
+            complain!("warren: keeper: {error}");
         }
         process::exit_now(1)
     }
