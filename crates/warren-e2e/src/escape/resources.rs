@@ -2,8 +2,10 @@
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use kube::api::Api;
 use serde_json::{Value, json};
 use warren_api::Sandbox;
+use warren_client::sandbox;
 
 use super::arena::{Arena, until};
 
@@ -34,9 +36,17 @@ pub(super) async fn fork_without_end(arena: &Arena) -> Result<()> {
         return arena.delete(&sandbox).await;
     }
     let directory = arena.pod_directory(&sandbox).await?;
+    let pods: Api<Pod> = Api::namespaced(arena.client.clone(), "default");
+    let name = sandbox::pod_name(&sandbox);
     until("the limit is reached", async || {
-        let state: Value =
-            serde_json::from_slice(&std::fs::read(directory.join("state.json"))?).unwrap_or_default();
+        // A kernel in user space ends when it cannot have one more thread. Then its pod's state is gone, and its status says why.
+        let pod = pods.get(&name).await?;
+        let said = terminated(&pod).and_then(|ended| ended.message.as_deref());
+        if said.is_some_and(|message| message.contains("processes reached")) {
+            return Ok(Some(()));
+        }
+        let state = std::fs::read(directory.join("state.json")).unwrap_or_default();
+        let state: Value = serde_json::from_slice(&state).unwrap_or_default();
         Ok((state["containers"]["main"]["pids_limit_hits"].as_u64() > Some(0)).then_some(()))
     })
     .await?;
