@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request};
+use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
 use warren_client::kube::api::{Patch, PatchParams, PostParams};
@@ -271,6 +272,23 @@ async fn status_of(listen: SocketAddr, token: Option<&str>, path: &str) -> u16 {
     }
 }
 
+async fn wait_until_allowed(client: &Client, user: &str) {
+    let review = json!({"spec": {"user": user, "resourceAttributes": {
+        "verb": "get", "version": "v1", "resource": "nodes", "subresource": "metrics"}}});
+    let review: SubjectAccessReview = serde_json::from_value(review).expect("a review");
+    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
+    let waited = async {
+        loop {
+            let answer = reviews.create(&PostParams::default(), &review).await.expect("ask");
+            if answer.status.is_some_and(|status| status.allowed) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, waited).await.expect("the right is known in time");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn only_those_whom_the_cluster_lets_reach_the_node() {
     let Some(cluster) = Cluster::up("guarded").await else { return };
@@ -286,6 +304,8 @@ async fn only_those_whom_the_cluster_lets_reach_the_node() {
     cluster.kubectl(&["create", "clusterrolebinding", "scraper", "--clusterrole=scraper", subject]);
     let token = |name: &str| cluster.kubectl(&["create", "token", name]).trim().to_owned();
     let (stranger, scraper) = (token("stranger"), token("scraper"));
+    // The node believes a no for a while, so it is asked once its API server has seen the binding.
+    wait_until_allowed(&cluster.client, "system:serviceaccount:default:scraper").await;
     assert_eq!(status_of(listen, Some(&stranger), "/metrics/resource").await, 403);
     assert_eq!(status_of(listen, Some(&scraper), "/metrics/resource").await, 200);
     assert_eq!(status_of(listen, Some(&scraper), "/pods").await, 403, "its right is for metrics");
