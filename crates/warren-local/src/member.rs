@@ -22,7 +22,7 @@ use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 use crate::lock::{Holder, Lock, LockError, Starting};
-use crate::{FAREWELL, NamedRuntime, RuntimeError, WORKERS, descriptors, home, runtimes};
+use crate::{FAREWELL, NamedRuntime, RuntimeError, WORKERS, descriptors, home, rest, runtimes};
 
 /// As often as kubelet: a node is lost after four that did not come.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -174,6 +174,7 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
         .enable_all()
         .build()
         .map_err(MemberError::Runtime)?;
+    runtime.spawn(rest::give_memory_back());
     let outcome = runtime.block_on(serve(config, other_runtimes, zygote, starting, on_ready));
     runtime.shutdown_timeout(FAREWELL);
     outcome
