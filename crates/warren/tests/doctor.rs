@@ -46,7 +46,7 @@ fn it_says_what_it_found_and_changes_nothing() {
 }
 
 #[test]
-fn an_ordinary_user_is_told_what_keeps_them_from_sandboxes() {
+fn an_ordinary_user_is_told_what_sandboxes_lack_without_root() {
     if !rustix::process::geteuid().is_root() || !Path::new("/usr/bin/setpriv").exists() {
         eprintln!("skipped: only root can become somebody else, by `setpriv`");
         return;
@@ -68,10 +68,14 @@ fn an_ordinary_user_is_told_what_keeps_them_from_sandboxes() {
         .expect("run setpriv");
     let found = findings(&output);
     let privileges = finding(&found, "privileges");
-    assert_eq!(
-        (&privileges["verdict"], &privileges["remedy"]),
-        (&"problem".into(), &"`sudo warren up`".into())
-    );
-    // Only root can find out, and it says so.
-    assert_eq!(finding(&found, "nftables")["verdict"], "warning");
+    // The machine may forbid them user namespaces. Where it does not, nobody has given this user further ids.
+    let expected = match privileges["verdict"].as_str() {
+        Some("problem") => "`sudo warren up`",
+        Some("warning") => "usermod --add-subuids",
+        other => panic!("an ordinary user lacks nothing: {other:?}"),
+    };
+    let remedy = privileges["remedy"].as_str().expect("a remedy");
+    assert!(remedy.contains(expected), "{remedy}");
+    // Their sandboxes have no devices, so that there are no packets to rule.
+    assert_eq!(finding(&found, "nftables")["verdict"], "ok");
 }
