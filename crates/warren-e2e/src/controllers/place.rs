@@ -75,6 +75,11 @@ impl Place {
         Self { disturbed, ..self }
     }
 
+    /// Whether the controllers may be killed at any time.
+    pub fn is_disturbed(&self) -> bool {
+        self.disturbed
+    }
+
     /// The home it is in.
     pub fn home(&self) -> &Arc<Home> {
         &self.home

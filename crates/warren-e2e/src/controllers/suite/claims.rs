@@ -101,6 +101,10 @@ pub async fn a_claim_on_an_empty_pool_starts_cold(place: Place) -> Result<()> {
         .await?;
     for key in [annotations::CONTROLLER_FIRST_OBSERVED_AT, annotations::CLAIM_FIRST_READY_AT] {
         let text = stamped.annotations().get(key).with_context(|| key.to_owned())?;
+        // One that was killed between the two writes has left the time to nobody, and the next one says so.
+        if text == "unknown" && key == annotations::CLAIM_FIRST_READY_AT && place.is_disturbed() {
+            continue;
+        }
         let time: Timestamp = text.parse().with_context(|| format!("{key}: {text}"))?;
         assert!(time >= begun, "{key}: {text}");
         assert!(text.contains('.'), "{key}: {text}");
