@@ -120,7 +120,7 @@ pub async fn an_expired_claim_waits_for_its_pod_when_deleted_in_the_foreground(p
     let (_, patch) = end_soon("DeleteForeground")?;
     place.patch::<SandboxClaim>("c", patch).await?;
     all_terminating(&place, "c").await?;
-    place.patch::<Pod>("c", objects::released()).await?;
+    place.release::<Pod>("c").await?;
     all_gone(&place, "c").await
 }
 
@@ -232,6 +232,6 @@ pub async fn a_finished_claim_is_deleted_in_the_foreground(place: Place) -> Resu
     let ttl = json!({"ttlSecondsAfterFinished": 1, "shutdownPolicy": "DeleteForeground"});
     place.patch::<SandboxClaim>("c", json!({"spec": lifecycle(ttl)})).await?;
     all_terminating(&place, "c").await?;
-    place.patch::<Pod>("c", objects::released()).await?;
+    place.release::<Pod>("c").await?;
     all_gone(&place, "c").await
 }

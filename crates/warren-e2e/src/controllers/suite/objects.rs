@@ -26,11 +26,6 @@ pub fn held() -> Value {
     json!({"metadata": {"finalizers": ["test.warren.dev/hold"]}})
 }
 
-/// The patch that lets it go.
-pub fn released() -> Value {
-    json!({"metadata": {"finalizers": null}})
-}
-
 /// The sandbox that a claim names in its status.
 pub fn sandbox_of(claim: &SandboxClaim) -> Option<String> {
     claim.status.as_ref()?.sandbox.as_ref()?.name.clone()

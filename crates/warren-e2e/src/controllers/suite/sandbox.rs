@@ -117,7 +117,7 @@ pub async fn a_pod_held_by_a_finalizer_holds_up_suspending_and_resuming(place: P
         .await?;
     let pods: Vec<_> = place.list::<Pod>().await?.iter().map(|pod| pod.uid()).collect();
     assert_eq!(pods, [pod.uid()]);
-    place.patch::<Pod>("slow", objects::released()).await?;
+    place.release::<Pod>("slow").await?;
     let next: Pod = place.wait_for("slow", "replaced", |next: &Pod| next.uid() != pod.uid()).await?;
     place.wait_ready::<Sandbox>("slow", "True/DependenciesReady").await?;
 
@@ -130,7 +130,7 @@ pub async fn a_pod_held_by_a_finalizer_holds_up_suspending_and_resuming(place: P
         })
         .await?;
     assert_eq!(place.get::<Pod>("slow").await?.uid(), next.uid());
-    place.patch::<Pod>("slow", objects::released()).await?;
+    place.release::<Pod>("slow").await?;
     let down: Sandbox = place
         .wait_for("slow", "suspended", |sandbox: &Sandbox| {
             state(sandbox, "Suspended") == "True/PodTerminated"
