@@ -17,6 +17,8 @@ use crate::query::Query;
 use crate::status::ApiError;
 use crate::table;
 
+mod owners;
+
 /// The body of every response.
 pub type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -24,6 +26,8 @@ pub type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Representation {
     Object,
+    /// Objects without `managedFields`, for those who asked in process.
+    Unmanaged,
     /// `as=Table`, with what each row carries.
     Table(RowObject),
     /// `as=PartialObjectMetadata` and its list.
@@ -180,6 +184,7 @@ pub(crate) fn represent(
 ) -> Bytes {
     match representation {
         Representation::Object => object_bytes(target, object),
+        Representation::Unmanaged => owners::without_managed_fields(object_bytes(target, object)),
         Representation::Metadata => Bytes::from(table::partial_metadata(&object.value()).to_string()),
         Representation::Table(row) => {
             let table =
@@ -215,7 +220,7 @@ pub(crate) fn value(
     let mut converted = value.clone();
     target.convert_from_stored(&mut converted);
     let body = match representation {
-        Representation::Object => converted,
+        Representation::Object | Representation::Unmanaged => converted,
         Representation::Metadata => table::partial_metadata(&converted),
         Representation::Table(row) => table::table(target, [value], "", row, true, now),
     };
@@ -231,7 +236,9 @@ pub(crate) fn list(
     now: Timestamp,
 ) -> Response<ResponseBody> {
     let mut metadata = json!({"resourceVersion": list.version.to_string()});
-    if target.definition.custom && representation == Representation::Object {
+    if target.definition.custom
+        && matches!(representation, Representation::Object | Representation::Unmanaged)
+    {
         // Lists of custom resources have this field even where there is nothing to continue.
         metadata["continue"] = "".into();
     }
@@ -242,7 +249,9 @@ pub(crate) fn list(
         }
     }
     let (kind, api_version): (&str, &str) = match representation {
-        Representation::Object => (&target.definition.list_kind, &target.version().api_version),
+        Representation::Object | Representation::Unmanaged => {
+            (&target.definition.list_kind, &target.version().api_version)
+        }
         Representation::Metadata => ("PartialObjectMetadataList", "meta.k8s.io/v1"),
         Representation::Table(row) => {
             let values: Vec<Value> = list.items.iter().map(|object| object.value()).collect();
@@ -262,6 +271,9 @@ pub(crate) fn list(
         }
         match representation {
             Representation::Object => body.put_slice(&item_bytes(target, object)),
+            Representation::Unmanaged => {
+                body.put_slice(&owners::without_managed_fields(item_bytes(target, object)));
+            }
             _ => body.put_slice(&represent(target, object, representation, false, now)),
         }
     }

@@ -33,11 +33,23 @@ const UPGRADE_BUFFER: usize = 64 << 10;
 pub struct InProcess {
     server: ApiServer,
     identity: Arc<Identity>,
+    without_managed_fields: bool,
 }
+
+/// An extension of requests whose answers need no `managedFields`.
+#[derive(Debug, Clone, Copy)]
+struct WithoutManagedFields;
 
 impl InProcess {
     pub(crate) fn new(server: ApiServer, identity: Identity) -> InProcess {
-        InProcess { server, identity: Arc::new(identity) }
+        InProcess { server, identity: Arc::new(identity), without_managed_fields: false }
+    }
+
+    /// Leaves `managedFields` out of every object that is handed out, for clients that never look at them. They are kept all the
+    /// same, and a write that does not mention them does not change them.
+    #[must_use]
+    pub fn without_managed_fields(self) -> InProcess {
+        InProcess { without_managed_fields: true, ..self }
     }
 }
 
@@ -56,6 +68,9 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         request.extensions_mut().insert(Arc::clone(&self.identity));
+        if self.without_managed_fields {
+            request.extensions_mut().insert(WithoutManagedFields);
+        }
         let server = Arc::clone(&self.server.inner);
         Box::pin(async move {
             // Only hyper can make a response that upgrades, so such a request takes the way through hyper.
@@ -268,12 +283,15 @@ where
         return node::proxy(server, parts, body, node).await;
     }
     let headers = std::mem::take(&mut parts.headers);
+    let is_list = parts.method == Method::GET && path.name.is_none();
+    let representation = match Representation::negotiate(&headers, &query, is_list)? {
+        Representation::Object if parts.extensions.get::<WithoutManagedFields>().is_some() => {
+            Representation::Unmanaged
+        }
+        asked_for => asked_for,
+    };
     let call = Call {
-        representation: Representation::negotiate(
-            &headers,
-            &query,
-            parts.method == Method::GET && path.name.is_none(),
-        )?,
+        representation,
         target,
         namespace: path.namespace,
         name: path.name,

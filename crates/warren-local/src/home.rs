@@ -53,7 +53,9 @@ pub async fn serve(
     let dialer = LocalDialer::default();
     let pki = open_pki(&config)?;
     let server = open_server(&config, &pki, dialer.clone()).await?;
-    let transport = |name: &str| server.as_user(Identity::new(name, ["system:masters".to_owned()]));
+    let transport = |name: &str| {
+        server.as_user(Identity::new(name, ["system:masters".to_owned()])).without_managed_fields()
+    };
     let telemetry = Telemetry::default();
     let measured = telemetry.client_layer("in-process", None).around(transport("warren-controllers"));
     let client = kube::Client::new(measured, "default");

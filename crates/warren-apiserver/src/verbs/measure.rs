@@ -185,7 +185,7 @@ fn say_what_it_is(call: &Call<'_>, item: &mut Value) {
 
 fn many(call: &Call<'_>, items: &[Value]) -> Response<ResponseBody> {
     let (kind, api_version, items) = match call.representation {
-        Representation::Object => {
+        Representation::Object | Representation::Unmanaged => {
             let kind = call.target.definition.list_kind.to_string();
             (kind, call.target.version().api_version.to_string(), items.to_vec())
         }

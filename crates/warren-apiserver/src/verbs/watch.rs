@@ -222,7 +222,7 @@ impl Stream {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
         let object = match self.representation {
-            Representation::Object => json!({
+            Representation::Object | Representation::Unmanaged => json!({
                 "kind": &*self.target.definition.kind,
                 "apiVersion": &*self.target.version().api_version,
                 "metadata": metadata,
