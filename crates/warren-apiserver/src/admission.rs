@@ -122,7 +122,7 @@ fn check_custom(
         });
         return Ok(());
     }
-    check_rules(object, old, schema, "", errors);
+    check_rules(object, old, schema, errors);
     Ok(())
 }
 
@@ -187,15 +187,14 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
     let custom = call.target.definition.custom;
     match call.subresource {
         Some("status") => {
-            let status = new.get("status").cloned();
-            let sent = metadata_mut(new).clone();
-            *new = old.clone();
-            set_or_remove(new, "status", status);
+            let mut sent = std::mem::replace(new, old.clone());
+            set_or_remove(new, "status", sent.as_object_mut().and_then(|sent| sent.shift_remove("status")));
             if !custom {
+                let sent = metadata_mut(&mut sent);
                 let metadata = metadata_mut(new);
                 for field in ["labels", "annotations", "finalizers"] {
-                    match sent.get(field) {
-                        Some(value) => metadata.insert(field.to_owned(), value.clone()),
+                    match sent.shift_remove(field) {
+                        Some(value) => metadata.insert(field.to_owned(), value),
                         None => metadata.shift_remove(field),
                     };
                 }
@@ -250,19 +249,26 @@ pub(crate) fn bump_generation(call: &Call<'_>, new: &mut Value, old: &Value) {
     if !call.target.definition.behaviour.has_generation {
         return;
     }
-    let rest = |object: &Value| -> Map<String, Value> {
-        let fields = object.as_object().into_iter().flatten();
-        let counted = fields.filter(|(name, _)| {
-            let kept_apart =
-                *name == "status" && (call.target.version().status || !call.target.definition.custom);
-            *name != "metadata" && *name != "apiVersion" && !kept_apart
-        });
-        counted.map(|(name, value)| (name.clone(), value.clone())).collect()
+    let keeps_status_apart = call.target.version().status || !call.target.definition.custom;
+    let is_counted = |name: &str| match name {
+        "metadata" | "apiVersion" => false,
+        "status" => !keeps_status_apart,
+        _ => true,
     };
-    if rest(new) != rest(old) {
+    if !equal_in(new, old, is_counted) {
         let generation = old["metadata"]["generation"].as_i64().unwrap_or(0);
         metadata_mut(new).insert("generation".to_owned(), (generation + 1).into());
     }
+}
+
+/// Whether two objects have the same fields, of those that are of interest, and the same in each.
+fn equal_in(left: &Value, right: &Value, is_wanted: impl Fn(&str) -> bool) -> bool {
+    let wanted = |object: &Value| {
+        object.as_object().into_iter().flat_map(Map::keys).filter(|name| is_wanted(name)).count()
+    };
+    let fields = left.as_object().into_iter().flatten();
+    wanted(left) == wanted(right)
+        && fields.filter(|(name, _)| is_wanted(name)).all(|(name, value)| right.get(name) == Some(value))
 }
 
 fn set_or_remove(object: &mut Value, field: &str, value: Option<Value>) {

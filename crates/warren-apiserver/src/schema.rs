@@ -114,6 +114,30 @@ impl Schema {
     }
 }
 
+/// Goes down into a field: what `visit` sees is the path of it. One text serves a whole walk, because paths are wanted
+/// only for what is wrong, and a text for every field of every object would cost more than looking at the object.
+pub(crate) fn in_field<T>(path: &mut String, name: &str, visit: impl FnOnce(&mut String) -> T) -> T {
+    let end = path.len();
+    if end > 0 {
+        path.push('.');
+    }
+    path.push_str(name);
+    let outcome = visit(path);
+    path.truncate(end);
+    outcome
+}
+
+/// Goes down into an entry of a list.
+pub(crate) fn in_entry<T>(path: &mut String, index: usize, visit: impl FnOnce(&mut String) -> T) -> T {
+    let end = path.len();
+    path.push('[');
+    path.push_str(&index.to_string());
+    path.push(']');
+    let outcome = visit(path);
+    path.truncate(end);
+    outcome
+}
+
 /// `parent.child`, or just the child at the root.
 pub(crate) fn join(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }

@@ -94,9 +94,19 @@ struct RawMeta {
 impl Meta {
     /// Reads the metadata out of a serialised object, skipping everything else.
     pub(crate) fn read(body: &[u8]) -> Result<Meta, serde_json::Error> {
-        let raw = serde_json::from_slice::<Envelope>(body)?.metadata;
+        Ok(Meta::from(serde_json::from_slice::<Envelope>(body)?.metadata))
+    }
+
+    /// The same out of a tree.
+    pub(crate) fn of(object: &Value) -> Result<Meta, serde_json::Error> {
+        Ok(Meta::from(Envelope::deserialize(object)?.metadata))
+    }
+}
+
+impl From<RawMeta> for Meta {
+    fn from(raw: RawMeta) -> Meta {
         let labels = raw.labels.unwrap_or_default().into_iter();
-        Ok(Meta {
+        Meta {
             uid: raw.uid.unwrap_or_default(),
             labels: labels
                 .filter_map(|(key, value)| match value {
@@ -107,7 +117,7 @@ impl Meta {
             owners: raw.owner_references.unwrap_or_default().into(),
             finalizers: raw.finalizers.unwrap_or_default().into(),
             deleting: raw.deletion_timestamp.is_some(),
-        })
+        }
     }
 }
 

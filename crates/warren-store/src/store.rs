@@ -443,7 +443,7 @@ fn check(write: Write, current: Option<Arc<Object>>, version: u64) -> Result<Cha
     };
     stamp(&mut value, version);
     let body = Bytes::from(value.to_string());
-    // The body was a JSON object a line ago; metadata of a wrong shape reads as none, which the caller has refused.
-    let meta = Meta::read(&body).unwrap_or_default();
+    // Metadata of a wrong shape reads as none, which the caller has refused.
+    let meta = Meta::of(&value).unwrap_or_default();
     Ok(Change { kind, object: Arc::new(Object { key, version, body, meta }), previous: current })
 }

@@ -129,7 +129,7 @@ pub(crate) fn decode(call: &Call<'_>, tree: Tree) -> Result<Decoded, ApiError> {
     } else {
         drop_nulls(&mut object, Some(schema));
         drop_empty_maps(&mut object, schema);
-        if let Some(undecodable) = check_types(&object, schema, "") {
+        if let Some(undecodable) = check_types(&object, schema) {
             let why = match (undecodable, &target.version().schema.source) {
                 (Undecodable::Time(why), _) => why,
                 (Undecodable::Type { path, actual }, SchemaSource::Builtin(name)) => {
@@ -172,7 +172,7 @@ pub(crate) fn decode(call: &Call<'_>, tree: Tree) -> Result<Decoded, ApiError> {
             .retain(|name, value| name == "managedFields" || !value.as_array().is_some_and(Vec::is_empty));
     }
     let mut unknown = Vec::new();
-    prune(&mut object, schema, "", &mut unknown);
+    prune(&mut object, schema, &mut unknown);
     if definition.custom {
         unknown.sort();
     }

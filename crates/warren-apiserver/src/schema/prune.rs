@@ -1,15 +1,19 @@
 use serde_json::{Map, Value};
 
-use super::{Schema, Type, join};
+use super::{Schema, Type, in_entry, in_field, join};
 
 /// Removes every field that the schema does not know, and adds their paths to `unknown`.
-pub(crate) fn prune(value: &mut Value, schema: &Schema, path: &str, unknown: &mut Vec<String>) {
+pub(crate) fn prune(value: &mut Value, schema: &Schema, unknown: &mut Vec<String>) {
+    prune_below(value, schema, &mut String::new(), unknown);
+}
+
+fn prune_below(value: &mut Value, schema: &Schema, path: &mut String, unknown: &mut Vec<String>) {
     match value {
         Value::Object(object) => prune_object(object, schema, path, unknown),
         Value::Array(items) => {
             if let Some(schema) = &schema.items {
                 for (index, item) in items.iter_mut().enumerate() {
-                    prune(item, schema, &format!("{path}[{index}]"), unknown);
+                    in_entry(path, index, |path| prune_below(item, schema, path, unknown));
                 }
             }
         }
@@ -17,14 +21,19 @@ pub(crate) fn prune(value: &mut Value, schema: &Schema, path: &str, unknown: &mu
     }
 }
 
-fn prune_object(object: &mut Map<String, Value>, schema: &Schema, path: &str, unknown: &mut Vec<String>) {
+fn prune_object(
+    object: &mut Map<String, Value>,
+    schema: &Schema,
+    path: &mut String,
+    unknown: &mut Vec<String>,
+) {
     object.retain(|name, child| {
         // The root and embedded resources have these by nature, whether or not the schema mentions them.
         let is_resource =
             schema.embedded_resource && matches!(name.as_str(), "apiVersion" | "kind" | "metadata");
         match schema.field(name) {
             Some(schema) => {
-                prune(child, schema, &join(path, name), unknown);
+                in_field(path, name, |path| prune_below(child, schema, path, unknown));
                 true
             }
             None if schema.preserve_unknown || is_resource => true,

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::reads::{Reads, looks_back};
 use super::validate::map_key;
-use super::{ListShape, Schema, SchemaError, join};
+use super::{ListShape, Schema, SchemaError, in_entry, in_field};
 use crate::status::{FieldError, Problem};
 
 pub(crate) struct Rules {
@@ -183,11 +183,15 @@ fn shallow(source: &Value, root: bool) -> Value {
 }
 
 /// Evaluates every rule that applies to `value`; `old` is what was there before, for transition rules.
-pub(crate) fn check_rules(
+pub(crate) fn check_rules(value: &Value, old: Option<&Value>, schema: &Schema, errors: &mut Vec<FieldError>) {
+    check_below(value, old, schema, &mut String::new(), errors);
+}
+
+fn check_below(
     value: &Value,
     old: Option<&Value>,
     schema: &Schema,
-    path: &str,
+    path: &mut String,
     errors: &mut Vec<FieldError>,
 ) {
     if !schema.has_rules || value.is_null() {
@@ -201,7 +205,7 @@ pub(crate) fn check_rules(
             for (name, child) in object {
                 if let Some(schema) = schema.field(name) {
                     let old = old.and_then(|old| old.get(name));
-                    check_rules(child, old, schema, &join(path, name), errors);
+                    in_field(path, name, |path| check_below(child, old, schema, path, errors));
                 }
             }
         }
@@ -217,7 +221,7 @@ pub(crate) fn check_rules(
                     }
                     ListShape::Atomic | ListShape::Set => None,
                 };
-                check_rules(item, old, item_schema, &format!("{path}[{index}]"), errors);
+                in_entry(path, index, |path| check_below(item, old, item_schema, path, errors));
             }
         }
         _ => {}

@@ -1,11 +1,15 @@
 use serde_json::Value;
 
 use super::format::{Format, time_error};
-use super::{Limits, ListShape, Schema, Type, join, type_name};
+use super::{Limits, ListShape, Schema, Type, in_entry, in_field, join, type_name};
 use crate::status::{FieldError, Problem};
 
 /// Checks a value against its schema, adding one error per violation in the words of the real server.
 pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut Vec<FieldError>) {
+    validate_below(value, schema, &mut path.to_owned(), errors);
+}
+
+fn validate_below(value: &Value, schema: &Schema, path: &mut String, errors: &mut Vec<FieldError>) {
     if value.is_null() && schema.nullable {
         return;
     }
@@ -20,7 +24,7 @@ pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut 
             };
             let detail = format!("{path} in body must be of type {wanted}: {actual:?}");
             let problem = Problem::TypeInvalid(actual.into(), detail);
-            errors.push(FieldError { field: path.to_owned(), problem });
+            errors.push(FieldError { field: path.clone(), problem });
         }
         check_range(value, schema, path, errors);
         // Of the limits only the list of values makes sense for any type.
@@ -38,8 +42,7 @@ pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut 
     {
         let format = schema.format.name().unwrap_or_default();
         let detail = format!("{path} in body must be of type {format}: {text:?}");
-        errors
-            .push(FieldError { field: path.to_owned(), problem: Problem::TypeInvalid(text.into(), detail) });
+        errors.push(FieldError { field: path.clone(), problem: Problem::TypeInvalid(text.into(), detail) });
     }
     match value {
         Value::Object(object) => {
@@ -48,7 +51,7 @@ pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut 
             }
             for (name, child) in object {
                 if let Some(schema) = schema.field(name) {
-                    validate(child, schema, &join(path, name), errors);
+                    in_field(path, name, |path| validate_below(child, schema, path, errors));
                 }
             }
         }
@@ -56,7 +59,7 @@ pub(crate) fn validate(value: &Value, schema: &Schema, path: &str, errors: &mut 
             check_list(items, schema, path, errors);
             if let Some(schema) = &schema.items {
                 for (index, item) in items.iter().enumerate() {
-                    validate(item, schema, &format!("{path}[{index}]"), errors);
+                    in_entry(path, index, |path| validate_below(item, schema, path, errors));
                 }
             }
         }
@@ -123,7 +126,11 @@ pub(crate) enum Undecodable {
 }
 
 /// The first value that cannot be decoded.
-pub(crate) fn check_types(value: &Value, schema: &Schema, path: &str) -> Option<Undecodable> {
+pub(crate) fn check_types(value: &Value, schema: &Schema) -> Option<Undecodable> {
+    check_types_below(value, schema, &mut String::new())
+}
+
+fn check_types_below(value: &Value, schema: &Schema, path: &mut String) -> Option<Undecodable> {
     if !value.is_null() && !has_type(value, schema) {
         let wanted = schema.type_?;
         let actual = match value {
@@ -133,7 +140,7 @@ pub(crate) fn check_types(value: &Value, schema: &Schema, path: &str) -> Option<
             Value::Bool(_) => "bool".to_owned(),
             other => type_name(other).to_owned(),
         };
-        return Some(Undecodable::Type { path: path.to_owned(), actual });
+        return Some(Undecodable::Type { path: path.clone(), actual });
     }
     if let Value::String(text) = value
         && let Some(message) = time_error(text, schema.format)
@@ -141,12 +148,13 @@ pub(crate) fn check_types(value: &Value, schema: &Schema, path: &str) -> Option<
         return Some(Undecodable::Time(message));
     }
     match value {
-        Value::Object(object) => {
-            object.iter().find_map(|(name, child)| check_types(child, schema.field(name)?, &join(path, name)))
-        }
+        Value::Object(object) => object.iter().find_map(|(name, child)| {
+            let below = schema.field(name)?;
+            in_field(path, name, |path| check_types_below(child, below, path))
+        }),
         Value::Array(items) => {
             let schema = schema.items.as_ref()?;
-            items.iter().find_map(|item| check_types(item, schema, path))
+            items.iter().find_map(|item| check_types_below(item, schema, path))
         }
         _ => None,
     }
