@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use http::{HeaderValue, Method, Response, header, request};
 use jiff::Timestamp;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 
 use crate::identity::Identity;
 use crate::query::decode;
@@ -25,6 +25,8 @@ use file::{LogFile, Message};
 
 /// Lines that wait for the disk. At the speed of one machine's API that is about a second's worth.
 const QUEUE: usize = 8192;
+/// The room of most lines.
+const USUAL_LINE: usize = 1024;
 /// The longest text from a client that gets into a line.
 const LONGEST_TEXT: usize = 1024;
 
@@ -75,7 +77,62 @@ pub(crate) struct CreatedName(pub Arc<str>);
 /// A request that will be logged. One that is dropped without an answer is logged as such.
 pub(crate) struct Entry {
     server: Arc<Inner>,
-    event: Map<String, Value>,
+    /// Nothing once it has been written.
+    event: Option<Event>,
+}
+
+/// A line. The fields come in the order in which they are written.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Event {
+    kind: &'static str,
+    api_version: &'static str,
+    level: &'static str,
+    #[serde(rename = "auditID")]
+    audit_id: String,
+    stage: &'static str,
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    verb: &'static str,
+    user: User,
+    #[serde(rename = "sourceIPs", skip_serializing_if = "Option::is_none")]
+    source_ips: Option<[String; 1]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user_agent: Option<String>,
+    object_ref: ObjectRef,
+    request_received_timestamp: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_status: Option<Status>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stage_timestamp: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct User {
+    username: String,
+    groups: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ObjectRef {
+    resource: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api_group: Option<String>,
+    api_version: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subresource: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Status {
+    Code(u16),
+    Message(&'static str),
 }
 
 impl Entry {
@@ -97,77 +154,78 @@ impl Entry {
             Method::DELETE => "delete",
             _ => "get",
         };
-        let mut object = Map::new();
-        for (name, value) in [
-            ("resource", Some(resource.plural)),
-            ("namespace", resource.namespace),
-            ("name", resource.name),
-            ("apiGroup", Some(resource.group).filter(|group| !group.is_empty())),
-            ("apiVersion", Some(resource.version)),
-            ("subresource", resource.subresource),
-        ] {
-            if let Some(value) = value {
-                object.insert(name.to_owned(), shorten(value).into());
-            }
-        }
+        let kept = |text: Option<&str>| text.map(|text| shorten(text).to_owned());
         // The command of an exec is in its query, and may be a secret.
         let uri = match parts.uri.path_and_query() {
             Some(whole) if !streams => whole.as_str(),
             _ => path,
         };
-        let mut user = json!({"username": "system:anonymous", "groups": ["system:unauthenticated"]});
-        if let Some(identity) = identity {
-            user = json!({"username": identity.user, "groups": identity.groups});
-        }
-        let mut event = Map::new();
-        event.insert("kind".to_owned(), "Event".into());
-        event.insert("apiVersion".to_owned(), "audit.k8s.io/v1".into());
-        event.insert("level".to_owned(), "Metadata".into());
+        let user = match identity {
+            Some(identity) => User { username: identity.user.clone(), groups: identity.groups.clone() },
+            None => User {
+                username: "system:anonymous".to_owned(),
+                groups: vec!["system:unauthenticated".to_owned()],
+            },
+        };
         let id = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
-        event.insert("auditID".to_owned(), id.to_string().into());
-        event.insert("stage".to_owned(), "ResponseComplete".into());
-        event.insert("requestURI".to_owned(), shorten(uri).into());
-        event.insert("verb".to_owned(), verb.into());
-        event.insert("user".to_owned(), user);
-        if let Some(Source(source)) = parts.extensions.get() {
-            event.insert("sourceIPs".to_owned(), json!([&**source]));
-        }
-        if let Some(agent) = parts.headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()) {
-            event.insert("userAgent".to_owned(), shorten(agent).into());
-        }
-        event.insert("objectRef".to_owned(), object.into());
-        event.insert("requestReceivedTimestamp".to_owned(), timestamp(server.now()).into());
-        Some(Entry { server: Arc::clone(server), event })
+        let source = parts.extensions.get().map(|Source(source)| [source.to_string()]);
+        let agent = parts.headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+        let event = Event {
+            kind: "Event",
+            api_version: "audit.k8s.io/v1",
+            level: "Metadata",
+            audit_id: id.to_string(),
+            stage: "ResponseComplete",
+            request_uri: shorten(uri).to_owned(),
+            verb,
+            user,
+            source_ips: source,
+            user_agent: kept(agent),
+            object_ref: ObjectRef {
+                resource: shorten(resource.plural).to_owned(),
+                namespace: kept(resource.namespace),
+                name: kept(resource.name),
+                api_group: kept(Some(resource.group).filter(|group| !group.is_empty())),
+                api_version: shorten(resource.version).to_owned(),
+                subresource: kept(resource.subresource),
+            },
+            request_received_timestamp: timestamp(server.now()),
+            response_status: None,
+            stage_timestamp: None,
+        };
+        Some(Entry { server: Arc::clone(server), event: Some(event) })
     }
 
     /// Ends the line, and tells the client under which id it is found.
     pub fn finish(mut self, response: &mut Response<ResponseBody>) {
+        let Some(event) = &mut self.event else { return };
         if let Some(CreatedName(name)) = response.extensions().get() {
-            self.event["objectRef"]["name"] = (**name).into();
+            event.object_ref.name = Some(name.to_string());
         }
-        if let Some(Ok(id)) = self.event["auditID"].as_str().map(HeaderValue::from_str) {
+        if let Ok(id) = HeaderValue::from_str(&event.audit_id) {
             response.headers_mut().insert("audit-id", id);
         }
-        self.write(json!({"code": response.status().as_u16()}));
+        self.write(Status::Code(response.status().as_u16()));
     }
 
-    fn write(&mut self, status: Value) {
-        let mut event = std::mem::take(&mut self.event);
-        event.insert("responseStatus".to_owned(), status);
-        event.insert("stageTimestamp".to_owned(), timestamp(self.server.now()).into());
-        let mut line = Value::Object(event).to_string().into_bytes();
-        line.push(b'\n');
-        if let Some(audit) = &self.server.audit {
-            audit.write(line);
+    fn write(&mut self, status: Status) {
+        let (Some(mut event), Some(audit)) = (self.event.take(), &self.server.audit) else { return };
+        event.response_status = Some(status);
+        event.stage_timestamp = Some(timestamp(self.server.now()));
+        let mut line = Vec::with_capacity(USUAL_LINE);
+        match serde_json::to_writer(&mut line, &event) {
+            Ok(()) => {
+                line.push(b'\n');
+                audit.write(line);
+            }
+            Err(error) => tracing::error!(%error, "an entry of the audit log cannot be written down"),
         }
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if !self.event.is_empty() {
-            self.write(json!({"message": "the request was given up before it was answered"}));
-        }
+        self.write(Status::Message("the request was given up before it was answered"));
     }
 }
 
