@@ -6,10 +6,12 @@
 //! the watch brings it too: a list may be older than it and lack it, or may be newer and lack it because it is gone, and
 //! only the server can tell. It is asked at once after such a list, and after [`DOUBT`] otherwise.
 
+mod keys;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
@@ -21,6 +23,7 @@ use warren_decide::step::Kind;
 
 use crate::object;
 use crate::queue::{ObjectKey, WorkQueue};
+use keys::Keys;
 
 /// What only an answer has brought is asked for again after this long. A watch is behind by milliseconds as a rule, and by
 /// seconds under load.
@@ -75,7 +78,7 @@ pub struct Cache<K> {
 
 struct State<K> {
     objects: HashMap<ObjectKey, Arc<K>>,
-    indices: HashMap<Index, BTreeSet<ObjectKey>>,
+    indices: HashMap<Index, Keys>,
     /// The newest resourceVersion that the watch has brought. An answer that is not newer tells nothing new: if its object
     /// is not here, it has been deleted since.
     horizon: u64,
@@ -152,7 +155,7 @@ where
     #[must_use]
     pub fn find(&self, index: &Index) -> Vec<Arc<K>> {
         let state = self.read();
-        let keys = state.indices.get(index).into_iter().flatten();
+        let keys = state.indices.get(index).into_iter().flat_map(Keys::iter);
         keys.filter_map(|key| state.objects.get(key).cloned()).collect()
     }
 
@@ -383,11 +386,11 @@ where
             {
                 return false;
             }
-            if let Some(before) = &before {
-                state.leave(&key, (self.keeping.indices)(before));
-            }
-            for index in (self.keeping.indices)(&new) {
-                state.indices.entry(index).or_default().insert(key.clone());
+            let left = before.as_ref().map(|before| (self.keeping.indices)(before));
+            let found = (self.keeping.indices)(&new);
+            if left.as_ref() != Some(&found) {
+                state.leave(&key, left.unwrap_or_default());
+                state.enter(&key, found);
             }
             state.objects.insert(key.clone(), new.clone());
             before
@@ -440,13 +443,21 @@ impl<K: Resource<DynamicType = ()>> State<K> {
         self.forgotten.get(key).is_some_and(|forgotten| *forgotten >= version)
     }
 
+    fn enter(&mut self, key: &ObjectKey, indices: Vec<Index>) {
+        for index in indices {
+            match self.indices.entry(index) {
+                Entry::Occupied(mut keys) => keys.get_mut().insert(key.clone()),
+                Entry::Vacant(place) => {
+                    place.insert(Keys::One(key.clone()));
+                }
+            }
+        }
+    }
+
     fn leave(&mut self, key: &ObjectKey, indices: Vec<Index>) {
         for index in indices {
-            if let Some(keys) = self.indices.get_mut(&index) {
-                keys.remove(key);
-                if keys.is_empty() {
-                    self.indices.remove(&index);
-                }
+            if self.indices.get_mut(&index).is_some_and(|keys| keys.remove(key)) {
+                self.indices.remove(&index);
             }
         }
     }

@@ -21,6 +21,9 @@ use crate::queue::QueueStatistics;
 use crate::telemetry::{Passes, Scrape, Telemetry};
 use crate::watch;
 
+/// Objects per page of a list. A page is read whole before it is trimmed, and the room that takes is not given back.
+const PAGE: u32 = 100;
+
 /// The running controllers. Dropping it stops them without waiting; [`Controllers::shutdown`] waits for what is under
 /// way.
 pub struct Controllers {
@@ -112,10 +115,10 @@ impl Controllers {
 
     fn start_watches(&self, config: &Config) {
         let cluster = self.engine.cluster();
-        let all = watcher::Config::default();
+        let all = watcher::Config::default().page_size(PAGE);
         let tracked = match config.cache_label_selectors {
-            true => watcher::Config::default().labels(labels::SANDBOX_NAME_HASH),
-            false => watcher::Config::default(),
+            true => all.clone().labels(labels::SANDBOX_NAME_HASH),
+            false => all.clone(),
         };
         self.watch(&cluster.sandboxes, all.clone());
         self.watch(&cluster.pods, tracked.clone());
