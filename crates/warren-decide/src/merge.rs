@@ -37,7 +37,11 @@ pub fn difference(from: &Value, to: &Value) -> Option<Value> {
 
 /// The merge patch between two serialisable values. Absent and empty count as equal, as the server drops neither.
 #[must_use]
-pub fn between<T: Serialize>(from: &T, to: &T) -> Option<Value> {
+pub fn between<T: Serialize + PartialEq>(from: &T, to: &T) -> Option<Value> {
+    // Most often nothing has changed, and seeing that is cheaper than writing both down.
+    if from == to {
+        return None;
+    }
     difference(&json(from), &json(to))
 }
 
@@ -50,7 +54,7 @@ pub fn json<T: Serialize>(value: &T) -> Value {
 /// The merge patch for a string map (labels, annotations, selectors).
 #[must_use]
 pub fn between_maps(from: &BTreeMap<String, String>, to: &BTreeMap<String, String>) -> Option<Value> {
-    if from == to { None } else { between(from, to) }
+    between(from, to)
 }
 
 /// Puts `value` at a path of keys, making the objects on the way. Used to build a patch piece by piece.
