@@ -21,6 +21,10 @@ pub struct Config {
     pub sandbox_warm_pool_max_batch_size: usize,
     /// How long refilling a pool waits after members have left it.
     pub sandbox_warm_pool_replenish_delay: Duration,
+    /// The part of a pool, from 0 to 1, below which refilling does not wait.
+    pub sandbox_warm_pool_reserve: f64,
+    /// The most members of a pool that are being started at the same time; nothing is no limit.
+    pub sandbox_warm_pool_max_starting: Option<usize>,
     /// The most members created per second and pool; 0 is no limit.
     pub sandbox_warm_pool_max_refill_rate: f64,
     /// How long a pool's member may take to become ready.
@@ -59,6 +63,8 @@ impl Default for Config {
             sandbox_template_concurrent_workers: 1,
             sandbox_warm_pool_max_batch_size: 300,
             sandbox_warm_pool_replenish_delay: Duration::ZERO,
+            sandbox_warm_pool_reserve: 0.0,
+            sandbox_warm_pool_max_starting: None,
             sandbox_warm_pool_max_refill_rate: 0.0,
             sandbox_warm_pool_readiness_grace_period: Duration::from_secs(5 * 60),
             sandbox_warm_pool_unschedulable_recheck_interval: Duration::from_secs(60),

@@ -230,6 +230,8 @@ fn pool_settings(config: &Config) -> pools::Settings {
     pools::Settings {
         max_batch_size: config.sandbox_warm_pool_max_batch_size,
         replenish_delay: config.sandbox_warm_pool_replenish_delay,
+        reserve: config.sandbox_warm_pool_reserve,
+        max_starting: config.sandbox_warm_pool_max_starting,
         max_refill_rate: config.sandbox_warm_pool_max_refill_rate,
         readiness_grace_period: config.sandbox_warm_pool_readiness_grace_period,
         unschedulable_recheck_interval: config.sandbox_warm_pool_unschedulable_recheck_interval,

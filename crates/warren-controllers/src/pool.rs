@@ -18,6 +18,10 @@ use crate::wake::Sides;
 
 const MANAGER: &str = "sandboxwarmpool-controller";
 
+/// Members come and go by hundreds a second, and each look at a pool counts them all and tells the server. So a pool is looked at
+/// this long after the first of them, for all of them.
+const GATHER: Duration = Duration::from_millis(10);
+
 /// As soon as can be.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
@@ -166,7 +170,7 @@ impl PoolController {
             _ => false,
         };
         if !quiet {
-            before.into_iter().chain(after).for_each(|key| queue.add(key));
+            before.into_iter().chain(after).for_each(|key| queue.add_after(key, GATHER));
         }
     }
 

@@ -47,6 +47,11 @@ pub struct Settings {
     pub max_batch_size: usize,
     /// How long to wait with refilling after members have left.
     pub replenish_delay: Duration,
+    /// The part of a pool, from 0 to 1, below which refilling does not wait: claims that never pause would empty it.
+    pub reserve: f64,
+    /// The most members that are on their way to being ready at the same time; nothing is no limit. One that does not get there
+    /// soon is waiting for something, and does not count.
+    pub max_starting: Option<usize>,
     /// The most members created per second and pool; 0 is no limit.
     pub max_refill_rate: f64,
     /// How long a member may take to become ready.
@@ -66,6 +71,8 @@ impl Default for Settings {
         Self {
             max_batch_size: 300,
             replenish_delay: Duration::ZERO,
+            reserve: 0.0,
+            max_starting: None,
             max_refill_rate: 0.0,
             readiness_grace_period: Duration::from_secs(5 * 60),
             unschedulable_recheck_interval: Duration::from_secs(60),

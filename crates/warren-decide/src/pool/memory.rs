@@ -133,7 +133,7 @@ impl Memory {
     /// Takes note of the members that are there, and says how long to wait before refilling.
     ///
     /// Fewer members than last time mean that claims are taking them: then refilling waits, so that it does not compete
-    /// with more claims. The first look after a start never waits.
+    /// with more claims. The first look after a start never waits, nor does a pool that is down to its reserve.
     pub(super) fn hold(
         &mut self,
         active: usize,
@@ -141,7 +141,8 @@ impl Memory {
         settings: &Settings,
         uptime: Duration,
     ) -> Option<Duration> {
-        if settings.replenish_delay.is_zero() || active >= desired {
+        let is_low = (active as f64) < desired as f64 * settings.reserve;
+        if settings.replenish_delay.is_zero() || active >= desired || is_low {
             self.hold_until = None;
         } else if self.last_count.is_some_and(|last| active < last) {
             self.hold_until = Some(uptime + settings.replenish_delay);

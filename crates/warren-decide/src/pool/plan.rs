@@ -19,6 +19,8 @@ use crate::step::{Action, Kind, Note, Object, Propagation, Severity, Stage, Step
 
 /// A pass that may not create yet looks again after this long, should no event wake it.
 const EXPECTATION_FALLBACK: Duration = Duration::from_secs(30);
+/// A member that is not ready after this long, whole seconds included, is not being started but waits for something: an image, or room.
+const STARTING: Duration = Duration::from_secs(3);
 /// A member is looked at this long after its grace, so that rounding never wakes us too early.
 const GRACE_SLACK: Duration = Duration::from_secs(2);
 /// How far the wake-up for a grace period is spread, at most.
@@ -72,7 +74,7 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     collect_stuck(world, memory, settings, now, &mut count, &mut plan, &mut wake);
 
     let status = status(world, &count);
-    size(world, &rules, yardstick.as_ref(), memory, settings, &count, &mut plan, &mut wake);
+    size(world, &rules, yardstick.as_ref(), memory, settings, now, &count, &mut plan, &mut wake);
     plan.notes = progress_notes(world, memory, count.held);
     plan.notes.extend(nonsense_note(&rules, memory));
     let active = count.active.iter().map(|member| &**member);
@@ -221,6 +223,7 @@ fn size(
     yardstick: Option<&Yardstick<'_>>,
     memory: &mut Memory,
     settings: &Settings,
+    now: Timestamp,
     count: &Count,
     plan: &mut Plan,
     wake: &mut Wake,
@@ -240,8 +243,11 @@ fn size(
             wake.after(remaining);
         } else if !met {
             wake.after(EXPECTATION_FALLBACK);
+        } else if let Some(remaining) = crowded(count, settings, now) {
+            wake.after(remaining);
         } else {
-            match memory.take_tokens(missing.min(settings.max_batch_size), settings, world.uptime) {
+            let wanted = missing.min(settings.max_batch_size).min(free_starts(count, settings, now));
+            match memory.take_tokens(wanted, settings, world.uptime) {
                 Err(wait) => wake.after(wait),
                 Ok(granted) => {
                     let member = member::new(&world.pool, template, yardstick.hashes(), settings);
@@ -270,6 +276,27 @@ fn size(
             remove(member, memory, world.uptime, &mut plan.removals);
         }
     }
+}
+
+/// How long each of the members that are being started has left of its time.
+fn starting(count: &Count, now: Timestamp) -> impl Iterator<Item = Duration> {
+    let waiting = count.active.iter().filter(|member| !member::is_ready(member));
+    waiting.filter_map(move |member| {
+        let created = member.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
+        // One from the future was made before the clock was set; nobody knows when.
+        let age = Duration::try_from(now.duration_since(created)).ok()?;
+        STARTING.checked_sub(age).filter(|left| !left.is_zero())
+    })
+}
+
+/// How many more members may be started now.
+fn free_starts(count: &Count, settings: &Settings, now: Timestamp) -> usize {
+    settings.max_starting.map_or(usize::MAX, |most| most.saturating_sub(starting(count, now).count()))
+}
+
+/// How long until another member may be started, should none of those under way become ready; nothing when one may be now.
+fn crowded(count: &Count, settings: &Settings, now: Timestamp) -> Option<Duration> {
+    (free_starts(count, settings, now) == 0).then(|| starting(count, now).min()).flatten()
 }
 
 fn status(world: &World, count: &Count) -> SandboxWarmPoolStatus {

@@ -298,6 +298,34 @@ fn batches_tokens_and_holds_pace_the_refill() {
 }
 
 #[test]
+fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
+    let few = Settings { max_starting: Some(2), ..Settings::default() };
+    let pass = |starting: usize, second| {
+        let mut members = vec![member("ready", &template("a"), 9, true)];
+        members.extend((0..starting).map(|number| member(&number.to_string(), &template("a"), 9, false)));
+        let plan = decide(&world(json!({"replicas": 9}), members), &mut Memory::default(), &few, at(second));
+        (plan.creations.len(), plan.look_again)
+    };
+    assert_eq!(pass(0, 10).0, 2);
+    assert_eq!(pass(1, 10).0, 1);
+    assert_eq!(pass(2, 10), (0, Some(Duration::from_secs(2))), "looked at again when their time is over");
+    assert_eq!(pass(3, 10).0, 0);
+    assert_eq!(pass(2, 12).0, 2, "what is not ready by then waits for something else");
+    assert_eq!(pass(2, 8).0, 2, "nor does one from the future count");
+
+    let waiting = Settings { replenish_delay: Duration::from_secs(5), reserve: 0.5, ..Settings::default() };
+    let mut memory = Memory::default();
+    let mut pass = |count: usize, second| {
+        let members = (0..count).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect();
+        let plan = decide(&world(json!({"replicas": 4}), members), &mut memory, &waiting, at(second));
+        (0..plan.creations.len()).for_each(|_| memory.expectations.creation_settled());
+        plan.creations.len()
+    };
+    assert_eq!([pass(4, 0), pass(3, 1), pass(2, 2)], [0, 0, 0], "claims are taking them");
+    assert_eq!(pass(1, 3), 3, "and have taken too many");
+}
+
+#[test]
 fn a_converged_pool_costs_no_write() {
     let mut settled = world(json!({"replicas": 1}), vec![member("a", &template("a"), 0, true)]);
     Arc::make_mut(&mut settled.pool).status =
