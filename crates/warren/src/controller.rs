@@ -159,6 +159,9 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
             pools.sandbox_warm_pool_progress_deadline,
         )?,
         sandbox_warm_pool_replenish_delay: pools.sandbox_warm_pool_replenish_delay,
+        // A cluster's nodes start pods beside each other and beside the claims.
+        sandbox_warm_pool_reserve: 0.0,
+        sandbox_warm_pool_max_starting: None,
         sandbox_warm_pool_max_refill_rate: rate,
         sandbox_warm_pool_readiness_grace_period: duration(
             "--sandbox-warm-pool-readiness-grace-period",
