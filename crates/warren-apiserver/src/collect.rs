@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use warren_store::garbage::{Collector, Task};
 use warren_store::{
-    Action, Expect, Filter, Key, ListRequest, Object, WatchFrom, Write, WriteError, deletion,
+    Action, Body, Expect, Filter, Key, ListRequest, Object, WatchFrom, Write, WriteError, deletion,
 };
 
 use crate::crd;
@@ -105,7 +105,7 @@ pub(crate) async fn release(server: &Inner, key: &Key, finalizer: &str) {
 async fn change(server: &Inner, key: &Key, edit: impl Fn(&mut Value)) {
     for _ in 0..ATTEMPTS {
         let Some(current) = server.store.newest(key) else { return };
-        let old = current.value();
+        let Body { tree: old, managed_fields } = current.split();
         let mut new = old.clone();
         edit(&mut new);
         if new == old {
@@ -113,7 +113,10 @@ async fn change(server: &Inner, key: &Key, edit: impl Fn(&mut Value)) {
         }
         let held = &*key.resource == "namespaces"
             && new["spec"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty());
-        let action = if deletion::is_finished(&new) && !held { Action::Delete } else { Action::Put(new) };
+        let action = match deletion::is_finished(&new) && !held {
+            true => Action::Delete,
+            false => Action::Put(Body { tree: new, managed_fields }),
+        };
         let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
         match server.store.write_one(write).await {
             Ok(stored) => return server.written(&stored, Some(&current)),

@@ -16,7 +16,8 @@ mod tracker;
 mod validate;
 mod zero;
 
-pub(crate) use tracker::{Tracker, check_options, differs_in_time_alone};
+pub(crate) use entries::same_but_for_time;
+pub(crate) use tracker::{Tracker, check_options};
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! The patch formats: what turns a current object and a patch body into the object to write.
 
+use json_patch::PatchOperation;
 use serde_json::Value;
 
 use crate::schema::Schema;
@@ -75,6 +76,26 @@ impl Patch {
         })
     }
 
+    /// Whether the patch may read or change `metadata.managedFields`. Any other patch comes to the same without them.
+    pub fn may_touch_managers(&self) -> bool {
+        match self {
+            Patch::Json { patch, .. } => patch.0.iter().any(|operation| {
+                let from = match operation {
+                    PatchOperation::Copy(copy) => Some(copy.from.as_str()),
+                    PatchOperation::Move(moved) => Some(moved.from.as_str()),
+                    _ => None,
+                };
+                leads_to_managers(operation.path().as_str()) || from.is_some_and(leads_to_managers)
+            }),
+            // What is no object replaces everything, and so may a directive of a strategic merge.
+            Patch::Merge(patch) | Patch::Strategic(patch) => names(patch, |name, below| match name {
+                "metadata" => names(below, |name, _| name == "managedFields"),
+                _ => false,
+            }),
+            Patch::Apply(_) => false,
+        }
+    }
+
     pub fn apply(&self, object: &mut Value, schema: &Schema) -> Result<(), ApiError> {
         match self {
             Patch::Json { patch, .. } => json::apply(object, &patch.0),
@@ -90,6 +111,21 @@ impl Patch {
                 "application/json-patch+json, application/merge-patch+json",
             )),
         }
+    }
+}
+
+/// Whether a merge patch is no object, or names such a field or a directive.
+fn names(patch: &Value, is_such: impl Fn(&str, &Value) -> bool) -> bool {
+    patch
+        .as_object()
+        .is_none_or(|patch| patch.iter().any(|(name, below)| name.starts_with('$') || is_such(name, below)))
+}
+
+/// Whether a JSON pointer leads to `metadata.managedFields`, into them or to what they are in.
+fn leads_to_managers(path: &str) -> bool {
+    match path.strip_prefix("/metadata") {
+        None => path.is_empty(),
+        Some(rest) => rest.is_empty() || rest.starts_with("/managedFields"),
     }
 }
 
@@ -116,5 +152,97 @@ fn parse_configuration(body: &[u8]) -> Result<Value, ApiError> {
     match value {
         Value::Object(_) => Ok(value),
         _ => Err(undecodable("the configuration is not an object".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use warren_store::Body;
+
+    use super::{Format, Patch};
+    use crate::schema::Schema;
+
+    fn object() -> Value {
+        json!({
+            "kind": "Pod", "apiVersion": "v1",
+            "metadata": {
+                "name": "a", "labels": {"a": "1", "b/c": "2"}, "finalizers": ["x", "y"],
+                "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {}}}, {"manager": "n"}],
+            },
+            "spec": {"managedFields": [1], "list": [{"name": "a"}, {"name": "b"}], "metadata": {"managedFields": 1}},
+        })
+    }
+
+    /// The outcome of a patch on the whole object, and on the object without its managers with those put back.
+    fn both_ways(format: Format, patch: &Value) -> (bool, Option<Value>, Option<Value>) {
+        let patch = Patch::parse(format, patch.to_string().as_bytes()).unwrap();
+        let schema = Schema::default();
+        let mut whole = object();
+        let on_whole = patch.apply(&mut whole, &schema).is_ok().then_some(whole);
+        let mut tree = object();
+        let list = tree["metadata"].as_object_mut().unwrap().shift_remove("managedFields").unwrap();
+        let managed_fields = list.to_string().into();
+        let on_rest = patch.apply(&mut tree, &schema).is_ok();
+        let joined = on_rest.then(|| Body { tree, managed_fields }.whole());
+        (patch.may_touch_managers(), on_whole, joined)
+    }
+
+    #[test]
+    fn a_patch_that_leaves_managers_alone_comes_to_the_same_without_them() {
+        for patch in [
+            json!({}),
+            json!({"metadata": {}}),
+            json!({"metadata": {"labels": {"a": null, "d": "3"}, "annotations": {"managedFields": "x"}}}),
+            json!({"metadata": {"name": null, "labels": null, "finalizers": []}, "spec": null}),
+            json!({"spec": {"managedFields": null, "metadata": {"managedFields": [2]}, "list": [{"name": "b"}]}}),
+            json!({"status": {"metadata": {"managedFields": []}}}),
+        ] {
+            for format in [Format::Merge, Format::Strategic] {
+                let (touches, whole, joined) = both_ways(format, &patch);
+                assert!(!touches, "{patch}");
+                assert_eq!(whole, joined, "{format:?} {patch}");
+            }
+        }
+        for operations in [
+            json!([]),
+            json!([{"op": "add", "path": "/metadata/labels/d", "value": "3"}, {"op": "remove", "path": "/metadata/finalizers/0"}]),
+            json!([{"op": "test", "path": "/metadata/name", "value": "a"}, {"op": "replace", "path": "/spec", "value": 1}]),
+            json!([{"op": "test", "path": "/metadata/name", "value": "b"}]),
+            json!([{"op": "move", "from": "/metadata/labels/b~1c", "path": "/metadata/labels/e"}]),
+            json!([{"op": "copy", "from": "/spec/managedFields", "path": "/status"}]),
+            json!([{"op": "remove", "path": "/metadata/missing"}]),
+        ] {
+            let (touches, whole, joined) = both_ways(Format::Json, &operations);
+            assert!(!touches, "{operations}");
+            assert_eq!(whole, joined, "{operations}");
+        }
+    }
+
+    #[test]
+    fn a_patch_that_may_touch_managers_is_known() {
+        for patch in [
+            json!(null),
+            json!([1]),
+            json!({"metadata": null}),
+            json!({"metadata": "x"}),
+            json!({"metadata": {"managedFields": null}}),
+            json!({"metadata": {"managedFields": [{}], "labels": {"a": "2"}}}),
+            json!({"$patch": "replace"}),
+            json!({"metadata": {"$patch": "replace", "name": "a"}}),
+            json!({"metadata": {"$setElementOrder/managedFields": []}}),
+        ] {
+            assert!(both_ways(Format::Strategic, &patch).0 && both_ways(Format::Merge, &patch).0, "{patch}");
+        }
+        for operation in [
+            json!({"op": "replace", "path": "", "value": {}}),
+            json!({"op": "test", "path": "/metadata", "value": {}}),
+            json!({"op": "remove", "path": "/metadata/managedFields"}),
+            json!({"op": "add", "path": "/metadata/managedFields/-", "value": {}}),
+            json!({"op": "move", "from": "/metadata/managedFields/0", "path": "/spec"}),
+            json!({"op": "copy", "from": "/metadata", "path": "/spec"}),
+        ] {
+            assert!(both_ways(Format::Json, &json!([operation])).0, "{operation}");
+        }
     }
 }

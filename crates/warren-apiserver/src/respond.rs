@@ -17,8 +17,6 @@ use crate::query::Query;
 use crate::status::ApiError;
 use crate::table;
 
-mod owners;
-
 /// The body of every response.
 pub type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -143,17 +141,27 @@ pub(crate) fn error(error: &ApiError) -> Response<ResponseBody> {
 
 /// The body of one object in the version that was asked for.
 pub(crate) fn object_bytes(target: &Target, object: &Object) -> Bytes {
-    if target.serves_as_stored() {
-        return object.body.clone();
+    match target.serves_as_stored() {
+        true => object.body.clone(),
+        false => converted(target, object.value()),
     }
-    let mut value = object.value();
+}
+
+/// The same without `metadata.managedFields`, which those who ask in process never look at.
+fn unmanaged_bytes(target: &Target, object: &Object) -> Bytes {
+    match target.serves_as_stored() {
+        true => object.unmanaged(),
+        false => converted(target, object.split().tree),
+    }
+}
+
+fn converted(target: &Target, mut value: Value) -> Bytes {
     target.convert_from_stored(&mut value);
     Bytes::from(value.to_string())
 }
 
-/// The body of one object in a list. A list of a built-in kind says kind and version once, for all of them.
-fn item_bytes(target: &Target, object: &Object) -> Bytes {
-    let body = object_bytes(target, object);
+/// The body of one object as it stands in a list. A list of a built-in kind says kind and version once, for all of them.
+fn item_bytes(target: &Target, body: Bytes) -> Bytes {
     if target.definition.custom {
         return body;
     }
@@ -184,7 +192,7 @@ pub(crate) fn represent(
 ) -> Bytes {
     match representation {
         Representation::Object => object_bytes(target, object),
-        Representation::Unmanaged => owners::without_managed_fields(object_bytes(target, object)),
+        Representation::Unmanaged => unmanaged_bytes(target, object),
         Representation::Metadata => Bytes::from(table::partial_metadata(&object.value()).to_string()),
         Representation::Table(row) => {
             let table =
@@ -270,9 +278,9 @@ pub(crate) fn list(
             body.put_u8(b',');
         }
         match representation {
-            Representation::Object => body.put_slice(&item_bytes(target, object)),
+            Representation::Object => body.put_slice(&item_bytes(target, object_bytes(target, object))),
             Representation::Unmanaged => {
-                body.put_slice(&owners::without_managed_fields(item_bytes(target, object)));
+                body.put_slice(&item_bytes(target, unmanaged_bytes(target, object)));
             }
             _ => body.put_slice(&represent(target, object, representation, false, now)),
         }

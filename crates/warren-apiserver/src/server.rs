@@ -240,7 +240,7 @@ impl Inner {
                     "spec": {"finalizers": ["kubernetes"]},
                     "status": {"phase": "Active"},
                 });
-                writes.push(Write { key, expect: Expect::Absent, action: Action::Put(namespace) });
+                writes.push(Write { key, expect: Expect::Absent, action: Action::Put(namespace.into()) });
             }
         }
         // Also those of a store that was written before namespaces came with accounts.
@@ -280,7 +280,7 @@ impl Inner {
         let mut make = |resource: &str, name: &str, object: Value| {
             let key = Key::new(resource, namespace, name);
             if self.store.newest(&key).is_none() {
-                writes.push(Write { key, expect: Expect::Absent, action: Action::Put(object) });
+                writes.push(Write { key, expect: Expect::Absent, action: Action::Put(object.into()) });
             }
         };
         let account = json!({
@@ -307,7 +307,7 @@ impl Inner {
                 let meta = metadata::metadata_mut(&mut object);
                 meta.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
                 meta.insert("creationTimestamp".to_owned(), created.into());
-                writes.push(Write { key, expect: Expect::Absent, action: Action::Put(object) });
+                writes.push(Write { key, expect: Expect::Absent, action: Action::Put(object.into()) });
             }
         }
         writes
@@ -344,7 +344,7 @@ impl Inner {
         }
         crd::default_definition(&mut definition);
         crd::prepare_definition(&mut definition);
-        Ok(Some(Write { key, expect, action: Action::Put(definition) }))
+        Ok(Some(Write { key, expect, action: Action::Put(definition.into()) }))
     }
 }
 

@@ -10,13 +10,13 @@ mod token;
 mod update;
 mod watch;
 
+use bytes::Bytes;
 use http::{HeaderValue, Method, Response};
 use serde_json::Value;
-use warren_store::WriteError;
+use warren_store::{Body, WriteError};
 
 use crate::call::Call;
 use crate::managed_fields::Tracker;
-use crate::metadata::metadata_mut;
 use crate::respond::ResponseBody;
 use crate::server::Inner;
 use crate::status::ApiError;
@@ -106,14 +106,9 @@ fn check_subresource(call: &Call<'_>) -> Result<(), ApiError> {
     }
 }
 
-/// Records who owns what after a write that is not an apply. `sent` is what the client sent as `managedFields`; both
-/// objects are in stored form.
-fn track(
-    call: &Call<'_>,
-    old: Option<&Value>,
-    sent: Option<&Value>,
-    new: &mut Value,
-) -> Result<(), ApiError> {
+/// Who owns what after a write that is not an apply, as the text of `managedFields`. `sent` is what the client sent as
+/// those; both objects are in stored form, and neither tree has managers in it.
+fn track(call: &Call<'_>, old: Option<&Body>, sent: Option<&Value>, new: &Value) -> Result<Bytes, ApiError> {
     let tracker = Tracker::new(call);
     if call.target.version().conversion.is_none() {
         return tracker.update(old, sent, new);
@@ -124,13 +119,8 @@ fn track(
         call.target.convert_from_stored(&mut object);
         object
     };
-    let mut shown = asked_for(new);
-    tracker.update(old.map(asked_for).as_ref(), sent, &mut shown)?;
-    match metadata_mut(&mut shown).shift_remove("managedFields") {
-        Some(list) => metadata_mut(new).insert("managedFields".to_owned(), list),
-        None => metadata_mut(new).shift_remove("managedFields"),
-    };
-    Ok(())
+    let old = old.map(|old| Body { tree: asked_for(&old.tree), managed_fields: old.managed_fields.clone() });
+    tracker.update(old.as_ref(), sent, &asked_for(new))
 }
 
 /// What a refused write means to the client.

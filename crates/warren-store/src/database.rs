@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use thiserror::Error;
 
 use crate::watch::{Change, ChangeKind};
-use crate::{Key, Meta, Object};
+use crate::{Key, Object};
 
 /// Forward migrations: entry `n` brings a file from schema version `n` to `n + 1`.
 const MIGRATIONS: &[&str] = &["
@@ -92,9 +92,9 @@ impl Database {
         let rows = read_objects(&connection).map_err(failed)?;
         let objects = rows
             .into_iter()
-            .map(|(key, version, body)| match Meta::read(&body) {
-                Ok(meta) => Ok(Arc::new(Object { key, version, body, meta })),
-                Err(source) => Err(OpenError::Damaged { path: path.to_owned(), key, source }),
+            .map(|(key, version, body)| match Object::read(key, version, body) {
+                Ok(object) => Ok(Arc::new(object)),
+                Err((key, source)) => Err(OpenError::Damaged { path: path.to_owned(), key, source }),
             })
             .collect::<Result<_, _>>()?;
         Ok((Database { connection, uncheckpointed: 0 }, version.cast_unsigned(), objects))

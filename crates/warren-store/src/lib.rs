@@ -9,6 +9,7 @@
 //! The crate knows the shape of Kubernetes metadata and nothing else: no HTTP, no kinds, no schemas. Start
 //! reading at [`Store`].
 
+mod body;
 mod committed;
 mod database;
 pub mod deletion;
@@ -20,6 +21,7 @@ mod store;
 mod watch;
 mod writer;
 
+pub use body::Body;
 pub use database::OpenError;
 pub use key::Key;
 pub use object::{Meta, Object, Owner};

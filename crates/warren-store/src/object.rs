@@ -2,11 +2,14 @@
 //! store itself needs (selectors, owners, deletion). Bodies are bytes because a parsed tree takes several times
 //! the memory, and because most reads hand the bytes on as they are.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::Key;
+use crate::body::{self, Body};
 
 /// One immutable version of an object. Shared by reference: a list copies pointers, never bodies.
 #[derive(Debug)]
@@ -19,17 +22,64 @@ pub struct Object {
     pub body: Bytes,
     /// What the store needs to know without parsing the body.
     pub meta: Meta,
+    /// Where `metadata.managedFields` stand in the body, with their comma.
+    managers: Range<usize>,
 }
 
 impl Object {
+    /// An object as it is written. `size` is a guess at its length.
+    pub(crate) fn new(key: Key, version: u64, mut body: Body, size: usize) -> Object {
+        let meta = Meta::of(body.stamped(version));
+        let (body, managers) = body.write(size);
+        Object { key, version, body, meta, managers }
+    }
+
+    /// An object as it was read from the disk.
+    pub(crate) fn read(key: Key, version: u64, body: Bytes) -> Result<Object, (Key, serde_json::Error)> {
+        match Meta::read(&body) {
+            Ok(meta) => Ok(Object { managers: body::managers(&body), key, version, body, meta }),
+            Err(error) => Err((key, error)),
+        }
+    }
+
+    /// The same state under a later version, which is how watchers see an object go.
+    pub(crate) fn at_version(&self, version: u64) -> Object {
+        let key = self.key.clone();
+        let Some(place) = body::version(&self.body) else {
+            return Object::new(key, version, self.value().into(), self.body.len());
+        };
+        let stamp = format!("\"{version}\"");
+        let body = [&self.body[..place.start], stamp.as_bytes(), &self.body[place.end..]].concat();
+        let moved = |at: usize| if at > place.start { at + stamp.len() - place.len() } else { at };
+        let managers = moved(self.managers.start)..moved(self.managers.end);
+        Object { key, version, body: body.into(), meta: self.meta.clone(), managers }
+    }
+
     /// The body as a tree, for those who change it.
     pub fn value(&self) -> Value {
-        serde_json::from_slice(&self.body).expect("the store serialised this body from a tree itself")
+        tree(&self.body)
+    }
+
+    /// The body without `metadata.managedFields`.
+    pub fn unmanaged(&self) -> Bytes {
+        match self.managers.is_empty() {
+            true => self.body.clone(),
+            false => [&self.body[..self.managers.start], &self.body[self.managers.end..]].concat().into(),
+        }
+    }
+
+    /// The body in its two parts. Its managers share their bytes with it and are not parsed.
+    pub fn split(&self) -> Body {
+        Body { tree: tree(&self.unmanaged()), managed_fields: body::list(&self.body, &self.managers) }
     }
 }
 
+fn tree(body: &[u8]) -> Value {
+    serde_json::from_slice(body).expect("the store serialised this body from a tree itself")
+}
+
 /// The metadata that the store acts on.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Meta {
     /// `metadata.uid`.
     pub uid: Box<str>,
@@ -97,9 +147,25 @@ impl Meta {
         Ok(Meta::from(serde_json::from_slice::<Envelope>(body)?.metadata))
     }
 
-    /// The same out of a tree.
-    pub(crate) fn of(object: &Value) -> Result<Meta, serde_json::Error> {
-        Ok(Meta::from(Envelope::deserialize(object)?.metadata))
+    /// The same out of a tree. Metadata of a wrong shape, which the caller has refused, reads as none.
+    pub(crate) fn of(object: &Value) -> Meta {
+        let metadata = &object["metadata"];
+        let text = |value: &Value| value.as_str().map(Box::<str>::from);
+        let items = |name: &str| metadata[name].as_array().into_iter().flatten();
+        let labels = metadata["labels"].as_object().into_iter().flatten();
+        Meta {
+            uid: text(&metadata["uid"]).unwrap_or_default(),
+            labels: labels.filter_map(|(key, value)| Some((key.as_str().into(), text(value)?))).collect(),
+            owners: items("ownerReferences")
+                .map(|owner| Owner {
+                    uid: text(&owner["uid"]).unwrap_or_default(),
+                    name: text(&owner["name"]).unwrap_or_default(),
+                    block_owner_deletion: owner["blockOwnerDeletion"] == true,
+                })
+                .collect(),
+            finalizers: items("finalizers").filter_map(text).collect(),
+            deleting: metadata["deletionTimestamp"].is_string(),
+        }
     }
 }
 
@@ -121,11 +187,50 @@ impl From<RawMeta> for Meta {
     }
 }
 
-/// The resourceVersion as it stands in a body.
-pub(crate) fn stamp(value: &mut Value, version: u64) {
-    let Value::Object(object) = value else { return };
-    let metadata = object.entry("metadata").or_insert_with(|| Value::Object(serde_json::Map::new()));
-    if let Value::Object(metadata) = metadata {
-        metadata.insert("resourceVersion".to_owned(), Value::String(version.to_string()));
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use serde_json::json;
+
+    use super::{Meta, Object};
+    use crate::{Body, Key};
+
+    #[test]
+    fn metadata_reads_the_same_from_a_tree_and_from_its_text() {
+        for metadata in [
+            json!({
+                "uid": "u", "labels": {"a": "b", "c\n": "\"", "number": 1}, "finalizers": ["x", "y"],
+                "ownerReferences": [{"uid": "o", "name": "n", "blockOwnerDeletion": true}, {"kind": "K"}],
+                "deletionTimestamp": "2026-01-01T00:00:00Z",
+            }),
+            json!({"uid": null, "labels": null, "finalizers": null, "ownerReferences": null}),
+            json!({}),
+        ] {
+            let object = json!({"kind": "A", "metadata": metadata, "spec": {"metadata": {"uid": "other"}}});
+            assert_eq!(Meta::of(&object), Meta::read(object.to_string().as_bytes()).unwrap());
+        }
+        assert_eq!(Meta::of(&json!({})), Meta::default());
+    }
+
+    #[test]
+    fn a_later_version_differs_in_its_version_alone() {
+        let list = json!([{"manager": "resourceVersion"}]);
+        let metadata = json!({"labels": {"a": "b", "resourceVersion": "7"}, "name": "a"});
+        let key = Key::new("as", "", "a");
+        let tree = json!({"metadata": metadata, "spec": {"resourceVersion": "7"}});
+        let object =
+            Object::new(key.clone(), 9, Body { tree, managed_fields: Bytes::from(list.to_string()) }, 0);
+        let first = json!({"metadata": {"managedFields": list, "resourceVersion": "9", "name": "a"}});
+        let read = Object::read(key.clone(), 9, first.to_string().into()).unwrap();
+        let unstamped = Object::read(key, 9, Bytes::from_static(b"{\"metadata\":{\"uid\":\"u\"}}")).unwrap();
+        for object in [object, read, unstamped] {
+            let later = object.at_version(1234);
+            let mut wanted = object.value();
+            wanted["metadata"]["resourceVersion"] = "1234".into();
+            assert_eq!((later.version, later.value()), (1234, wanted));
+            assert_eq!(later.meta, object.meta);
+            assert_eq!(later.split().managed_fields, object.split().managed_fields);
+            assert_eq!(later.split().whole(), later.value());
+        }
     }
 }

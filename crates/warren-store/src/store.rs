@@ -3,17 +3,17 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
-use bytes::Bytes;
-use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::committed::Committed;
 use crate::database::Database;
-use crate::object::stamp;
 use crate::watch::{Change, ChangeKind};
 use crate::writer::{CommitError, Job};
-use crate::{Expired, Filter, Key, Meta, Object, OpenError, Watch, WatchFrom, writer};
+use crate::{Body, Expired, Filter, Key, Object, OpenError, Watch, WatchFrom, writer};
+
+/// A guess at the length of a new object: a small one with its managers, which nearly all grow into.
+const NEW_BODY: usize = 1024;
 
 /// Where a store keeps its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +79,7 @@ pub enum Expect {
 #[derive(Debug)]
 pub enum Action {
     /// Stores this body; the store fills in `metadata.resourceVersion`.
-    Put(Value),
+    Put(Body),
     /// Removes the object.
     Delete,
 }
@@ -435,15 +435,13 @@ fn check(write: Write, current: Option<Arc<Object>>, version: u64) -> Result<Cha
             return Err(WriteError::Conflict { key, actual: current.version });
         }
     }
-    let (kind, mut value) = match (action, &current) {
-        (Action::Put(value), None) => (ChangeKind::Added, value),
-        (Action::Put(value), Some(_)) => (ChangeKind::Modified, value),
-        (Action::Delete, Some(current)) => (ChangeKind::Deleted, current.value()),
+    let (kind, object) = match (action, &current) {
+        (Action::Put(body), None) => (ChangeKind::Added, Object::new(key, version, body, NEW_BODY)),
+        (Action::Put(body), Some(current)) => {
+            (ChangeKind::Modified, Object::new(key, version, body, current.body.len()))
+        }
+        (Action::Delete, Some(current)) => (ChangeKind::Deleted, current.at_version(version)),
         (Action::Delete, None) => return Err(WriteError::Missing(key)),
     };
-    stamp(&mut value, version);
-    let body = Bytes::from(value.to_string());
-    // Metadata of a wrong shape reads as none, which the caller has refused.
-    let meta = Meta::of(&value).unwrap_or_default();
-    Ok(Change { kind, object: Arc::new(Object { key, version, body, meta }), previous: current })
+    Ok(Change { kind, object: Arc::new(object), previous: current })
 }

@@ -1,11 +1,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-use crate::object::stamp;
 use crate::{Filter, Object};
 
 /// One change of one object. Its version is `object.version`.
@@ -101,14 +99,7 @@ impl Watch {
             (true, false) if change.kind == ChangeKind::Deleted => Some(change),
             (true, false) => {
                 let previous = change.previous.as_ref()?;
-                let mut value = previous.value();
-                stamp(&mut value, change.object.version);
-                let object = Object {
-                    key: previous.key.clone(),
-                    version: change.object.version,
-                    meta: crate::Meta::read(&previous.body).ok()?,
-                    body: Bytes::from(value.to_string()),
-                };
+                let object = previous.at_version(change.object.version);
                 Some(Change {
                     kind: ChangeKind::Deleted,
                     object: Arc::new(object),

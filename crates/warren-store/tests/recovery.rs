@@ -26,7 +26,7 @@ fn child_that_is_killed() {
                     let name = format!("o-{:016x}", random());
                     let body = json!({"metadata": {"name": name, "uid": name}, "data": "x".repeat(3000)});
                     let key = Key::new("things", "a", name.as_str());
-                    let write = Write { key, expect: Expect::Absent, action: Action::Put(body) };
+                    let write = Write { key, expect: Expect::Absent, action: Action::Put(body.into()) };
                     let object = store.write_one(write).await.unwrap();
                     println!("ack {} {}", object.key.name, object.version);
                 }

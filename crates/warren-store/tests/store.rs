@@ -23,8 +23,11 @@ fn body(name: &str, labels: Value) -> Value {
 }
 
 async fn create(store: &Store, namespace: &str, name: &str, labels: Value) -> Arc<Object> {
-    let write =
-        Write { key: key(namespace, name), expect: Expect::Absent, action: Action::Put(body(name, labels)) };
+    let write = Write {
+        key: key(namespace, name),
+        expect: Expect::Absent,
+        action: Action::Put(body(name, labels).into()),
+    };
     store.write_one(write).await.unwrap()
 }
 
@@ -32,7 +35,7 @@ async fn update(store: &Store, object: &Object, labels: Value) -> Result<Arc<Obj
     let write = Write {
         key: object.key.clone(),
         expect: Expect::Version(object.version),
-        action: Action::Put(body(&object.key.name, labels)),
+        action: Action::Put(body(&object.key.name, labels).into()),
     };
     store.write_one(write).await
 }
@@ -56,7 +59,7 @@ async fn preconditions_and_versions() {
     let first = create(&store, "a", "one", json!({})).await;
     assert_eq!(first.value()["metadata"]["resourceVersion"], first.version.to_string());
 
-    let again = Write { key: key("a", "one"), expect: Expect::Absent, action: Action::Put(json!({})) };
+    let again = Write { key: key("a", "one"), expect: Expect::Absent, action: Action::Put(json!({}).into()) };
     assert!(matches!(store.write_one(again).await, Err(WriteError::Exists(_))));
 
     let second = update(&store, &first, json!({"n": "2"})).await.unwrap();
@@ -76,7 +79,11 @@ async fn several_writes_are_one() {
     let store = Store::open(&Storage::Memory).unwrap();
     let first = create(&store, "a", "one", json!({})).await;
     let writes = vec![
-        Write { key: key("a", "two"), expect: Expect::Absent, action: Action::Put(body("two", json!({}))) },
+        Write {
+            key: key("a", "two"),
+            expect: Expect::Absent,
+            action: Action::Put(body("two", json!({})).into()),
+        },
         Write { key: key("a", "one"), expect: Expect::Version(first.version + 100), action: Action::Delete },
     ];
     assert!(store.write(writes).await.is_err());

@@ -71,7 +71,7 @@ fn changes(store: &Store) -> Vec<Write> {
         let mut role = role.clone();
         role["rules"] = rules;
         let expect = Expect::Version(object.version);
-        writes.push(Write { key: object.key.clone(), expect, action: Action::Put(role) });
+        writes.push(Write { key: object.key.clone(), expect, action: Action::Put(role.into()) });
     }
     writes
 }

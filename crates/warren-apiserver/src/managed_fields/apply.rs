@@ -1,13 +1,14 @@
 //! Server-side apply.
 
 use serde_json::Value;
+use warren_store::Body;
 
 use super::compare::{compare, fields_of, with_parents};
 use super::entries::{self, Entry, Operation};
 use super::fields::Fields;
 use super::merge::{merge, remove};
 use super::shape::Shape;
-use super::tracker::{BEFORE_FIRST_APPLY, Differences, Tracker, never_owned, set};
+use super::tracker::{BEFORE_FIRST_APPLY, Differences, Tracker, never_owned, written};
 use super::validate::complaint;
 use super::zero::zero;
 use crate::metadata::{self, metadata_mut};
@@ -32,15 +33,18 @@ impl From<ApiError> for Refusal {
 }
 
 impl Tracker<'_> {
-    /// The object that comes of applying a configuration to an object, or to none, with `managedFields` set.
-    pub fn apply(&self, live: Option<&Value>, configuration: &Value, force: bool) -> Result<Value, ApiError> {
+    /// The object that comes of applying a configuration to an object, or to none, and its managers. Both come in two
+    /// parts.
+    pub fn apply(&self, live: Option<&Body>, configuration: &Value, force: bool) -> Result<Body, ApiError> {
         self.check_configuration(configuration)?;
-        let mut object = match self.apply_once(live, configuration, force) {
-            Ok(object) => object,
+        let mut applied = match self.apply_once(live, configuration, force) {
+            Ok(applied) => applied,
             Err(Refusal::Error(error)) => return Err(error),
             Err(Refusal::Conflicts(conflicts)) => {
                 let allowed = match live {
-                    Some(live) if *self.manager == *KUBECTL => self.last_applied(live).unwrap_or_default(),
+                    Some(live) if *self.manager == *KUBECTL => {
+                        self.last_applied(&live.tree).unwrap_or_default()
+                    }
                     _ => Fields::default(),
                 };
                 let remaining = without(conflicts, &allowed);
@@ -48,19 +52,20 @@ impl Tracker<'_> {
                     return Err(conflict(remaining));
                 }
                 match self.apply_once(live, configuration, true) {
-                    Ok(object) => object,
+                    Ok(applied) => applied,
                     Err(Refusal::Error(error)) => return Err(error),
                     Err(Refusal::Conflicts(conflicts)) => return Err(conflict(conflicts)),
                 }
             }
         };
+        let object = &mut applied.tree;
         if *self.manager == *KUBECTL && object["metadata"]["annotations"][LAST_APPLIED].is_string() {
             object["metadata"]["annotations"][LAST_APPLIED] = encoded(configuration).into();
         }
         if !self.target.definition.custom {
-            fill_empty_texts(&mut object, self.target.schema()?);
+            fill_empty_texts(object, self.target.schema()?);
         }
-        Ok(object)
+        Ok(applied)
     }
 
     fn check_configuration(&self, configuration: &Value) -> Result<(), ApiError> {
@@ -86,37 +91,37 @@ impl Tracker<'_> {
         }
     }
 
-    fn apply_once(&self, live: Option<&Value>, configuration: &Value, force: bool) -> Result<Value, Refusal> {
+    fn apply_once(&self, live: Option<&Body>, configuration: &Value, force: bool) -> Result<Body, Refusal> {
         let shape = Shape(Some(self.target.schema()?));
         let unusable = |cause: String| Refusal::Error(ApiError::without_reason(cause));
         let mut wanted = fields_of(configuration, shape).map_err(unusable)?;
         wanted.subtract_trees(&self.ignored());
         let Some(live) = live else {
-            let mut object = configuration.clone();
             wanted.subtract(never_owned());
-            set(&mut object, some_entry(self.entry(Operation::Apply, &self.manager, wanted)));
-            return Ok(object);
+            let owners = some_entry(self.entry(Operation::Apply, &self.manager, wanted));
+            return Ok(owned_by(configuration.clone(), owners)?);
         };
-        let mut live = live.clone();
-        let managed = metadata_mut(&mut live).shift_remove("managedFields");
-        let mut owners = entries::read(managed.as_ref())
+        let Body { tree: live, managed_fields } = live;
+        let mut owners = entries::parse(managed_fields)
             .ok_or_else(|| unusable("failed to decode managed fields".to_owned()))?;
         if owners.is_empty() {
-            owners = self.updated(owners, &zero(self.target), &live, BEFORE_FIRST_APPLY).map_err(unusable)?;
+            let zero = zero(self.target);
+            let differences = Differences::new(self, &zero, live);
+            owners = self.updated(owners, differences, BEFORE_FIRST_APPLY).map_err(unusable)?;
         }
         let mut own = self.entry(Operation::Apply, &self.manager, wanted);
         let position = owners.iter().position(|owner| owner.is_same_manager(&own));
         let last = position.map(|position| owners.swap_remove(position));
         own.time = last.as_ref().and_then(|last| last.time.clone());
 
-        let merged = merge(&live, configuration, shape).map_err(unusable)?;
+        let merged = merge(live, configuration, shape).map_err(unusable)?;
         let new = match &last {
             Some(last) => {
                 prune(&merged, &last.fields, owners.iter().chain([&own]), shape).map_err(unusable)?
             }
             None => merged,
         };
-        let mut differences = Differences { tracker: self, old: &live, new: &new, known: Vec::new() };
+        let mut differences = Differences::new(self, live, &new);
         if !force {
             let conflicts = conflicts(&owners, &mut differences).map_err(unusable)?;
             if !conflicts.is_empty() {
@@ -124,15 +129,13 @@ impl Tracker<'_> {
             }
         }
         differences.take_from(&mut owners).map_err(unusable)?;
-        if new != live {
+        if new != *live {
             own.time = Some(self.time.clone());
         }
         own.fields.subtract(never_owned());
         owners.push(own);
         owners.retain(|owner| !owner.fields.is_empty());
-        let mut new = new;
-        set(&mut new, owners);
-        Ok(new)
+        Ok(owned_by(new, owners)?)
     }
 
     /// The fields that `kubectl apply` set last and nobody has changed since: `kubectl` may take those over.
@@ -150,6 +153,12 @@ impl Tracker<'_> {
         }
         Some(fields)
     }
+}
+
+/// An object with its managers, whatever a configuration says about them.
+fn owned_by(mut object: Value, owners: Vec<Entry>) -> Result<Body, ApiError> {
+    metadata_mut(&mut object).shift_remove("managedFields");
+    Ok(Body { tree: object, managed_fields: written(owners)? })
 }
 
 fn some_entry(entry: Entry) -> Vec<Entry> {

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::fmt;
 
+use serde::ser::{Error as _, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 /// A step: into a field, to a list entry by its keys or its value, or to a position.
@@ -23,7 +24,7 @@ impl Element {
         Element::Field(name.into())
     }
 
-    /// The opposite of `to_key`.
+    /// Reads the key of a JSON object that stands for a step.
     pub fn parse(text: &str) -> Option<Element> {
         let (prefix, rest) = text.split_once(':')?;
         Some(match prefix {
@@ -41,20 +42,6 @@ impl Element {
         })
     }
 
-    /// The key of the JSON object that stands for the step.
-    pub fn to_key(&self) -> String {
-        match self {
-            Element::Field(name) => format!("f:{name}"),
-            Element::Key(keys) => {
-                let object: Map<String, Value> =
-                    keys.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-                format!("k:{}", Value::Object(object))
-            }
-            Element::Value(value) => format!("v:{value}"),
-            Element::Index(index) => format!("i:{index}"),
-        }
-    }
-
     fn rank(&self) -> u8 {
         match self {
             Element::Field(_) => 0,
@@ -62,6 +49,29 @@ impl Element {
             Element::Value(_) => 2,
             Element::Index(_) => 3,
         }
+    }
+}
+
+/// As the key of a JSON object.
+impl Serialize for Element {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Element::Field(name) => serializer.collect_str(&format_args!("f:{name}")),
+            Element::Key(keys) => {
+                let text = serde_json::to_string(&Keys(keys)).map_err(S::Error::custom)?;
+                serializer.collect_str(&format_args!("k:{text}"))
+            }
+            Element::Value(value) => serializer.collect_str(&format_args!("v:{value}")),
+            Element::Index(index) => serializer.collect_str(&format_args!("i:{index}")),
+        }
+    }
+}
+
+struct Keys<'a>(&'a [(Box<str>, Value)]);
+
+impl Serialize for Keys<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
     }
 }
 

@@ -1,5 +1,12 @@
 //! `metadata.managedFields`: who owns what.
 
+use std::borrow::Cow;
+use std::fmt;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
@@ -49,65 +56,149 @@ impl Entry {
         }
         title
     }
+}
 
-    fn read(entry: &Value) -> Option<Entry> {
-        let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
-        let operation = match text("operation") {
-            "Apply" => Operation::Apply,
-            "Update" => Operation::Update,
-            _ => return None,
-        };
-        if text("apiVersion").is_empty() || text("fieldsType") != "FieldsV1" {
-            return None;
-        }
-        Some(Entry {
-            manager: text("manager").into(),
-            operation,
-            api_version: text("apiVersion").into(),
-            subresource: text("subresource").into(),
-            time: entry.get("time").and_then(Value::as_str).map(Into::into),
-            fields: match entry.get("fieldsV1") {
-                None | Some(Value::Null) => Fields::default(),
-                Some(fields) => Fields::from_json(fields)?,
-            },
-        })
-    }
-
-    fn write(&self) -> Value {
-        let mut entry = Map::with_capacity(7);
-        let mut set = |name: &str, value: Value| entry.insert(name.to_owned(), value);
+impl Serialize for Entry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut entry = serializer.serialize_map(None)?;
         if !self.manager.is_empty() {
-            set("manager", (*self.manager).into());
+            entry.serialize_entry("manager", &self.manager)?;
         }
         let operation = match self.operation {
             Operation::Apply => "Apply",
             Operation::Update => "Update",
         };
-        set("operation", operation.into());
-        set("apiVersion", (*self.api_version).into());
+        entry.serialize_entry("operation", operation)?;
+        entry.serialize_entry("apiVersion", &self.api_version)?;
         if let Some(time) = &self.time {
-            set("time", (**time).into());
+            entry.serialize_entry("time", time)?;
         }
-        set("fieldsType", "FieldsV1".into());
-        set("fieldsV1", self.fields.to_json());
+        entry.serialize_entry("fieldsType", "FieldsV1")?;
+        entry.serialize_entry("fieldsV1", &self.fields)?;
         if !self.subresource.is_empty() {
-            set("subresource", (*self.subresource).into());
+            entry.serialize_entry("subresource", &self.subresource)?;
         }
-        Value::Object(entry)
+        entry.end()
     }
 }
 
-/// Reads a `managedFields` list; nothing if any entry is unreadable.
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Entry, D::Error> {
+        deserializer.deserialize_map(EntryVisitor)
+    }
+}
+
+struct EntryVisitor;
+
+impl<'de> Visitor<'de> for EntryVisitor {
+    type Value = Entry;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a manager with its fields")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Entry, A::Error> {
+        let (mut manager, mut operation, mut api_version) = (None, None, None);
+        let (mut subresource, mut time, mut fields_type) = (None, None, None);
+        let mut fields = None;
+        while let Some(name) = access.next_key()? {
+            let text = match name {
+                Member::Manager => &mut manager,
+                Member::Operation => &mut operation,
+                Member::ApiVersion => &mut api_version,
+                Member::Subresource => &mut subresource,
+                Member::Time => &mut time,
+                Member::FieldsType => &mut fields_type,
+                Member::FieldsV1 => {
+                    fields = access.next_value::<Option<Fields>>()?;
+                    continue;
+                }
+                Member::Other => {
+                    access.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+            };
+            *text = match access.next_value()? {
+                Text::Is(text) => Some(text),
+                Text::Not(_) => None,
+            };
+        }
+        let operation = match operation.as_deref() {
+            Some("Apply") => Operation::Apply,
+            Some("Update") => Operation::Update,
+            _ => return Err(A::Error::custom("no such operation")),
+        };
+        let api_version = api_version.filter(|version| !version.is_empty());
+        let api_version = api_version.ok_or_else(|| A::Error::missing_field("apiVersion"))?;
+        if fields_type.as_deref() != Some("FieldsV1") {
+            return Err(A::Error::custom("no such type of fields"));
+        }
+        let mut fields = fields.unwrap_or_default();
+        // A set has no path to the object itself.
+        fields.owned = false;
+        let (manager, subresource) = (manager.unwrap_or_default(), subresource.unwrap_or_default());
+        Ok(Entry { manager, operation, api_version, subresource, time, fields })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum Member {
+    Manager,
+    Operation,
+    ApiVersion,
+    Subresource,
+    Time,
+    FieldsType,
+    FieldsV1,
+    #[serde(other)]
+    Other,
+}
+
+/// What should be a text. Nobody has checked what a client sent for a custom resource; anything else is as good as nothing.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Text {
+    Is(Box<str>),
+    Not(IgnoredAny),
+}
+
+/// Reads a `managedFields` list that a client sent; nothing if any entry is unreadable.
 pub(super) fn read(list: Option<&Value>) -> Option<Vec<Entry>> {
-    let mut entries: Vec<Entry> = Vec::new();
-    for entry in list.and_then(Value::as_array).into_iter().flatten() {
-        let entry = Entry::read(entry)?;
+    let entries = list.and_then(Value::as_array).into_iter().flatten();
+    Some(distinct(entries.map(Entry::deserialize).collect::<Result<_, _>>().ok()?))
+}
+
+/// Reads a list from its text, which is empty for nobody; nothing if any entry is unreadable.
+pub(super) fn parse(list: &[u8]) -> Option<Vec<Entry>> {
+    if list.is_empty() {
+        return Some(Vec::new());
+    }
+    Some(distinct(serde_json::from_slice(list).ok()?))
+}
+
+/// Of the entries that speak for the same manager the last one counts.
+fn distinct(read: Vec<Entry>) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::with_capacity(read.len() + 1);
+    for entry in read {
         match entries.iter_mut().find(|known| known.is_same_manager(&entry)) {
             Some(known) => *known = entry,
             None => entries.push(entry),
         }
     }
-    Some(entries)
+    entries
+}
+
+/// Whether every manager of a list speaks of one of these versions. Reads no fields.
+pub(super) fn speak_of(list: &[u8], is_served: impl Fn(&str) -> bool) -> bool {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Speaker<'a> {
+        #[serde(borrow)]
+        api_version: Cow<'a, str>,
+    }
+    let speakers: Result<Vec<Speaker<'_>>, _> = serde_json::from_slice(list);
+    speakers.is_ok_and(|speakers| speakers.iter().all(|speaker| is_served(&speaker.api_version)))
 }
 
 /// Whether a client asks to forget all managers.
@@ -119,10 +210,10 @@ pub(super) fn is_reset(list: Option<&Value>) -> bool {
     }
 }
 
-/// The list as it is stored, or nothing for nobody.
-pub(super) fn write(mut entries: Vec<Entry>) -> Option<Value> {
+/// The text of the list as it is stored; empty for nobody.
+pub(super) fn write(mut entries: Vec<Entry>) -> Bytes {
     if entries.is_empty() {
-        return None;
+        return Bytes::new();
     }
     entries.sort_by(|left, right| {
         (left.operation, &left.time, &left.manager, &left.api_version, &left.subresource).cmp(&(
@@ -133,7 +224,7 @@ pub(super) fn write(mut entries: Vec<Entry>) -> Option<Value> {
             &right.subresource,
         ))
     });
-    Some(entries.iter().map(Entry::write).collect())
+    serde_json::to_vec(&entries).expect("sets of fields are objects, and memory takes every byte").into()
 }
 
 /// Puts the oldest updaters together while there are too many.
@@ -166,24 +257,56 @@ pub(super) fn cap(entries: &mut Vec<Entry>) {
 }
 
 /// Whether two lists differ in nothing but when.
-pub(super) fn same_but_for_time(left: Option<&Value>, right: Option<&Value>) -> bool {
-    let entries = |list: Option<&Value>| -> Vec<Map<String, Value>> {
-        let entries = list.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_object);
-        entries
-            .map(|entry| {
-                let timeless = entry.iter().filter(|(name, _)| *name != "time");
-                timeless.map(|(name, value)| (name.clone(), value.clone())).collect()
-            })
-            .collect()
+pub(crate) fn same_but_for_time(left: &[u8], right: &[u8]) -> bool {
+    let timeless = |list: &[u8]| {
+        let mut entries = parse(list)?;
+        entries.iter_mut().for_each(|entry| entry.time = None);
+        Some(entries)
     };
-    entries(left) == entries(right)
+    left == right || timeless(left).is_some_and(|left| timeless(right) == Some(left))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
-    use super::{cap, is_reset, read, write};
+    use super::{cap, is_reset, parse, read, same_but_for_time, speak_of, write};
+
+    #[test]
+    fn a_list_reads_the_same_from_a_tree_and_from_its_text() {
+        let list = json!([
+            {"manager": "b\"\\", "operation": "Update", "apiVersion": "a/v1", "time": "2026-01-01T00:00:00Z",
+             "fieldsType": "FieldsV1", "fieldsV1": {"f:x\"": {}, "k:{\"a\":1}": {".": {}, "f:b": {}}}},
+            {"operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": null},
+            {"manager": 5, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "time": {"a": []},
+             "subresource": "status", "other": [{}]},
+            {"manager": "b\"\\", "operation": "Update", "apiVersion": "a/v1", "fieldsType": "FieldsV1",
+             "fieldsV1": {"f:y": {}}},
+        ]);
+        let entries = read(Some(&list)).unwrap();
+        assert_eq!(entries.len(), 3);
+        assert_eq!(parse(list.to_string().as_bytes()), Some(entries.clone()));
+        let written = write(entries);
+        assert_eq!(parse(&written).map(write), Some(written));
+        assert_eq!(parse(b""), Some(Vec::new()));
+        for unreadable in [json!([1]), json!([["m", "Apply", "v1"]]), json!([{"operation": "Apply"}])] {
+            assert_eq!(read(Some(&unreadable)), None);
+            assert_eq!(parse(unreadable.to_string().as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn lists_are_compared_without_their_times() {
+        let list = |time: &str, field: &str| {
+            let entry = json!({"operation": "Update", "apiVersion": "v1", "time": time, "fieldsType": "FieldsV1", "fieldsV1": {field: {}}});
+            json!([entry]).to_string().into_bytes()
+        };
+        assert!(same_but_for_time(&list("1", "f:a"), &list("2", "f:a")));
+        assert!(!same_but_for_time(&list("1", "f:a"), &list("1", "f:b")));
+        assert!(!same_but_for_time(&list("1", "f:a"), b""));
+        assert!(speak_of(&list("1", "f:a"), |version| version == "v1"));
+        assert!(!speak_of(&list("1", "f:a"), |version| version == "v2"));
+    }
 
     #[test]
     fn the_oldest_of_many_updaters_become_one() {
@@ -197,7 +320,7 @@ mod tests {
         let list = (0..12).map(entry).collect();
         let mut entries = read(Some(&list)).unwrap();
         cap(&mut entries);
-        let list = write(entries).unwrap();
+        let list: Value = serde_json::from_slice(&write(entries)).unwrap();
         let names: Vec<_> =
             list.as_array().unwrap().iter().map(|entry| entry["manager"].as_str().unwrap()).collect();
         assert_eq!(names, ["ancient-changes", "m03", "m04", "m05", "m06", "m07", "m08", "m09", "m10", "m11"]);

@@ -3,6 +3,8 @@ use std::sync::Arc;
 use http::HeaderMap;
 use serde_json::{Value, json};
 
+use warren_store::Body;
+
 use super::Tracker;
 use crate::definition::Target;
 use crate::status::ApiError;
@@ -16,7 +18,7 @@ fn target(kind: &str) -> Target {
 /// Applies and updates one after the other, as different managers, and shows who owns what in the end.
 struct World {
     target: Target,
-    object: Option<Value>,
+    object: Option<Body>,
 }
 
 impl World {
@@ -40,19 +42,22 @@ impl World {
     }
 
     fn update(&mut self, manager: &str, mut new: Value) {
-        let sent = new["metadata"]["managedFields"].take();
-        let sent = sent.is_array().then_some(&sent);
-        self.tracker(manager, 2).update(self.object.as_ref(), sent, &mut new).unwrap();
+        let sent = new["metadata"].as_object_mut().unwrap().shift_remove("managedFields");
+        let owners = self.tracker(manager, 2).update(self.object.as_ref(), sent.as_ref(), &new).unwrap();
         new["metadata"]["uid"] = "u".into();
-        self.object = Some(new);
+        self.object = Some(Body { tree: new, managed_fields: owners });
+    }
+
+    fn whole(&self) -> Value {
+        self.object.clone().unwrap().whole()
     }
 
     fn data(&self) -> Value {
-        self.object.as_ref().unwrap()["data"].clone()
+        self.whole()["data"].clone()
     }
 
     fn owners(&self) -> Vec<(String, Value)> {
-        let list = self.object.as_ref().unwrap()["metadata"]["managedFields"].as_array().cloned();
+        let list = self.whole()["metadata"]["managedFields"].as_array().cloned();
         let entries = list.unwrap_or_default().into_iter();
         entries
             .map(|entry| {
@@ -145,7 +150,7 @@ fn list_entries_are_owned_by_key_and_keep_their_order() {
             false,
         )
         .unwrap();
-    let ports = &world.object.as_ref().unwrap()["spec"]["ports"];
+    let ports = &world.whole()["spec"]["ports"];
     let numbers: Vec<_> =
         ports.as_array().unwrap().iter().map(|port| port["port"].as_i64().unwrap()).collect();
     assert_eq!(numbers, [81, 90, 70]);
@@ -165,7 +170,8 @@ fn kubectl_takes_over_what_it_applied_before() {
     world.update("kubectl-client-side-apply", first);
     assert!(world.apply("other", map(json!({"k": "w"})), false).is_err());
     world.apply("kubectl", map(json!({"k": "w"})), false).unwrap();
-    let annotation = &world.object.as_ref().unwrap()["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"];
+    let annotation =
+        &world.whole()["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"];
     let expected = "{\"apiVersion\":\"v1\",\"data\":{\"k\":\"w\"},\"kind\":\"ConfigMap\",\"metadata\":{\"name\":\"a\"}}\n";
     assert_eq!(annotation, expected);
 }
@@ -181,10 +187,11 @@ fn managers_are_named_by_their_program() {
 fn a_scale_is_owned_through_its_own_endpoint() {
     let mut world = World::new("ConfigMap");
     world.update("creator", map(json!({"k": "v"})));
-    let mut new = map(json!({"k": "w"}));
+    let new = map(json!({"k": "w"}));
     let tracker = Tracker { subresource: "scale", ..world.tracker("scaler", 2) };
-    tracker.update(world.object.as_ref(), None, &mut new).unwrap();
-    let entries = new["metadata"]["managedFields"].as_array().unwrap();
+    let managed_fields = tracker.update(world.object.as_ref(), None, &new).unwrap();
+    let whole = Body { tree: new, managed_fields }.whole();
+    let entries = whole["metadata"]["managedFields"].as_array().unwrap();
     let scaler = entries.iter().find(|entry| entry["manager"] == "scaler").unwrap();
     assert_eq!(
         *scaler,

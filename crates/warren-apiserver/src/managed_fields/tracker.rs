@@ -2,7 +2,9 @@
 
 use std::sync::LazyLock;
 
+use bytes::Bytes;
 use serde_json::Value;
+use warren_store::Body;
 
 use super::compare::{Difference, compare};
 use super::entries::{self, Entry, Operation};
@@ -11,7 +13,7 @@ use super::shape::Shape;
 use super::zero::zero;
 use crate::call::Call;
 use crate::definition::Target;
-use crate::metadata::metadata_mut;
+use crate::limits::{DEEPEST_OBJECT, too_deep};
 use crate::status::{ApiError, FieldError, Problem, Subject};
 
 /// Longest name of a manager.
@@ -57,51 +59,66 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Records what a write changed. `sent` is what the client sent as `managedFields`, `old` the object before, or
-    /// nothing for a new one. Sets `managedFields` of `new`.
-    pub fn update(&self, old: Option<&Value>, sent: Option<&Value>, new: &mut Value) -> Result<(), ApiError> {
-        let live =
-            || old.and_then(|old| entries::read(old["metadata"].get("managedFields"))).unwrap_or_default();
-        let owners = if !self.subresource.is_empty() {
-            live()
-        } else if entries::is_reset(sent) {
-            Vec::new()
-        } else {
-            entries::read(sent).filter(|sent| !sent.is_empty()).unwrap_or_else(live)
+    /// The managers after a write, as the text of their list. `sent` is what the client sent as `managedFields`, `old`
+    /// the object before, or nothing for a new one. Neither tree has managers in it.
+    pub fn update(&self, old: Option<&Body>, sent: Option<&Value>, new: &Value) -> Result<Bytes, ApiError> {
+        let sent = match self.subresource {
+            "" if entries::is_reset(sent) => Some(Vec::new()),
+            "" => entries::read(sent).filter(|sent| !sent.is_empty()),
+            _ => None,
         };
-        metadata_mut(new).shift_remove("managedFields");
-        // An object that nobody applied or created with tracking stays untracked until its first apply.
-        if owners.is_empty() && old.is_some() {
-            return Ok(());
-        }
-        let before;
-        let old = match old {
-            Some(old) => old,
-            None => {
-                before = zero(self.target);
-                &before
+        let Some(old) = old else {
+            let before = zero(self.target);
+            self.target.schema()?;
+            let differences = Differences::new(self, &before, new);
+            // An object whose list entries cannot be told apart is stored without owners rather than refused.
+            return written(
+                self.updated(sent.unwrap_or_default(), differences, &self.manager).unwrap_or_default(),
+            );
+        };
+        let mut differences = Differences::new(self, &old.tree, new);
+        let owners = match sent {
+            Some(owners) => owners,
+            None if old.managed_fields.is_empty() => Vec::new(),
+            None if self.nothing_changes_hands(&mut differences, &old.managed_fields)? => {
+                return Ok(old.managed_fields.clone());
             }
+            None => entries::parse(&old.managed_fields).unwrap_or_default(),
         };
+        // An object that nobody applied or created with tracking stays untracked until its first apply.
+        if owners.is_empty() {
+            return Ok(Bytes::new());
+        }
         self.target.schema()?;
-        // An object whose list entries cannot be told apart is stored without owners rather than refused.
-        let owners = self.updated(owners, old, new, &self.manager).unwrap_or_default();
-        set(new, owners);
-        Ok(())
+        written(self.updated(owners, differences, &self.manager).unwrap_or_default())
     }
 
-    /// The owners after `manager` has turned `old` into `new`. Fails if the two cannot be compared.
+    /// Whether the managers are what they were, which is known without reading what they own.
+    fn nothing_changes_hands(
+        &self,
+        differences: &mut Differences<'_>,
+        managers: &[u8],
+    ) -> Result<bool, ApiError> {
+        self.target.schema()?;
+        let definition = &self.target.definition;
+        let unchanged = matches!(
+            differences.at(&self.target.version().api_version),
+            Ok(difference) if difference.is_none_or(Difference::is_empty)
+        );
+        let is_served =
+            |wanted: &str| definition.versions.iter().any(|version| *version.api_version == *wanted);
+        Ok(unchanged && (!definition.custom || entries::speak_of(managers, is_served)))
+    }
+
+    /// The owners after `manager` has made these differences. Fails if the objects cannot be compared.
     pub(super) fn updated(
         &self,
         mut owners: Vec<Entry>,
-        old: &Value,
-        new: &Value,
+        mut differences: Differences<'_>,
         manager: &str,
     ) -> Result<Vec<Entry>, String> {
-        let mut differences = Differences { tracker: self, old, new, known: Vec::new() };
         let version = self.target.version();
-        if differences.at(&version.api_version)?.is_none_or(Difference::is_empty) {
-            return Ok(owners);
-        }
+        differences.at(&version.api_version)?;
         differences.take_from(&mut owners)?;
         let mut changed = differences.into_changes(&version.api_version);
         changed.subtract(never_owned());
@@ -152,13 +169,17 @@ impl<'a> Tracker<'a> {
 
 /// What differs between two objects, as each version of their kind sees it.
 pub(super) struct Differences<'a> {
-    pub tracker: &'a Tracker<'a>,
-    pub old: &'a Value,
-    pub new: &'a Value,
-    pub known: Vec<(Box<str>, Difference)>,
+    tracker: &'a Tracker<'a>,
+    old: &'a Value,
+    new: &'a Value,
+    known: Vec<(Box<str>, Difference)>,
 }
 
-impl Differences<'_> {
+impl<'a> Differences<'a> {
+    pub fn new(tracker: &'a Tracker<'a>, old: &'a Value, new: &'a Value) -> Differences<'a> {
+        Differences { tracker, old, new, known: Vec::new() }
+    }
+
     /// The difference in a version, or nothing for a version that is not served.
     pub fn at(&mut self, api_version: &str) -> Result<Option<&Difference>, String> {
         let known = self.known.iter().position(|(version, _)| **version == *api_version);
@@ -211,36 +232,13 @@ pub(super) fn never_owned() -> &'static Fields {
     &FIELDS
 }
 
-/// Writes the owners into an object.
-pub(super) fn set(object: &mut Value, owners: Vec<Entry>) {
-    let metadata = metadata_mut(object);
-    match entries::write(owners) {
-        Some(list) => {
-            metadata.insert("managedFields".to_owned(), list);
-        }
-        None => {
-            metadata.shift_remove("managedFields");
-        }
+/// The text of the owners, which are within the limits of an object that has them in its metadata.
+pub(super) fn written(owners: Vec<Entry>) -> Result<Bytes, ApiError> {
+    const ABOVE: usize = 4; // The object, its metadata, the list and the entry.
+    match owners.iter().all(|owner| owner.fields.is_within(DEEPEST_OBJECT - ABOVE)) {
+        true => Ok(entries::write(owners)),
+        false => Err(too_deep()),
     }
-}
-
-/// Whether a write would change nothing but the times of its managers: such a write is not made.
-pub(crate) fn differs_in_time_alone(old: &Value, new: &Value) -> bool {
-    let (Some(old_fields), Some(new_fields)) = (old.as_object(), new.as_object()) else { return false };
-    let (old_metadata, new_metadata) = (&old["metadata"], &new["metadata"]);
-    let rest = |metadata: &Value| -> Vec<(String, Value)> {
-        let fields = metadata.as_object().into_iter().flatten();
-        let mut rest: Vec<_> = fields
-            .filter(|(name, _)| *name != "managedFields")
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect();
-        rest.sort_by(|(left, _), (right, _)| left.cmp(right));
-        rest
-    };
-    old_fields.len() == new_fields.len()
-        && old_fields.iter().all(|(name, value)| name == "metadata" || new_fields.get(name) == Some(value))
-        && entries::same_but_for_time(old_metadata.get("managedFields"), new_metadata.get("managedFields"))
-        && rest(old_metadata) == rest(new_metadata)
 }
 
 /// Checks the parameters that name a manager. `kind` is that of the request's options.

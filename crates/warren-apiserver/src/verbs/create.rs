@@ -1,6 +1,7 @@
+use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::Value;
-use warren_store::{Action, Expect, Key, Write, WriteError};
+use warren_store::{Action, Body, Expect, Key, Write, WriteError};
 
 use super::{refused, track, warn};
 use crate::access::check_escalation;
@@ -29,12 +30,12 @@ pub(super) async fn create(
 }
 
 /// How a new object comes by its managers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Ownership {
     /// Whoever creates it owns what it says.
     Update,
-    /// It was applied, and says itself who owns what.
-    Applied,
+    /// It was applied, which says who owns what.
+    Applied(Bytes),
 }
 
 /// Creates a decoded object: also what an apply does, and an update for kinds that allow it to.
@@ -62,10 +63,11 @@ pub(super) async fn create_object(
     }
     admission::default(&call.target, &mut object)?;
     // What follows is the server's doing, and nobody's.
-    if ownership == Ownership::Update {
-        let sent = metadata_mut(&mut object).shift_remove("managedFields");
-        track(call, None, sent.as_ref(), &mut object)?;
-    }
+    let sent = metadata_mut(&mut object).shift_remove("managedFields");
+    let managed_fields = match ownership {
+        Ownership::Update => track(call, None, sent.as_ref(), &object)?,
+        Ownership::Applied(list) => list,
+    };
     admission::default_as_stored(&call.target, &mut object)?;
     admit::admit(server, call, &mut object)?;
     (definition.behaviour.prepare_create)(&mut object);
@@ -79,18 +81,22 @@ pub(super) async fn create_object(
         if server.store.newest(&call.key_of(name)).is_some() {
             return Err(ApiError::already_exists(definition.subject(name)));
         }
-        return Ok(respond::value(StatusCode::CREATED, &call.target, &object, call.representation, call.now));
+        let whole = Body { tree: object, managed_fields }.whole();
+        return Ok(respond::value(StatusCode::CREATED, &call.target, &whole, call.representation, call.now));
     }
     let taken = allocate(server, call, &mut object)?;
     for attempt in 1.. {
         let name = metadata::text(&object, "name").to_owned();
-        let write =
-            Write { key: call.key_of(&name), expect: Expect::Absent, action: Action::Put(object.clone()) };
-        let mut writes = vec![write];
+        let may_try_again = generated && attempt < GENERATE_ATTEMPTS;
+        let mut writes = Vec::with_capacity(1);
         if &*definition.resource == "namespaces" {
             let created = metadata::text(&object, "creationTimestamp");
             writes.extend(server.namespace_writes(&name, created));
         }
+        // Kept for another attempt only where there may be one.
+        let tree = if may_try_again { object.clone() } else { std::mem::take(&mut object) };
+        let action = Action::Put(Body { tree, managed_fields: managed_fields.clone() });
+        writes.insert(0, Write { key: call.key_of(&name), expect: Expect::Absent, action });
         match server.store.write(writes).await.map(|stored| stored.into_iter().next()) {
             Ok(None) => return Err(ApiError::internal("the store lost a write")),
             Ok(Some(stored)) => {
@@ -106,7 +112,7 @@ pub(super) async fn create_object(
                     call.now,
                 ));
             }
-            Err(WriteError::Exists(_)) if generated && attempt < GENERATE_ATTEMPTS => {
+            Err(WriteError::Exists(_)) if may_try_again => {
                 metadata_mut(&mut object).insert("name".to_owned(), metadata::generate_name(&base).into());
             }
             Err(WriteError::Exists(key)) => {

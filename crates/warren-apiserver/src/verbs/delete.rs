@@ -4,7 +4,7 @@ use futures::{StreamExt, TryStreamExt};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use warren_store::deletion::{self, Outcome, Propagation};
-use warren_store::{Action, Expect, Key, List, ListRequest, Object, Write, WriteError};
+use warren_store::{Action, Body, Expect, Key, List, ListRequest, Object, Write, WriteError};
 
 use super::refused;
 use crate::admission;
@@ -234,7 +234,8 @@ pub(crate) async fn remove(
             );
             return Err(RemoveError::Precondition(why));
         }
-        let object = current.value();
+        let Body { tree: object, managed_fields } = current.split();
+        let with_managers = |tree: Value| Body { tree, managed_fields: managed_fields.clone() };
         let is_namespace = &*definition.resource == "namespaces";
         if is_namespace && matches!(&*key.name, "default" | "kube-system" | "kube-public") {
             return Err(RemoveError::Forbidden("this namespace may not be deleted"));
@@ -255,14 +256,14 @@ pub(crate) async fn remove(
         if options.dry_run {
             return Ok(match outcome {
                 Outcome::Remove => Removal::Gone(current),
-                Outcome::Mark(marked) => Removal::DryRun(marked),
-                Outcome::Unchanged => Removal::DryRun(object),
+                Outcome::Mark(marked) => Removal::DryRun(with_managers(marked).whole()),
+                Outcome::Unchanged => Removal::DryRun(with_managers(object).whole()),
             });
         }
         let action = match outcome {
             Outcome::Unchanged => return Ok(Removal::Waiting(current)),
             Outcome::Remove => Action::Delete,
-            Outcome::Mark(marked) => Action::Put(marked),
+            Outcome::Mark(marked) => Action::Put(with_managers(marked)),
         };
         let gone = matches!(action, Action::Delete);
         let write = |expect, action| Write { key: key.clone(), expect, action };
@@ -271,7 +272,9 @@ pub(crate) async fn remove(
             .then(|| deletion::last_state(&object, now))
             .flatten();
         let writes = match last_state {
-            Some(marked) => vec![write(expect, Action::Put(marked)), write(Expect::Present, action)],
+            Some(marked) => {
+                vec![write(expect, Action::Put(with_managers(marked))), write(Expect::Present, action)]
+            }
             None => vec![write(expect, action)],
         };
         match server.store.write(writes).await.map(|mut stored| stored.pop()) {

@@ -2,6 +2,7 @@
 
 use http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
+use warren_store::Body;
 
 use super::track;
 use crate::access::{AUDIENCE, Attributes, Decision, REFUSED};
@@ -40,7 +41,8 @@ pub(super) fn review(
         let created = warren_store::deletion::timestamp(call.now);
         metadata_mut(&mut object).insert("creationTimestamp".to_owned(), created.into());
     }
-    track(call, None, None, &mut object)?;
+    metadata_mut(&mut object).shift_remove("managedFields");
+    let managed_fields = track(call, None, None, &object)?;
     let spec = &object["spec"];
     let status = match review {
         Review::Token => token(server, call, spec)?,
@@ -59,6 +61,7 @@ pub(super) fn review(
         }
     };
     object["status"] = status;
+    let object = Body { tree: object, managed_fields }.whole();
     let response = respond::json(StatusCode::CREATED, &object);
     Ok(super::warn(response, call, &warnings))
 }

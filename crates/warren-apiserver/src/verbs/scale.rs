@@ -2,7 +2,7 @@
 
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use warren_store::{Action, Expect, Object, Write, WriteError};
+use warren_store::{Action, Body, Expect, Object, Write, WriteError};
 
 use super::{refused, track};
 use crate::admission;
@@ -67,14 +67,14 @@ async fn change(
             let subject = crate::status::Subject { group: "autoscaling", kind: "Scale", name };
             return Err(ApiError::invalid(subject, vec![error]));
         }
-        let old = current.value();
-        let mut new = old.clone();
+        let old = current.split();
+        let mut new = old.tree.clone();
         set(&mut new, &paths.spec_replicas.fields().unwrap_or_default(), replicas.into());
-        track(call, Some(&old), None, &mut new)?;
-        admission::bump_generation(call, &mut new, &old);
-        admission::check(call, &new, Some(&old))?;
-        let write =
-            Write { key: key.clone(), expect: Expect::Version(current.version), action: Action::Put(new) };
+        let managed_fields = track(call, Some(&old), None, &new)?;
+        admission::bump_generation(call, &mut new, &old.tree);
+        admission::check(call, &new, Some(&old.tree))?;
+        let action = Action::Put(Body { tree: new, managed_fields });
+        let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
         match server.store.write_one(write).await {
             Ok(stored) => return Ok(respond::json(StatusCode::OK, &scale_of(paths, &stored))),
             Err(WriteError::Conflict { .. }) => {}

@@ -2,7 +2,7 @@
 
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use warren_store::{Key, Object, deletion};
+use warren_store::{Body, Key, Object, deletion};
 
 use crate::access::{AUDIENCE, BoundObject, Claims};
 use crate::admission;
@@ -58,7 +58,8 @@ pub(super) fn create(
     if let Some(token) = token.as_object_mut() {
         token.shift_remove("status");
     }
-    Tracker::new(&request).update(None, None, &mut token)?;
+    metadata_mut(&mut token).shift_remove("managedFields");
+    let managed_fields = Tracker::new(&request).update(None, None, &token)?;
     let seconds = checked_seconds(&token)?;
     let audiences = match token["spec"]["audiences"].as_array() {
         Some(sent) if !sent.is_empty() => {
@@ -83,6 +84,7 @@ pub(super) fn create(
     let expires = expires.map_err(ApiError::internal)?;
     let signed = server.accounts.issue(&claims).map_err(ApiError::internal)?;
     token["status"] = json!({"token": signed, "expirationTimestamp": deletion::timestamp(expires)});
+    let token = Body { tree: token, managed_fields }.whole();
     Ok(super::warn(respond::json(StatusCode::CREATED, &token), call, &warnings))
 }
 

@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use warren_store::{Action, Expect, Object, Write, WriteError, deletion};
+use warren_store::{Action, Body, Expect, Object, Write, WriteError, deletion};
 
 use super::create::Ownership;
 use super::{create, refused, track, warn};
@@ -10,7 +11,7 @@ use crate::access::check_escalation;
 use crate::admission::{self, Decoded};
 use crate::allocation::Taken;
 use crate::call::{Call, FieldValidation};
-use crate::managed_fields::{Tracker, check_options, differs_in_time_alone};
+use crate::managed_fields::{Tracker, check_options, same_but_for_time};
 use crate::metadata::{self, metadata_mut};
 use crate::patch::{Format, Patch};
 use crate::respond::{self, ResponseBody};
@@ -100,8 +101,8 @@ async fn create_applied(
     configuration: &Value,
 ) -> Result<Response<ResponseBody>, ApiError> {
     let name = call.name.unwrap_or_default();
-    let object = Tracker::new(call).apply(None, configuration, call.query.is_on("force"))?;
-    let Decoded { object, warnings } = admission::decode(call, object.into())?;
+    let applied = Tracker::new(call).apply(None, configuration, call.query.is_on("force"))?;
+    let Decoded { object, warnings } = admission::decode(call, applied.tree.into())?;
     if metadata::text(&object, "name").is_empty() {
         return Err(ApiError::bad_request(format!(
             "the name of the object ({name} based on URL) was undeterminable: name must be provided"
@@ -114,7 +115,8 @@ async fn create_applied(
         );
         return Err(ApiError::conflict(call.target.definition.subject(name), &why));
     }
-    let response = create::create_object(server, call, object, Ownership::Applied).await?;
+    let ownership = Ownership::Applied(applied.managed_fields);
+    let response = create::create_object(server, call, object, ownership).await?;
     Ok(warn(response, call, &warnings))
 }
 
@@ -130,15 +132,19 @@ fn answer(call: &Call<'_>, changed: &Changed) -> Response<ResponseBody> {
 }
 
 /// Reads, changes, writes; again from the start if somebody else wrote in between and the client did not insist on a
-/// version.
-async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<(Changed, Vec<String>), ApiError> {
+/// version. Neither tree has managers in it: those stay text, which is read only where something changes hands.
+async fn change(
+    server: &Inner,
+    call: &Call<'_>,
+    mut intent: Intent,
+) -> Result<(Changed, Vec<String>), ApiError> {
     let key = call.key()?;
     let name = call.name.unwrap_or_default();
     let subject = call.target.definition.subject(name);
     for _ in 0..ATTEMPTS {
         let current = server.store.newest(&key).ok_or_else(|| call.not_found())?;
-        let old = current.value();
-        let Proposed { object: mut new, insists, warnings } = proposed(call, &intent, &old)?;
+        let old = current.split();
+        let Proposed { object: mut new, owners, insists, warnings } = proposed(call, &mut intent, &old)?;
         let wanted = metadata::text(&new, "resourceVersion");
         if insists && wanted.parse::<u64>().is_err() {
             return Err(ApiError::malformed_version(format!(
@@ -165,48 +171,49 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<(Chan
             );
             return Err(ApiError::conflict(subject, &why));
         }
-        let managed = metadata_mut(&mut new).shift_remove("managedFields");
-        if call.subresource == Some("finalize") {
+        let managed_fields = if call.subresource == Some("finalize") {
             let finalizers = new["spec"]["finalizers"].take();
-            new = old.clone();
+            new = old.tree.clone();
             new["spec"]["finalizers"] = finalizers;
+            old.managed_fields.clone()
         } else {
-            admission::combine_update(call, &mut new, &old);
+            admission::combine_update(call, &mut new, &old.tree);
             admission::default(&call.target, &mut new)?;
-            match (&intent, managed) {
-                (Intent::Patch(Patch::Apply(_)), Some(managed)) => {
-                    metadata_mut(&mut new).insert("managedFields".to_owned(), managed);
-                }
-                (Intent::Patch(Patch::Apply(_)), None) => {
-                    metadata_mut(&mut new).shift_remove("managedFields");
-                }
-                (_, sent) => track(call, Some(&old), sent.as_ref(), &mut new)?,
-            }
+            let managed_fields = match owners {
+                Owners::Applied(list) => list,
+                Owners::Tracked { sent } => track(call, Some(&old), sent.as_ref(), &new)?,
+            };
             admission::default_as_stored(&call.target, &mut new)?;
             let behaviour = call.target.definition.behaviour;
             match call.subresource {
-                Some("status") => (behaviour.prepare_status)(&mut new, &old),
-                _ => (behaviour.prepare_update)(&mut new, &old),
+                Some("status") => (behaviour.prepare_status)(&mut new, &old.tree),
+                _ => (behaviour.prepare_update)(&mut new, &old.tree),
             }
-        }
-        admission::bump_generation(call, &mut new, &old);
-        admission::check(call, &new, Some(&old))?;
-        check_escalation(server, call, &new, Some(&old))?;
+            managed_fields
+        };
+        admission::bump_generation(call, &mut new, &old.tree);
+        admission::check(call, &new, Some(&old.tree))?;
+        check_escalation(server, call, &new, Some(&old.tree))?;
         if call.dry_run()? {
-            return Ok((Changed::DryRun(new), warnings));
+            return Ok((Changed::DryRun(Body { tree: new, managed_fields }.whole()), warnings));
         }
         let taken = match &*call.target.definition.resource {
-            "services" => server.allocation.allocate(&mut new, Some(&old))?,
+            "services" => server.allocation.allocate(&mut new, Some(&old.tree))?,
             _ => Taken::default(),
         };
-        if new == old || differs_in_time_alone(&old, &new) {
+        // A write that would change nothing but the times of its managers is not made.
+        if new == old.tree && same_but_for_time(&old.managed_fields, &managed_fields) {
             return Ok((Changed::Stored(current), warnings));
         }
         let holds_namespace = new["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
             && &*call.target.definition.resource == "namespaces";
         let finished = deletion::is_finished(&new) && !holds_namespace;
         // An update that lets the object go is answered with what it wrote, although that was never stored.
-        let (action, last) = if finished { (Action::Delete, Some(new)) } else { (Action::Put(new), None) };
+        let body = Body { tree: new, managed_fields };
+        let (action, last) = match finished {
+            true => (Action::Delete, Some(body.whole())),
+            false => (Action::Put(body), None),
+        };
         let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
         match server.store.write_one(write).await {
             Ok(stored) => {
@@ -223,16 +230,26 @@ async fn change(server: &Inner, call: &Call<'_>, intent: Intent) -> Result<(Chan
     Err(ApiError::modified(subject))
 }
 
-/// The object that the client asks for, in stored form.
+/// The object that the client asks for, in stored form and without managers.
 struct Proposed {
     object: Value,
+    owners: Owners,
     /// Whether the client insists on the version it names.
     insists: bool,
     warnings: Vec<String>,
 }
 
-fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<Proposed, ApiError> {
-    match intent {
+/// How it is known who owns what in a proposed object.
+enum Owners {
+    /// The apply that proposed it says so.
+    Applied(Bytes),
+    /// By what it changes, beginning with those that the client sent, or else with those there are.
+    Tracked { sent: Option<Value> },
+}
+
+fn proposed(call: &Call<'_>, intent: &mut Intent, old: &Body) -> Result<Proposed, ApiError> {
+    let patch = match intent {
+        Intent::Patch(patch) => &*patch,
         Intent::Replace(object) => {
             let insists = !metadata::text(object, "resourceVersion").is_empty();
             if !insists && !call.target.definition.behaviour.unconditional_update {
@@ -241,55 +258,65 @@ fn proposed(call: &Call<'_>, intent: &Intent, old: &Value) -> Result<Proposed, A
                 let subject = call.target.definition.subject(call.name.unwrap_or_default());
                 return Err(ApiError::invalid(subject, vec![error]));
             }
-            Ok(Proposed { object: object.clone(), insists, warnings: Vec::new() })
+            // Whoever insists has one attempt.
+            let mut object = if insists { std::mem::take(object) } else { object.clone() };
+            let sent = metadata_mut(&mut object).shift_remove("managedFields");
+            let owners = Owners::Tracked { sent };
+            return Ok(Proposed { object, owners, insists, warnings: Vec::new() });
         }
-        Intent::Patch(patch) => {
-            // Made again where an error shows it: every other patch would pay for the text.
-            let shown = || match patch {
-                Patch::Strategic(patch) => crate::go_json::printed(patch),
-                patch => patched(call, patch, old).unwrap_or_default().to_string(),
-            };
-            let Decoded { object, mut warnings } = admission::decode(call, patched(call, patch, old)?.into())
-                .map_err(|error| patch_error(error, shown))?;
-            if let Patch::Json { unknown, .. } = patch {
-                let validation = call.field_validation()?;
-                if let Some(first) = unknown.first().filter(|_| validation == FieldValidation::Strict) {
-                    let error = ApiError::bad_request(format!("strict decoding error: {first}"));
-                    return Err(patch_error(error, shown));
-                }
-                if validation == FieldValidation::Warn {
-                    warnings.extend(unknown.iter().cloned());
-                }
-            }
-            let version = metadata::text(&object, "resourceVersion");
-            let insists = !version.is_empty() && version != metadata::text(old, "resourceVersion");
-            if metadata::text(&object, "name") != call.name.unwrap_or_default() {
-                let sent = metadata::text(&object, "name");
-                return Err(ApiError::bad_request(format!(
-                    "the name of the object ({sent}) does not match the name on the URL ({})",
-                    call.name.unwrap_or_default()
-                )));
-            }
-            if call.namespace.is_some_and(|namespace| namespace != metadata::text(&object, "namespace")) {
-                return Err(ApiError::bad_request(
-                    "the namespace of the provided object does not match the namespace sent on the request",
-                ));
-            }
-            Ok(Proposed { object, insists, warnings })
+    };
+    // Made again where an error shows it: every other patch would pay for the text.
+    let on_whole = || patched(call, patch, &old.clone().whole().into());
+    let shown = || match patch {
+        Patch::Strategic(patch) => crate::go_json::printed(patch),
+        Patch::Apply(_) => patched(call, patch, old).unwrap_or_default().whole().to_string(),
+        _ => on_whole().unwrap_or_default().tree.to_string(),
+    };
+    let patched = if patch.may_touch_managers() { on_whole()? } else { patched(call, patch, old)? };
+    let decoded = admission::decode(call, patched.tree.into());
+    let Decoded { mut object, mut warnings } = decoded.map_err(|error| patch_error(error, shown))?;
+    if let Patch::Json { unknown, .. } = patch {
+        let validation = call.field_validation()?;
+        if let Some(first) = unknown.first().filter(|_| validation == FieldValidation::Strict) {
+            let error = ApiError::bad_request(format!("strict decoding error: {first}"));
+            return Err(patch_error(error, shown));
+        }
+        if validation == FieldValidation::Warn {
+            warnings.extend(unknown.iter().cloned());
         }
     }
+    let version = metadata::text(&object, "resourceVersion");
+    let insists = !version.is_empty() && version != metadata::text(&old.tree, "resourceVersion");
+    if metadata::text(&object, "name") != call.name.unwrap_or_default() {
+        let sent = metadata::text(&object, "name");
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({sent}) does not match the name on the URL ({})",
+            call.name.unwrap_or_default()
+        )));
+    }
+    if call.namespace.is_some_and(|namespace| namespace != metadata::text(&object, "namespace")) {
+        return Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    let sent = metadata_mut(&mut object).shift_remove("managedFields");
+    let owners = match patch {
+        Patch::Apply(_) => Owners::Applied(patched.managed_fields),
+        _ => Owners::Tracked { sent },
+    };
+    Ok(Proposed { object, owners, insists, warnings })
 }
 
 /// What a patch makes of an object, in the form that the client sees.
-fn patched(call: &Call<'_>, patch: &Patch, old: &Value) -> Result<Value, ApiError> {
+fn patched(call: &Call<'_>, patch: &Patch, old: &Body) -> Result<Body, ApiError> {
     let mut object = old.clone();
-    call.target.convert_from_stored(&mut object);
+    call.target.convert_from_stored(&mut object.tree);
     match patch {
         Patch::Apply(configuration) => {
             let force = call.query.is_on("force");
             object = Tracker::new(call).apply(Some(&object), configuration, force)?;
         }
-        patch => patch.apply(&mut object, call.target.schema()?)?,
+        patch => patch.apply(&mut object.tree, call.target.schema()?)?,
     }
     Ok(object)
 }
@@ -327,7 +354,7 @@ pub(super) async fn bind(
     let key = call.key()?;
     for _ in 0..ATTEMPTS {
         let current = server.store.newest(&key).ok_or_else(|| call.not_found())?;
-        let mut pod = current.value();
+        let Body { tree: mut pod, managed_fields } = current.split();
         let assigned = pod["spec"]["nodeName"].as_str().unwrap_or_default();
         if !assigned.is_empty() {
             let why = format!("pod {name} is already assigned to node {assigned:?}");
@@ -345,8 +372,8 @@ pub(super) async fn bind(
         let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
         let others = conditions.into_iter().filter(|condition| condition["type"] != "PodScheduled");
         pod["status"]["conditions"] = others.chain([scheduled]).collect();
-        let write =
-            Write { key: key.clone(), expect: Expect::Version(current.version), action: Action::Put(pod) };
+        let action = Action::Put(Body { tree: pod, managed_fields });
+        let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
         match server.store.write_one(write).await {
             Ok(_) => {
                 let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
