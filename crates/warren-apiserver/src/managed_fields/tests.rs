@@ -201,3 +201,31 @@ fn a_scale_is_owned_through_its_own_endpoint() {
         })
     );
 }
+
+#[test]
+fn a_write_that_changes_nothing_leaves_managers_unless_their_version_is_gone() {
+    let definition = json!({"spec": {
+        "group": "x.io", "scope": "Namespaced", "names": {"plural": "as", "kind": "A"},
+        "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+            "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+        }}}],
+    }});
+    let definition = crate::crd::definition(&definition.to_string().into()).unwrap();
+    let target = Target::new(&Arc::new(definition), "v1").unwrap();
+    let world = World { target, object: None };
+    let entry = |version: &str| {
+        json!({
+            "manager": version, "operation": "Update", "apiVersion": format!("x.io/{version}"),
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:k": {}}},
+        })
+    };
+    let tree = json!({"apiVersion": "x.io/v1", "kind": "A", "metadata": {"name": "a"}, "spec": {"k": 1}});
+    for (list, wanted) in [
+        (json!([entry("v1")]), json!([entry("v1")]).to_string()),
+        (json!([entry("v0"), entry("v1")]), json!([entry("v1")]).to_string()),
+        (json!([entry("v0")]), String::new()),
+    ] {
+        let old = Body { tree: tree.clone(), managed_fields: list.to_string().into() };
+        assert_eq!(world.tracker("other", 3).update(Some(&old), None, &tree).unwrap(), wanted);
+    }
+}

@@ -5,6 +5,7 @@
 mod access;
 mod exec;
 mod listeners;
+mod managers;
 mod node_proxy;
 mod objects;
 mod support;
