@@ -7,6 +7,7 @@ use crate::definition::Target;
 use crate::metadata::{self, metadata_mut};
 use crate::schema::{apply_defaults, check_rules, validate};
 use crate::status::{ApiError, FieldError, Problem, Subject};
+use crate::tree::{is_equal, is_identical, side_by_side};
 
 mod decode;
 
@@ -187,8 +188,8 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
     let custom = call.target.definition.custom;
     match call.subresource {
         Some("status") => {
-            let mut sent = std::mem::replace(new, old.clone());
-            set_or_remove(new, "status", sent.as_object_mut().and_then(|sent| sent.shift_remove("status")));
+            let status = new.as_object_mut().and_then(|sent| sent.shift_remove("status"));
+            let mut sent = std::mem::replace(new, with_status(old, status));
             if !custom {
                 let sent = metadata_mut(&mut sent);
                 let metadata = metadata_mut(new);
@@ -207,7 +208,15 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
                 _ => new["spec"]["ephemeralContainers"] = sent["spec"]["ephemeralContainers"].clone(),
             }
         }
-        _ if version.status => set_or_remove(new, "status", old.get("status").cloned()),
+        _ if version.status => {
+            let is_kept = match (new.get("status"), old.get("status")) {
+                (Some(new), Some(old)) => is_identical(new, old),
+                (new, old) => new.is_none() && old.is_none(),
+            };
+            if !is_kept {
+                set_or_remove(new, "status", old.get("status").cloned());
+            }
+        }
         _ => {}
     }
     let kept = old["metadata"].as_object();
@@ -224,10 +233,24 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
         "resourceVersion",
     ] {
         match kept.and_then(|kept| kept.get(field)) {
+            Some(value) if metadata.get(field) == Some(value) => None,
             Some(value) => metadata.insert(field.to_owned(), value.clone()),
             None => metadata.shift_remove(field),
         };
     }
+}
+
+/// An object with another status, or none. The status it has is not copied, as it is most of many objects.
+fn with_status(object: &Value, mut status: Option<Value>) -> Value {
+    let mut fields = Map::new();
+    for (name, value) in object.as_object().into_iter().flatten() {
+        match name.as_str() {
+            "status" => fields.extend(status.take().map(|status| (name.clone(), status))),
+            _ => fields.extend([(name.clone(), value.clone())]),
+        }
+    }
+    fields.extend(status.map(|status| ("status".to_owned(), status)));
+    Value::Object(fields)
 }
 
 /// Of a pod, only what its containers may use.
@@ -266,9 +289,11 @@ fn equal_in(left: &Value, right: &Value, is_wanted: impl Fn(&str) -> bool) -> bo
     let wanted = |object: &Value| {
         object.as_object().into_iter().flat_map(Map::keys).filter(|name| is_wanted(name)).count()
     };
-    let fields = left.as_object().into_iter().flatten();
+    let fields = left.as_object().into_iter().flat_map(|left| side_by_side(left, right.as_object()));
     wanted(left) == wanted(right)
-        && fields.filter(|(name, _)| is_wanted(name)).all(|(name, value)| right.get(name) == Some(value))
+        && fields
+            .filter(|(name, ..)| is_wanted(name))
+            .all(|(_, value, other)| other.is_some_and(|other| is_equal(value, other)))
 }
 
 fn set_or_remove(object: &mut Value, field: &str, value: Option<Value>) {

@@ -181,7 +181,9 @@ impl Target {
         if let Some(conversion) = version.conversion {
             (conversion.from_stored)(value);
         }
-        if let Some(object) = value.as_object_mut() {
+        if let Some(object) = value.as_object_mut()
+            && object.get("apiVersion").is_none_or(|stored| *stored != *version.api_version)
+        {
             object.insert("apiVersion".to_owned(), (*version.api_version).into());
         }
     }

@@ -44,6 +44,7 @@ mod server;
 mod service;
 mod status;
 mod table;
+mod tree;
 mod verbs;
 mod yaml;
 

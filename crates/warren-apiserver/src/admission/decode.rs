@@ -247,9 +247,11 @@ fn check_kind(target: &Target, object: &mut Value) -> Result<(), ApiError> {
         }
     }
     // Kind and version stand first, where a list can leave them out without reading the object.
-    for field in ["apiVersion", "kind"] {
-        if let Some(value) = object.shift_remove(field) {
-            object.shift_insert(0, field.to_owned(), value);
+    if !object.keys().take(2).eq(["kind", "apiVersion"]) {
+        for field in ["apiVersion", "kind"] {
+            if let Some(value) = object.shift_remove(field) {
+                object.shift_insert(0, field.to_owned(), value);
+            }
         }
     }
     // The types of the built-in kinds are checked one and all, a little later.

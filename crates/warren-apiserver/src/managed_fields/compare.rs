@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use super::element::Element;
 use super::fields::Fields;
 use super::shape::Shape;
+use crate::tree::{is_equal, side_by_side};
 
 /// The fields that one value has and another has not, or has differently.
 #[derive(Debug, Default)]
@@ -48,9 +49,8 @@ pub(super) fn compare(old: &Value, new: &Value, shape: Shape<'_>) -> Result<Diff
 fn difference(old: Option<&Value>, new: Option<&Value>, shape: Shape<'_>) -> Result<Difference, String> {
     let mut found = Difference::default();
     if let Some((old, new)) = objects(old, new, shape) {
-        for (name, value) in old.into_iter().flatten() {
-            let other = new.and_then(|new| new.get(name));
-            if other != Some(value) {
+        for (name, value, other) in old.into_iter().flat_map(|old| side_by_side(old, new)) {
+            if !other.is_some_and(|other| is_equal(value, other)) {
                 found.insert(Element::field(name), difference(Some(value), other, shape.field(name))?);
             }
         }

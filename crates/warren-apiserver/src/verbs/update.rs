@@ -17,6 +17,7 @@ use crate::patch::{Format, Patch};
 use crate::respond::{self, ResponseBody};
 use crate::server::Inner;
 use crate::status::{ApiError, FieldError};
+use crate::tree::is_equal;
 
 /// Rounds of reading and writing before a change that keeps losing gives up. The real server has no limit but its
 /// request timeout; losing this often means that somebody writes in a loop.
@@ -202,7 +203,7 @@ async fn change(
             _ => Taken::default(),
         };
         // A write that would change nothing but the times of its managers is not made.
-        if new == old.tree && same_but_for_time(&old.managed_fields, &managed_fields) {
+        if is_equal(&new, &old.tree) && same_but_for_time(&old.managed_fields, &managed_fields) {
             return Ok((Changed::Stored(current), warnings));
         }
         let holds_namespace = new["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
