@@ -2,7 +2,6 @@
 //! type-checks the built-in kinds. Descriptions are not kept, and named types are shared, because a schema with a
 //! whole pod in it would otherwise dominate the daemon's memory.
 
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
@@ -10,6 +9,7 @@ use serde_json::Value;
 mod compile;
 mod defaults;
 mod format;
+mod properties;
 mod prune;
 mod reads;
 mod rules;
@@ -18,6 +18,7 @@ mod validate;
 pub(crate) use compile::{Compiler, SchemaError};
 pub(crate) use defaults::apply_defaults;
 pub(crate) use format::Format;
+pub(crate) use properties::Properties;
 pub(crate) use prune::{drop_empty_maps, drop_nulls, drop_unwanted_nulls, prune};
 pub(crate) use rules::{check_rules, rule_error};
 pub(crate) use validate::{Undecodable, canonical_quantities, check_types, validate};
@@ -26,7 +27,7 @@ pub(crate) use validate::{Undecodable, canonical_quantities, check_types, valida
 #[derive(Debug, Default)]
 pub(crate) struct Schema {
     pub type_: Option<Type>,
-    pub properties: HashMap<Box<str>, Arc<Schema>>,
+    pub properties: Properties,
     pub additional: Option<Arc<Schema>>,
     pub items: Option<Arc<Schema>>,
     pub required: Box<[Box<str>]>,

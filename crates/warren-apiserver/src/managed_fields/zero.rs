@@ -42,7 +42,7 @@ pub(super) fn zero(target: &Target) -> Value {
             let known = target.schema().ok();
             let parts = ["metadata", "spec", "status"].into_iter();
             let present =
-                parts.filter(|part| known.is_some_and(|schema| schema.properties.contains_key(*part)));
+                parts.filter(|part| known.is_some_and(|schema| schema.properties.contains_key(part)));
             present.map(|part| (part.to_owned(), json!({}))).collect::<Map<_, _>>().into()
         }
     }

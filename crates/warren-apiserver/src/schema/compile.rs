@@ -99,10 +99,10 @@ impl<'a> Compiler<'a> {
             ..Schema::default()
         };
         if let Some(properties) = source.get("properties").and_then(Value::as_object) {
-            for (name, property) in properties {
-                let child = self.child(property, depth, &super::join(path, name))?;
-                schema.properties.insert(name.as_str().into(), child);
-            }
+            let compiled = properties.iter().map(|(name, property)| {
+                Ok((name.as_str().into(), self.child(property, depth, &super::join(path, name))?))
+            });
+            schema.properties = compiled.collect::<Result<_, SchemaError>>()?;
         }
         match source.get("additionalProperties") {
             Some(Value::Bool(true)) => schema.preserve_unknown = true,
@@ -123,7 +123,8 @@ impl<'a> Compiler<'a> {
         }
         schema.limits = self.limits(source, depth, path)?.map(Box::new);
         schema.rules = Rules::compile(source, path)?.map(Box::new);
-        let children = schema.properties.values().chain(&schema.additional).chain(&schema.items);
+        let children =
+            schema.properties.iter().map(|(_, child)| child).chain(&schema.additional).chain(&schema.items);
         let (mut has_defaults, mut has_rules) = (schema.default.is_some(), schema.rules.is_some());
         for child in children {
             has_defaults |= child.has_defaults || child.default.is_some();

@@ -9,9 +9,11 @@ pub(crate) fn apply_defaults(value: &mut Value, schema: &Schema) {
     }
     match value {
         Value::Object(object) => {
-            for (name, property) in &schema.properties {
+            let concerned =
+                schema.properties.iter().filter(|(_, below)| below.has_defaults || below.default.is_some());
+            for (name, property) in concerned {
                 if let Some(default) = &property.default {
-                    let missing = match object.get(&**name) {
+                    let missing = match object.get(name) {
                         None => true,
                         // An explicit null means the default, unless null is a value of its own there.
                         Some(Value::Null) => !property.nullable,
@@ -21,7 +23,7 @@ pub(crate) fn apply_defaults(value: &mut Value, schema: &Schema) {
                         object.insert(name.to_string(), (**default).clone());
                     }
                 }
-                if let Some(child) = object.get_mut(&**name) {
+                if let Some(child) = object.get_mut(name) {
                     apply_defaults(child, property);
                 }
             }

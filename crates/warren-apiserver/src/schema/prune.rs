@@ -88,12 +88,15 @@ pub(crate) fn drop_nulls(value: &mut Value, schema: Option<&Schema>) {
         Value::Object(object) => {
             object.retain(|name, child| {
                 let text = |below: &Schema| below.type_ == Some(Type::String) && below.properties.is_empty();
+                if !child.is_null() {
+                    return true;
+                }
                 let entry = schema.filter(|schema| !schema.properties.contains_key(name.as_str()));
-                if child.is_null() && entry.and_then(|schema| schema.additional.as_deref()).is_some_and(text)
-                {
+                let is_text = entry.and_then(|schema| schema.additional.as_deref()).is_some_and(text);
+                if is_text {
                     *child = "".into();
                 }
-                !child.is_null()
+                is_text
             });
             for (name, child) in object.iter_mut() {
                 drop_nulls(child, schema.and_then(|schema| schema.field(name)).map(|schema| &**schema));
