@@ -226,6 +226,9 @@ fn a_write_that_changes_nothing_leaves_managers_unless_their_version_is_gone() {
         (json!([entry("v0")]), String::new()),
     ] {
         let old = Body { tree: tree.clone(), managed_fields: list.to_string().into() };
-        assert_eq!(world.tracker("other", 3).update(Some(&old), None, &tree).unwrap(), wanted);
+        let tracker = world.tracker("other", 3);
+        assert_eq!(tracker.update(Some(&old), None, &tree).unwrap(), wanted);
+        let status = Tracker { subresource: "status", ..tracker };
+        assert_eq!(status.update(Some(&old), None, &tree).unwrap(), old.managed_fields);
     }
 }

@@ -107,7 +107,10 @@ impl<'a> Tracker<'a> {
         );
         let is_served =
             |wanted: &str| definition.versions.iter().any(|version| *version.api_version == *wanted);
-        Ok(unchanged && (!definition.custom || entries::speak_of(managers, is_served)))
+        // Managers of a version that is gone go with the next write. One of a status that stays as it is does not count: it
+        // says nothing about the metadata that they are in.
+        let may_lose_managers = definition.custom && self.subresource != "status";
+        Ok(unchanged && (!may_lose_managers || entries::speak_of(managers, is_served)))
     }
 
     /// The owners after `manager` has made these differences. Fails if the objects cannot be compared.
