@@ -38,6 +38,16 @@ pub fn timestamp(now: Timestamp) -> String {
 /// Decides what a delete request does to `object`. `grace` is the grace period that applies to it: zero for all
 /// kinds that know none.
 pub fn delete(object: &Value, propagation: Propagation, grace: i64, now: Timestamp) -> Outcome {
+    let Some(metadata) = object.get("metadata").and_then(Value::as_object) else {
+        return Outcome::Remove;
+    };
+    let already = metadata.get("deletionTimestamp").is_some_and(Value::is_string);
+    let running_grace = metadata.get("deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
+    // Every other propagation comes with a finalizer.
+    let is_held = propagation != Propagation::Background || has_finalizers(metadata);
+    if !is_held && (grace == 0 || (already && running_grace == 0)) {
+        return Outcome::Remove;
+    }
     let mut marked = object.clone();
     let Some(metadata) = marked.get_mut("metadata").and_then(Value::as_object_mut) else {
         return Outcome::Remove;
@@ -46,11 +56,6 @@ pub fn delete(object: &Value, propagation: Propagation, grace: i64, now: Timesta
         Propagation::Background => {}
         Propagation::Foreground => add_finalizer(metadata, FOREGROUND_FINALIZER, ORPHAN_FINALIZER),
         Propagation::Orphan => add_finalizer(metadata, ORPHAN_FINALIZER, FOREGROUND_FINALIZER),
-    }
-    let already = metadata.get("deletionTimestamp").is_some_and(Value::is_string);
-    let running_grace = metadata.get("deletionGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(0);
-    if !has_finalizers(metadata) && (grace == 0 || (already && running_grace == 0)) {
-        return Outcome::Remove;
     }
     if !already {
         let deadline = now.checked_add(SignedDuration::from_secs(grace)).unwrap_or(now);
