@@ -188,8 +188,8 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
     let custom = call.target.definition.custom;
     match call.subresource {
         Some("status") => {
-            let status = new.as_object_mut().and_then(|sent| sent.shift_remove("status"));
-            let mut sent = std::mem::replace(new, with_status(old, status));
+            let mut sent = std::mem::take(new);
+            *new = with_status(old, &mut sent);
             if !custom {
                 let sent = metadata_mut(&mut sent);
                 let metadata = metadata_mut(new);
@@ -240,14 +240,23 @@ pub(crate) fn combine_update(call: &Call<'_>, new: &mut Value, old: &Value) {
     }
 }
 
-/// An object with another status, or none. The status it has is not copied, as it is most of many objects.
-fn with_status(object: &Value, mut status: Option<Value>) -> Value {
+/// The object there was with the status that was sent. What was sent as it was is taken from there, so that it need not be
+/// copied: a patch of a status sends everything else unchanged.
+fn with_status(old: &Value, sent: &mut Value) -> Value {
+    let mut status = sent.as_object_mut().and_then(|sent| sent.shift_remove("status"));
     let mut fields = Map::new();
-    for (name, value) in object.as_object().into_iter().flatten() {
-        match name.as_str() {
-            "status" => fields.extend(status.take().map(|status| (name.clone(), status))),
-            _ => fields.extend([(name.clone(), value.clone())]),
-        }
+    for (name, value) in old.as_object().into_iter().flatten() {
+        let value = match (name.as_str(), sent.get_mut(name)) {
+            ("status", _) => match status.take() {
+                Some(status) => status,
+                None => continue,
+            },
+            // Some of what was sent as metadata may still be wanted.
+            ("metadata", _) => value.clone(),
+            (_, Some(sent)) if is_identical(sent, value) => sent.take(),
+            _ => value.clone(),
+        };
+        fields.insert(name.clone(), value);
     }
     fields.extend(status.map(|status| ("status".to_owned(), status)));
     Value::Object(fields)
@@ -305,5 +314,39 @@ fn set_or_remove(object: &mut Value, field: &str, value: Option<Value>) {
         None => {
             object.shift_remove(field);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::with_status;
+
+    #[test]
+    fn of_what_was_sent_only_the_status_counts() {
+        let old = json!({"kind": "A", "metadata": {"name": "a"}, "status": {"a": 1}, "spec": {"b": [1, 2]}, "data": null});
+        for (sent, wanted) in [
+            (
+                json!({"status": {"a": 2}}),
+                json!({"kind": "A", "metadata": {"name": "a"}, "status": {"a": 2}, "spec": {"b": [1, 2]}, "data": null}),
+            ),
+            (
+                json!({"kind": "B", "spec": {"b": [2]}, "more": 1}),
+                json!({"kind": "A", "metadata": {"name": "a"}, "spec": {"b": [1, 2]}, "data": null}),
+            ),
+            (
+                json!({"spec": {"b": [1, 2]}, "metadata": {"name": "b"}, "status": null}),
+                json!({"kind": "A", "metadata": {"name": "a"}, "status": null, "spec": {"b": [1, 2]}, "data": null}),
+            ),
+        ] {
+            assert_eq!(with_status(&old, &mut sent.clone()).to_string(), wanted.to_string(), "{sent}");
+        }
+        let without = json!({"kind": "A", "spec": {}});
+        let sent = json!({"status": 1, "spec": {}});
+        assert_eq!(
+            with_status(&without, &mut sent.clone()).to_string(),
+            r#"{"kind":"A","spec":{},"status":1}"#
+        );
     }
 }
