@@ -33,7 +33,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{OnceCell, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
-use warren_decide::network::policy::{NamedPort, PodFacts, Protocol, Rules};
+use warren_decide::network::policy::Rules;
 use warren_decide::network::{Block, Mode};
 use warren_oci::protocol::PodNetwork;
 
@@ -211,22 +211,6 @@ impl Network {
         firewall::put_in_force(&self.table, &self.devices, self.range, self.gateway, rules)
     }
 
-    /// The pods with an address, as rules see them.
-    fn facts(&self, registry: &Registry) -> Vec<PodFacts> {
-        let leases: Vec<(String, Lease)> = self.leases().all();
-        let facts = leases.into_iter().filter_map(|(uid, lease)| {
-            let Seen::Pod(pod) = registry.get(&uid)?.seen.borrow().clone() else { return None };
-            Some(PodFacts {
-                address: lease.address,
-                namespace: pod.metadata.namespace.clone().unwrap_or_default(),
-                labels: pod.metadata.labels.clone().unwrap_or_default(),
-                mode: lease.mode,
-                ports: named_ports(&pod),
-            })
-        });
-        facts.collect()
-    }
-
     /// The pod that an address belongs to.
     fn pod_at(&self, registry: &Registry, address: Ipv4Addr) -> Option<(Arc<Pod>, Lease)> {
         let (uid, lease) = self.leases().at(address)?;
@@ -236,27 +220,23 @@ impl Network {
         }
     }
 
-    /// Says that a pod, a policy or a lease has changed.
-    pub(crate) fn changed(&self) {
+    /// Says that a policy, a namespace, a lease, or something about a pod that rules depend on has changed.
+    fn changed(&self) {
         self.keeper.changed();
+    }
+
+    /// Says that a pod is shown otherwise than before; to be said when it is so in the registry. A policy or a lease that
+    /// comes meanwhile speaks for itself, and whoever looks then finds the pod as it is now.
+    pub(crate) fn shown(&self, uid: &str, before: Option<&Seen>, after: &Seen) {
+        if self.leases().has(uid) && self.keeper.is_news(before, after) {
+            self.changed();
+        }
     }
 
     fn release(&self, uid: &str) {
         self.leases().release(uid);
         self.changed();
     }
-}
-
-fn named_ports(pod: &Pod) -> Vec<NamedPort> {
-    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
-    let ports = containers.flat_map(|container| container.ports.iter().flatten()).filter_map(|port| {
-        Some(NamedPort {
-            name: port.name.clone()?,
-            protocol: Protocol::named(port.protocol.as_deref())?,
-            number: u16::try_from(port.container_port).ok()?,
-        })
-    });
-    ports.collect()
 }
 
 /// Gives a pod that is about to start the network it asks for. The lease is recorded in the pod's directory, where it holds

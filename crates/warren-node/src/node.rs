@@ -309,8 +309,9 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
                 show(&shared, &mut workers, pod);
             }
             Ok(Some(Event::InitDone)) => {
-                for (_, entry) in shared.registry.all().into_iter().filter(|(uid, _)| !listed.contains(uid)) {
-                    entry.seen.send_replace(Seen::Gone);
+                for (uid, entry) in shared.registry.all().into_iter().filter(|(uid, _)| !listed.contains(uid))
+                {
+                    tell(&shared, &uid, &entry, Seen::Gone);
                 }
                 if std::mem::take(&mut first) {
                     remove_orphans(&shared, &mut workers, &listed);
@@ -319,8 +320,10 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
             }
             Ok(Some(Event::Apply(pod))) => show(&shared, &mut workers, pod),
             Ok(Some(Event::Delete(pod))) => {
-                if let Some(entry) = pod.metadata.uid.as_deref().and_then(|uid| shared.registry.get(uid)) {
-                    entry.seen.send_replace(Seen::Gone);
+                if let Some(uid) = pod.metadata.uid.as_deref()
+                    && let Some(entry) = shared.registry.get(uid)
+                {
+                    tell(&shared, uid, &entry, Seen::Gone);
                 }
             }
             Ok(None) => return,
@@ -363,15 +366,23 @@ fn show(shared: &Arc<Shared>, workers: &mut JoinSet<String>, pod: Pod) {
         warn!(uid = %uid.chars().take(64).collect::<String>(), "pod with an impossible uid passed over");
         return;
     }
-    if let Some(network) = &shared.network {
-        network.changed();
-    }
     let seen = Seen::Pod(Arc::new(pod));
     match known {
-        Some(entry) => {
-            entry.seen.send_replace(seen);
+        Some(entry) => tell(shared, &uid, &entry, seen),
+        None => {
+            start_worker(shared, workers, uid.clone(), seen.clone());
+            if let Some(network) = &shared.network {
+                network.shown(&uid, None, &seen);
+            }
         }
-        None => start_worker(shared, workers, uid, seen),
+    }
+}
+
+/// Tells a pod's worker, and those who look at all pods.
+fn tell(shared: &Shared, uid: &str, entry: &Entry, seen: Seen) {
+    let before = entry.seen.send_replace(seen.clone());
+    if let Some(network) = &shared.network {
+        network.shown(uid, Some(&before), &seen);
     }
 }
 

@@ -53,6 +53,21 @@ impl Registry {
         self.lock().remove(uid);
     }
 
+    /// The pods with these uids that are still there, each with what was given for it.
+    pub(crate) fn shown<'a, T>(&self, wanted: impl Iterator<Item = (&'a str, T)>) -> Vec<(T, Arc<Pod>)> {
+        let entries = self.lock();
+        let shown = wanted.filter_map(|(uid, with)| match &*entries.get(uid)?.seen.borrow() {
+            Seen::Pod(pod) => Some((with, pod.clone())),
+            Seen::Gone => None,
+        });
+        shown.collect()
+    }
+
+    /// Lets somebody look at all pods at once. Nobody else does meanwhile, so the look should be a short one.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&HashMap<String, Arc<Entry>>) -> T) -> T {
+        look(&self.lock())
+    }
+
     pub(crate) fn all(&self) -> Vec<(String, Arc<Entry>)> {
         self.lock().iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect()
     }

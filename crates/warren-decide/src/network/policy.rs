@@ -28,24 +28,24 @@ pub type Labels = BTreeMap<String, String>;
 
 /// What a rule has to know of a pod with an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodFacts {
+pub struct PodFacts<'a> {
     /// Its address.
     pub address: Ipv4Addr,
     /// Its namespace.
-    pub namespace: String,
+    pub namespace: &'a str,
     /// Its labels.
-    pub labels: Labels,
+    pub labels: &'a Labels,
     /// How much network it has.
     pub mode: Mode,
     /// The named ports of its containers.
-    pub ports: Vec<NamedPort>,
+    pub ports: Vec<NamedPort<'a>>,
 }
 
 /// A port that has a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NamedPort {
+pub struct NamedPort<'a> {
     /// The name.
-    pub name: String,
+    pub name: &'a str,
     /// Of which protocol.
     pub protocol: Protocol,
     /// The number.
@@ -88,11 +88,11 @@ impl Protocol {
 #[derive(Debug, Clone)]
 pub struct World<'a> {
     /// Pods with an address on this node.
-    pub pods: &'a [PodFacts],
+    pub pods: &'a [PodFacts<'a>],
     /// Labels of namespaces, by name.
-    pub namespaces: &'a BTreeMap<String, Labels>,
+    pub namespaces: &'a BTreeMap<&'a str, &'a Labels>,
     /// All policies.
-    pub policies: &'a [NetworkPolicy],
+    pub policies: &'a [&'a NetworkPolicy],
 }
 
 /// What may pass.
@@ -167,10 +167,10 @@ pub fn rules(world: &World<'_>) -> Rules {
     for policy in world.policies {
         let Some(spec) = &policy.spec else { continue };
         let namespace = policy.metadata.namespace.as_deref().unwrap_or_default();
-        let selected: Vec<&PodFacts> = world
+        let selected: Vec<&PodFacts<'_>> = world
             .pods
             .iter()
-            .filter(|pod| pod.namespace == namespace && selects(spec.pod_selector.as_ref(), &pod.labels))
+            .filter(|pod| pod.namespace == namespace && selects(spec.pod_selector.as_ref(), pod.labels))
             .collect();
         if selected.is_empty() {
             continue;
@@ -188,7 +188,7 @@ pub fn rules(world: &World<'_>) -> Rules {
             isolated.extend(selected.iter().map(|pod| pod.address));
             for rule in spec.egress.iter().flatten() {
                 let to = peers(world, namespace, rule.to.as_deref());
-                let reached: Vec<&PodFacts> =
+                let reached: Vec<&PodFacts<'_>> =
                     world.pods.iter().filter(|pod| to.contains(pod.address)).collect();
                 for (to, ports) in expand(rule.ports.as_deref(), &to, &reached) {
                     push(&mut rules.egress, Allow { from: own.clone(), to, ports });
@@ -198,6 +198,18 @@ pub fn rules(world: &World<'_>) -> Rules {
     }
     rules.egress_isolated = Addresses::of(isolated);
     rules
+}
+
+/// Whether a pod of other labels may have other rules. Labels matter by what selectors say of them, and by nothing else.
+pub fn are_told_apart(policies: &[&NetworkPolicy], before: &Labels, after: &Labels) -> bool {
+    let specs = policies.iter().filter_map(|policy| policy.spec.as_ref());
+    let mut selectors = specs.flat_map(|spec| {
+        let from = spec.ingress.iter().flatten().filter_map(|rule| rule.from.as_ref());
+        let to = spec.egress.iter().flatten().filter_map(|rule| rule.to.as_ref());
+        let peers = from.chain(to).flatten().filter_map(|peer| peer.pod_selector.as_ref());
+        spec.pod_selector.iter().chain(peers)
+    });
+    selectors.any(|selector| selects(Some(selector), before) != selects(Some(selector), after))
 }
 
 fn push(rules: &mut Vec<Allow>, allow: Allow) {
@@ -230,14 +242,14 @@ fn peer(world: &World<'_>, namespace: &str, peer: &NetworkPolicyPeer) -> Address
         return Addresses::block(whole).without(&Addresses::union(except.map(Addresses::block)));
     }
     let nothing = Labels::new();
-    let is_peer = |pod: &PodFacts| {
+    let is_peer = |pod: &PodFacts<'_>| {
         let in_namespace = match &peer.namespace_selector {
             None => pod.namespace == namespace,
             Some(selector) => {
-                selects(Some(selector), world.namespaces.get(&pod.namespace).unwrap_or(&nothing))
+                selects(Some(selector), world.namespaces.get(pod.namespace).copied().unwrap_or(&nothing))
             }
         };
-        in_namespace && peer.pod_selector.as_ref().is_none_or(|selector| selects(Some(selector), &pod.labels))
+        in_namespace && peer.pod_selector.as_ref().is_none_or(|selector| selects(Some(selector), pod.labels))
     };
     Addresses::of(world.pods.iter().filter(|pod| is_peer(pod)).map(|pod| pod.address))
 }
@@ -246,7 +258,7 @@ fn peer(world: &World<'_>, namespace: &str, peer: &NetworkPolicyPeer) -> Address
 fn expand(
     ports: Option<&[NetworkPolicyPort]>,
     to: &Addresses,
-    pods: &[&PodFacts],
+    pods: &[&PodFacts<'_>],
 ) -> Vec<(Addresses, Vec<Ports>)> {
     let ports = match ports {
         None | Some([]) => return vec![(to.clone(), Vec::new())],
@@ -269,7 +281,7 @@ fn expand(
             }
             Some(IntOrString::String(name)) => {
                 for pod in pods {
-                    let same = |found: &&NamedPort| found.name == *name && found.protocol == protocol;
+                    let same = |found: &&NamedPort<'_>| found.name == name && found.protocol == protocol;
                     if let Some(found) = pod.ports.iter().find(same) {
                         let ports = Ports { protocol, first: found.number, last: found.number };
                         expanded.push((Addresses::of([pod.address]), vec![ports]));

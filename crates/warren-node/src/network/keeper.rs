@@ -1,5 +1,8 @@
 //! Keeps the rules as the policies, namespaces and pods say: they wake it, it looks at all of them, and puts in force what
-//! has changed.
+//! has changed. A pod wakes it only when something has changed that rules are made from: each claim changes a pod, and would
+//! else have a thousand others looked at.
+
+mod facts;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -24,6 +27,7 @@ use warren_decide::network::policy::{Labels, Rules, World, rules};
 
 use super::Network;
 use crate::node::Shared;
+use crate::registry::Seen;
 
 /// Changes that come within this time of each other are looked at together. A policy then holds this much later, which
 /// nobody notices, and a thousand pods that start at once do not each have all of them looked at.
@@ -85,6 +89,17 @@ impl Default for Keeper {
 impl Keeper {
     pub(super) fn changed(&self) {
         self.wake.notify_one();
+    }
+
+    /// Whether rules may depend on the difference between what a pod was and what it is.
+    pub(super) fn is_news(&self, before: Option<&Seen>, after: &Seen) -> bool {
+        match (before, after) {
+            (Some(Seen::Pod(before)), Seen::Pod(after)) => {
+                facts::differ(before, after, || self.policies.store.state())
+            }
+            (Some(Seen::Gone), Seen::Gone) => false,
+            _ => true,
+        }
     }
 }
 
@@ -162,21 +177,21 @@ pub(super) async fn settle(shared: &Shared, network: &Arc<Network>) -> io::Resul
 }
 
 fn rules_now(shared: &Shared, network: &Network) -> Rules {
-    let mut policies: Vec<NetworkPolicy> =
-        network.keeper.policies.store.state().iter().map(|policy| (**policy).clone()).collect();
-    // The same objects give the same rules, in whatever order they came.
-    policies.sort_by_key(|policy| (policy.metadata.namespace.clone(), policy.metadata.name.clone()));
-    let namespaces: BTreeMap<String, Labels> = network
-        .keeper
-        .namespaces
-        .store
-        .state()
-        .iter()
-        .map(|namespace| (namespace.name_any(), namespace.metadata.labels.clone().unwrap_or_default()))
-        .collect();
+    let policies = network.keeper.policies.store.state();
     if policies.is_empty() && !network.leases().any_full() {
         return Rules::default();
     }
-    let pods = network.facts(&shared.registry);
+    let mut policies: Vec<&NetworkPolicy> = policies.iter().map(|policy| &**policy).collect();
+    // The same objects give the same rules, in whatever order they came.
+    policies.sort_by_key(|policy| (policy.metadata.namespace.as_deref(), policy.metadata.name.as_deref()));
+    let namespaces = network.keeper.namespaces.store.state();
+    let namespaces: BTreeMap<&str, &Labels> = namespaces
+        .iter()
+        .filter_map(|namespace| {
+            Some((namespace.metadata.name.as_deref()?, facts::labels(&namespace.metadata)))
+        })
+        .collect();
+    let pods = shared.registry.shown(network.leases().all());
+    let pods: Vec<_> = pods.iter().map(|(lease, pod)| facts::of(*lease, pod)).collect();
     rules(&World { pods: &pods, namespaces: &namespaces, policies: &policies })
 }

@@ -121,8 +121,13 @@ impl Leases {
         }
     }
 
-    pub(super) fn all(&self) -> Vec<(String, Lease)> {
-        self.by_pod.iter().map(|(uid, lease)| (uid.clone(), *lease)).collect()
+    /// In the order of uids.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&str, Lease)> {
+        self.by_pod.iter().map(|(uid, lease)| (uid.as_str(), *lease))
+    }
+
+    pub(super) fn has(&self, uid: &str) -> bool {
+        self.by_pod.contains_key(uid)
     }
 
     pub(super) fn at(&self, address: Ipv4Addr) -> Option<(String, Lease)> {
@@ -169,12 +174,14 @@ mod tests {
         let mut leases = Leases::load(pods.path(), range);
         assert_eq!(take(&mut leases, "b").unwrap(), second);
         assert_eq!(leases.at(second.address), Some(("b".to_owned(), second)));
+        assert_eq!(leases.all().map(|(uid, _)| uid).collect::<Vec<_>>(), ["b", "c"]);
+        assert!(leases.has("b") && !leases.has("a"));
         for uid in ["d", "e"] {
             take(&mut leases, uid).unwrap();
         }
         assert_eq!(take(&mut leases, "f").unwrap().address, first.address);
         assert!(matches!(take(&mut leases, "g"), Err(LeaseError::Exhausted(_))));
         // In another range, all are free.
-        assert!(Leases::load(pods.path(), "10.0.0.0/29".parse().unwrap()).all().is_empty());
+        assert!(Leases::load(pods.path(), "10.0.0.0/29".parse().unwrap()).is_empty());
     }
 }

@@ -130,15 +130,12 @@ fn pods_named(shared: &Shared, network: &Network, name: &Name, asker: Ipv4Addr) 
     };
     let unready_too = spec.publish_not_ready_addresses == Some(true);
     let rules = network.rules();
-    let leases = network.leases().all();
-    let addresses = leases.into_iter().filter_map(|(uid, lease)| {
-        let (pod, _) = network.pod_at(&shared.registry, lease.address)?;
-        debug_assert_eq!(pod.metadata.uid.as_deref(), Some(uid.as_str()), "leases are by uid");
-        let labels = pod.metadata.labels.clone().unwrap_or_default();
+    let pods = shared.registry.shown(network.leases().all());
+    let addresses = pods.iter().filter_map(|(lease, pod)| {
         let is_meant = pod.metadata.namespace.as_ref() == Some(namespace)
-            && selected_by(selector, &labels)
-            && host.is_none_or(|host| has_name(&pod, host, service))
-            && (unready_too || is_ready(&pod))
+            && pod.metadata.labels.as_ref().is_some_and(|labels| selected_by(selector, labels))
+            && host.is_none_or(|host| has_name(pod, host, service))
+            && (unready_too || is_ready(pod))
             && rules.connects(asker, lease.address);
         is_meant.then_some(lease.address)
     });

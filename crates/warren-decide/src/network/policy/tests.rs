@@ -7,33 +7,27 @@ const B: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 3);
 const C: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 4);
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
 
-fn pod(address: Ipv4Addr, namespace: &str, app: &str) -> PodFacts {
-    PodFacts {
-        address,
-        namespace: namespace.to_owned(),
-        labels: [("app".to_owned(), app.to_owned())].into(),
-        mode: Mode::Full,
-        ports: vec![NamedPort { name: "web".to_owned(), protocol: Protocol::Tcp, number: 8080 }],
-    }
+fn labelled(key: &str, value: &str) -> Labels {
+    [(key.to_owned(), value.to_owned())].into()
+}
+
+fn pod<'a>(address: Ipv4Addr, namespace: &'a str, labels: &'a Labels) -> PodFacts<'a> {
+    let ports = vec![NamedPort { name: "web", protocol: Protocol::Tcp, number: 8080 }];
+    PodFacts { address, namespace, labels, mode: Mode::Full, ports }
+}
+
+fn in_one(spec: &Value) -> NetworkPolicy {
+    serde_json::from_value(json!({"metadata": {"namespace": "one", "name": "p"}, "spec": spec})).unwrap()
 }
 
 /// `a` and `b` in `one`, `c` in `two`, whose label is `team: two`.
 fn rules_of(policies: Value) -> Rules {
-    let pods = [pod(A, "one", "a"), pod(B, "one", "b"), pod(C, "two", "c")];
-    let namespaces: BTreeMap<String, Labels> = [
-        ("one".to_owned(), Labels::new()),
-        ("two".to_owned(), [("team".to_owned(), "two".to_owned())].into()),
-    ]
-    .into();
-    let policies = policies
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|spec| {
-            let policy = json!({"metadata": {"namespace": "one", "name": "p"}, "spec": spec});
-            serde_json::from_value(policy).unwrap()
-        })
-        .collect::<Vec<NetworkPolicy>>();
+    let [a, b, c] = ["a", "b", "c"].map(|app| labelled("app", app));
+    let pods = [pod(A, "one", &a), pod(B, "one", &b), pod(C, "two", &c)];
+    let (nothing, team) = (Labels::new(), labelled("team", "two"));
+    let namespaces = [("one", &nothing), ("two", &team)].into();
+    let policies: Vec<NetworkPolicy> = policies.as_array().unwrap().iter().map(in_one).collect();
+    let policies: Vec<&NetworkPolicy> = policies.iter().collect();
     rules(&World { pods: &pods, namespaces: &namespaces, policies: &policies })
 }
 
@@ -110,6 +104,32 @@ fn a_port_by_name_is_each_pods_own() {
     assert_eq!(rules.ingress.len(), 2);
     assert!(rules.ingress.iter().all(|allow| allow.covers_port(Protocol::Tcp, 8080)));
     assert!(rules.connects(C, A) && !rules.connects(A, C));
+}
+
+#[test]
+fn labels_matter_only_to_selectors_that_read_them() {
+    let matters = |spec: Value, before: &Labels, after: &Labels| {
+        let policy = in_one(&spec);
+        let there = are_told_apart(&[&policy], before, after);
+        assert_eq!(there, are_told_apart(&[&policy], after, before), "the way back matters as much");
+        there
+    };
+    let (nothing, app, claim) = (Labels::new(), labelled("app", "a"), labelled("claim", "x"));
+    let is_a = json!({"podSelector": {"matchLabels": {"app": "a"}}});
+    assert!(!are_told_apart(&[], &nothing, &app), "nobody asks");
+    assert!(!matters(json!({"podSelector": {}, "ingress": [{}], "egress": [{}]}), &nothing, &app));
+    assert!(matters(is_a.clone(), &nothing, &app));
+    assert!(!matters(is_a.clone(), &nothing, &claim));
+    assert!(!matters(is_a.clone(), &labelled("app", "b"), &labelled("app", "c")), "neither is meant");
+    assert!(matters(
+        json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}, is_a]}]}),
+        &app,
+        &claim
+    ));
+    assert!(matters(json!({"podSelector": {}, "egress": [{}, {"to": [is_a]}]}), &app, &claim));
+    let unclaimed = json!({"matchExpressions": [{"key": "claim", "operator": "DoesNotExist"}]});
+    assert!(matters(json!({"podSelector": unclaimed}), &nothing, &claim));
+    assert!(!matters(json!({"podSelector": unclaimed}), &nothing, &app));
 }
 
 #[test]
