@@ -66,6 +66,26 @@ struct Known {
     changes: Option<u64>,
 }
 
+/// What a look finds before it looks at pods.
+#[derive(Clone, Copy)]
+struct Present {
+    now: Instant,
+    is_low: bool,
+    lost: u64,
+    changes: u64,
+}
+
+impl Known {
+    /// Whether the pod's files are to be counted again.
+    fn is_due(&self, present: Present) -> bool {
+        let oldest = if present.is_low { OLDEST_LOOK_WHEN_LOW } else { OLDEST_LOOK };
+        let may_be_over = present.lost.saturating_sub(self.lost) >= self.room;
+        let is_old =
+            present.now.saturating_duration_since(self.at) >= oldest && self.changes != Some(present.changes);
+        may_be_over || is_old
+    }
+}
+
 /// One count.
 struct Counted {
     uid: String,
@@ -87,6 +107,7 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
         hierarchy,
         began: Timestamp::now(),
         last: None,
+        is_low: false,
         is_unsettled: false,
         lost: 0,
         changes: 0,
@@ -94,13 +115,20 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
         counting: JoinSet::new(),
         being_counted: HashSet::new(),
     };
-    let mut pause = Duration::ZERO;
+    let mut next = tokio::time::Instant::now();
     loop {
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            Some(Ok(counted)) = keeper.counting.join_next() => keeper.counted(counted),
+            () = tokio::time::sleep_until(next) => {}
+            // Each look is at all pods, and counts of a thousand pods end twenty times a second. One pod more or less that was
+            // counted makes no difference to the others, except for who has most on a disk that is nearly full.
+            Some(Ok(counted)) = keeper.counting.join_next() => {
+                keeper.counted(counted);
+                if !keeper.is_low || !keeper.being_counted.is_empty() {
+                    continue;
+                }
+            }
         }
-        pause = keeper.look();
+        next = tokio::time::Instant::now() + keeper.look();
     }
 }
 
@@ -109,6 +137,8 @@ struct Keeper {
     hierarchy: Hierarchy,
     began: Timestamp,
     last: Option<DiskSpace>,
+    /// Whether next to nothing was left then.
+    is_low: bool,
     /// Whether there is something to do although nothing has changed.
     is_unsettled: bool,
     /// Bytes that the disk has lost since we look, whatever it was given back meanwhile.
@@ -140,42 +170,36 @@ impl Keeper {
         self.changes += u64::from(self.last != Some(space));
         self.last = Some(space);
 
-        let all: HashMap<String, Arc<Entry>> = self.shared.registry.all().into_iter().collect();
-        // Also of those that do not run just now: what they wrote stays from one run to the next.
-        self.known.retain(|uid, _| all.contains_key(uid));
-        let running: HashMap<String, Live> =
-            all.into_iter().filter_map(|(uid, entry)| Some((uid, live(entry)?))).collect();
-        let is_low = space.available < space.reserve();
-        self.is_unsettled = is_low;
-        for (uid, (entry, pod)) in &running {
+        self.is_low = space.available < space.reserve();
+        self.is_unsettled = self.is_low;
+        let now = Instant::now();
+        let present = Present { now, is_low: self.is_low, lost: self.lost, changes: self.changes };
+        for (uid, entry) in self.suspects(present) {
+            let Some((entry, pod)) = live(entry) else { continue };
             // One that was started since the last look has written since then; of those before us nothing is known.
             let known = self.known.entry(uid.clone()).or_insert_with(|| Known {
                 usage: DiskUsage::default(),
-                room: match is_older(entry, self.began) {
+                room: match is_older(&entry, self.began) {
                     true => 0,
-                    false => disk_room(pod, &DiskUsage::default()),
+                    false => disk_room(&pod, &DiskUsage::default()),
                 },
-                at: Instant::now(),
+                at: now,
                 took: Duration::ZERO,
                 lost: lost_before,
                 changes: None,
             });
-            let age = known.at.elapsed();
-            let oldest = if is_low { OLDEST_LOOK_WHEN_LOW } else { OLDEST_LOOK };
-            let may_be_over = self.lost.saturating_sub(known.lost) >= known.room;
-            let is_old = age >= oldest && known.changes != Some(self.changes);
-            if !may_be_over && !is_old {
+            if !known.is_due(present) {
                 continue;
             }
-            if age < known.took * REST_AFTER_COUNTING {
+            if now.duration_since(known.at) < known.took * REST_AFTER_COUNTING {
                 self.is_unsettled = true;
             } else if self.being_counted.insert(uid.clone()) {
                 let (lost, changes) = (self.lost, Some(self.changes));
-                let (uid, pod, directory) = (uid.clone(), pod.clone(), entry.directory.clone());
+                let directory = entry.directory.clone();
                 let name = format!("{}/{uid}", self.shared.builder.home_cgroup);
                 let cgroup = Cgroup::named(&self.hierarchy, &name);
                 // An ordinary user may have no cgroups to find them by.
-                let first = (self.hierarchy == Hierarchy::Absent).then(|| first_processes(entry));
+                let first = (self.hierarchy == Hierarchy::Absent).then(|| first_processes(&entry));
                 self.counting.spawn_blocking(move || {
                     let begun = Instant::now();
                     let processes = match &first {
@@ -190,10 +214,25 @@ impl Keeper {
                 });
             }
         }
-        if is_low && self.being_counted.is_empty() {
-            self.relieve(space, &running);
+        if self.is_low && self.being_counted.is_empty() {
+            self.relieve(space);
         }
-        if shrunk >= SHRINKING || is_low { PAUSE_WHILE_SHRINKING } else { PAUSE }
+        if shrunk >= SHRINKING || self.is_low { PAUSE_WHILE_SHRINKING } else { PAUSE }
+    }
+
+    /// The pods that are new or may be over their limits, dead ones among them; and forgets those that are gone. Most pods are
+    /// neither, and this is all that a look costs for them.
+    fn suspects(&mut self, present: Present) -> Vec<(String, Arc<Entry>)> {
+        let known = &mut self.known;
+        self.shared.registry.look(|entries| {
+            // Also of those that do not run just now: what they wrote stays from one run to the next.
+            known.retain(|uid, _| entries.contains_key(uid));
+            let suspects = entries
+                .iter()
+                .filter(|(uid, _)| known.get(*uid).is_none_or(|known| known.is_due(present)))
+                .map(|(uid, entry)| (uid.clone(), entry.clone()));
+            suspects.collect()
+        })
     }
 
     fn counted(&mut self, counted: Counted) {
@@ -218,11 +257,14 @@ impl Keeper {
     }
 
     /// Evicts whoever has most, unless somebody is on the way out already.
-    fn relieve(&self, space: DiskSpace, running: &HashMap<String, Live>) {
+    fn relieve(&self, space: DiskSpace) {
         let going = |entry: &Entry| entry.eviction.borrow().is_some();
-        if self.shared.registry.all().iter().any(|(_, entry)| going(entry) && has_files(entry)) {
+        let all = self.shared.registry.all();
+        if all.iter().any(|(_, entry)| going(entry) && has_files(entry)) {
             return;
         }
+        let running: HashMap<String, Live> =
+            all.into_iter().filter_map(|(uid, entry)| Some((uid, live(entry)?))).collect();
         let pods = running.iter().filter_map(|(uid, (_, pod))| Some((&**pod, &self.known.get(uid)?.usage)));
         if let Some((pod, message)) = low_disk_eviction(space, pods)
             && let Some(uid) = &pod.metadata.uid
@@ -263,4 +305,32 @@ fn live(entry: Arc<Entry>) -> Option<Live> {
     let ended = matches!(phase, Some("Succeeded" | "Failed")) || pod.metadata.deletion_timestamp.is_some();
     let goes = entry.eviction.borrow().is_some();
     (!ended && !goes).then_some((entry, pod))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_counted_when_a_limit_may_be_reached_or_the_count_is_old() {
+        let at = Instant::now();
+        let known = Known {
+            usage: DiskUsage::default(),
+            room: 100,
+            at,
+            took: Duration::ZERO,
+            lost: 1_000,
+            changes: Some(7),
+        };
+        let due = |seconds, is_low, lost, changes| {
+            known.is_due(Present { now: at + Duration::from_secs(seconds), is_low, lost, changes })
+        };
+        assert!(!due(1, false, 1_099, 8));
+        assert!(due(1, false, 1_100, 8), "the disk has lost all that the pod may still write");
+        assert!(!due(59, false, 1_000, 8));
+        assert!(due(60, false, 1_000, 8));
+        assert!(!due(60, false, 1_000, 7), "nothing was written since");
+        assert!(due(2, true, 1_000, 8), "a full disk");
+        assert!(!due(1, true, 1_000, 8));
+    }
 }
