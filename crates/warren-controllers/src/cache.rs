@@ -6,7 +6,7 @@
 //! the watch brings it too: a list may be older than it and lack it, or may be newer and lack it because it is gone, and
 //! only the server can tell. It is asked at once after such a list, and after [`DOUBT`] otherwise.
 
-mod keys;
+mod found;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +23,7 @@ use warren_decide::step::Kind;
 
 use crate::object;
 use crate::queue::{ObjectKey, WorkQueue};
-use keys::Keys;
+use found::Found;
 
 /// What only an answer has brought is asked for again after this long. A watch is behind by milliseconds as a rule, and by
 /// seconds under load.
@@ -78,7 +78,8 @@ pub struct Cache<K> {
 
 struct State<K> {
     objects: HashMap<ObjectKey, Arc<K>>,
-    indices: HashMap<Index, Keys>,
+    /// With the objects themselves: a pool of a thousand members is looked at often, and each change puts in one.
+    indices: HashMap<Index, Found<K>>,
     /// The newest resourceVersion that the watch has brought. An answer that is not newer tells nothing new: if its object
     /// is not here, it has been deleted since.
     horizon: u64,
@@ -155,8 +156,7 @@ where
     #[must_use]
     pub fn find(&self, index: &Index) -> Vec<Arc<K>> {
         let state = self.read();
-        let keys = state.indices.get(index).into_iter().flat_map(Keys::iter);
-        keys.filter_map(|key| state.objects.get(key).cloned()).collect()
+        state.indices.get(index).map(Found::all).unwrap_or_default()
     }
 
     /// Every object, in no order. For start-up and metrics, not for decisions.
@@ -388,10 +388,10 @@ where
             }
             let left = before.as_ref().map(|before| (self.keeping.indices)(before));
             let found = (self.keeping.indices)(&new);
-            if left.as_ref() != Some(&found) {
-                state.leave(&key, left.unwrap_or_default());
-                state.enter(&key, found);
+            if let Some(left) = left.filter(|left| *left != found) {
+                state.leave(&key, left);
             }
+            state.enter(&key, found, &new);
             state.objects.insert(key.clone(), new.clone());
             before
         };
@@ -443,12 +443,13 @@ impl<K: Resource<DynamicType = ()>> State<K> {
         self.forgotten.get(key).is_some_and(|forgotten| *forgotten >= version)
     }
 
-    fn enter(&mut self, key: &ObjectKey, indices: Vec<Index>) {
+    /// Makes an object found by its indices, in the place of an earlier state of it.
+    fn enter(&mut self, key: &ObjectKey, indices: Vec<Index>, object: &Arc<K>) {
         for index in indices {
             match self.indices.entry(index) {
-                Entry::Occupied(mut keys) => keys.get_mut().insert(key.clone()),
+                Entry::Occupied(mut found) => found.get_mut().insert(key, object.clone()),
                 Entry::Vacant(place) => {
-                    place.insert(Keys::One(key.clone()));
+                    place.insert(Found::One(key.clone(), object.clone()));
                 }
             }
         }
@@ -456,7 +457,7 @@ impl<K: Resource<DynamicType = ()>> State<K> {
 
     fn leave(&mut self, key: &ObjectKey, indices: Vec<Index>) {
         for index in indices {
-            if self.indices.get_mut(&index).is_some_and(|keys| keys.remove(key)) {
+            if self.indices.get_mut(&index).is_some_and(|found| found.remove(key)) {
                 self.indices.remove(&index);
             }
         }

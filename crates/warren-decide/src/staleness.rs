@@ -1,6 +1,8 @@
 //! Whether a waiting sandbox still is what its template says. A hash answers most of the time; where it does not, the
 //! parts that matter are compared one by one, so that a hash made by another program is safe too.
 
+use std::sync::OnceLock;
+
 use k8s_openapi::api::core::v1::PodSpec;
 use warren_api::blueprint::{PersistentVolumeClaimTemplate, SandboxBlueprint};
 use warren_api::{NameHash, Sandbox, SandboxTemplate, labels};
@@ -39,20 +41,15 @@ pub struct Yardstick<'a> {
     template: &'a SandboxTemplate,
     hashes: Hashes,
     /// The pod with and without what is filled in where the template has no network rules. An edit of those rules is no
-    /// reason to replace a member, so either will do.
-    specs: [PodSpec; 2],
+    /// reason to replace a member, so either will do. Made when a hash has not answered.
+    specs: OnceLock<[PodSpec; 2]>,
 }
 
 impl<'a> Yardstick<'a> {
     /// The yardstick of a template.
     #[must_use]
     pub fn new(template: &'a SandboxTemplate) -> Self {
-        let specs = [true, false].map(|is_secure_default| {
-            let mut spec = template.spec.blueprint.pod_template.spec.clone();
-            secure_defaults::fill_in(&mut spec, is_secure_default);
-            spec
-        });
-        Self { template, hashes: Hashes::of(template), specs }
+        Self { template, hashes: Hashes::of(template), specs: OnceLock::new() }
     }
 
     /// The template's hashes.
@@ -82,7 +79,14 @@ impl<'a> Yardstick<'a> {
 
     fn matches(&self, blueprint: &SandboxBlueprint) -> bool {
         let wanted = &self.template.spec.blueprint;
-        self.specs.contains(&blueprint.pod_template.spec)
+        let specs = self.specs.get_or_init(|| {
+            [true, false].map(|is_secure_default| {
+                let mut spec = wanted.pod_template.spec.clone();
+                secure_defaults::fill_in(&mut spec, is_secure_default);
+                spec
+            })
+        });
+        specs.contains(&blueprint.pod_template.spec)
             && blueprint.service == wanted.service
             && blueprint.volume_claim_templates.len() == wanted.volume_claim_templates.len()
             && blueprint.volume_claim_templates.iter().zip(&wanted.volume_claim_templates).all(same_volume)

@@ -1,13 +1,41 @@
 //! A new member of a pool, and what a member says about itself.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use warren_api::conditions::{self, ConditionType};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use warren_api::conditions::{self, ConditionStatus, ConditionType};
 use warren_api::{NameHash, Sandbox, SandboxSpec, SandboxTemplate, SandboxWarmPool, annotations, labels};
 
 use super::Settings;
 use crate::ownership;
 use crate::secure_defaults;
-use crate::staleness::Hashes;
+use crate::staleness::{Hashes, Yardstick};
+
+/// A member with what is asked about it more than once. Finding that out is reading memory all over the place, which for a thousand
+/// members is most of what a pass costs, so it is done once.
+#[derive(Clone, Copy)]
+pub(super) struct Member<'a> {
+    pub(super) sandbox: &'a Sandbox,
+    /// Whether it is of another template than the present one; without any, it is not.
+    pub(super) is_stale: bool,
+    pub(super) is_ready: bool,
+    /// What says so.
+    pub(super) ready: Option<&'a Condition>,
+    pub(super) created: Option<Timestamp>,
+}
+
+impl<'a> Member<'a> {
+    pub(super) fn new(sandbox: &'a Sandbox, yardstick: Option<&Yardstick<'_>>) -> Self {
+        let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice());
+        let ready = conditions::find(conditions.unwrap_or_default(), ConditionType::Ready);
+        Self {
+            sandbox,
+            is_stale: yardstick.is_some_and(|yardstick| yardstick.is_stale(sandbox)),
+            is_ready: ready.is_some_and(|ready| ready.status == ConditionStatus::True.as_str()),
+            ready,
+            created: sandbox.metadata.creation_timestamp.as_ref().map(|Time(time)| *time),
+        }
+    }
+}
 
 /// The sandbox that a pool creates, before the server names it.
 pub(super) fn new(
@@ -56,12 +84,4 @@ pub(super) fn new(
         spec: SandboxSpec { blueprint, ..SandboxSpec::default() },
         status: None,
     }
-}
-
-/// Whether a sandbox is ready.
-pub(super) fn is_ready(sandbox: &Sandbox) -> bool {
-    sandbox
-        .status
-        .as_ref()
-        .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
 }

@@ -1,15 +1,15 @@
 //! Counts a pool's members and plans what is missing or too many.
 
-use std::sync::Arc;
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 use warren_api::conditions::{EventAction, EventReason};
 use warren_api::{Sandbox, SandboxWarmPoolStatus, labels};
 
+use super::member::Member;
 use super::rules::{Rules, Strategy};
 use super::{Memory, Settings, World, member, rollout};
 use crate::merge;
@@ -51,10 +51,16 @@ pub struct Plan {
 }
 
 #[derive(Default)]
-struct Count {
-    active: Vec<Arc<Sandbox>>,
+struct Count<'a> {
+    active: Vec<Member<'a>>,
     terminating: usize,
     held: usize,
+}
+
+impl Count<'_> {
+    fn ready(&self) -> usize {
+        self.active.iter().filter(|member| member.is_ready).count()
+    }
 }
 
 /// Plans for a pool. The memory is changed as if every step were carried out; what fails is settled afterwards with
@@ -70,15 +76,14 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     let yardstick = world.template.as_deref().map(Yardstick::new);
     let mut count = classify(world, &rules, yardstick.as_ref(), memory, &mut plan);
     let mut wake = Wake::default();
-    roll(world, &rules, yardstick.as_ref(), memory, &mut count, &mut plan);
+    roll(world, &rules, memory, &mut count, &mut plan);
     collect_stuck(world, memory, settings, now, &mut count, &mut plan, &mut wake);
 
     let status = status(world, &count);
     size(world, &rules, yardstick.as_ref(), memory, settings, now, &count, &mut plan, &mut wake);
     plan.notes = progress_notes(world, memory, count.held);
     plan.notes.extend(nonsense_note(&rules, memory));
-    let active = count.active.iter().map(|member| &**member);
-    let judgement = rollout::judge(world, &rules, yardstick.as_ref(), active, memory, now);
+    let judgement = rollout::judge(world, &rules, yardstick.as_ref(), &count.active, memory, now);
     plan.verdict = judgement.step;
     plan.verdict_notes = judgement.notes;
     judgement.look_again.into_iter().for_each(|delay| wake.after(delay));
@@ -97,47 +102,51 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     plan
 }
 
-fn classify(
-    world: &World,
+fn classify<'a>(
+    world: &'a World,
     rules: &Rules,
     yardstick: Option<&Yardstick<'_>>,
     memory: &mut Memory,
     plan: &mut Plan,
-) -> Count {
-    let mut count = Count::default();
+) -> Count<'a> {
+    let mut count = Count { active: Vec::with_capacity(world.members.len()), ..Count::default() };
     let uid = world.pool.metadata.uid.as_deref().unwrap_or_default();
     let recreate = rules.strategy == Strategy::Recreate;
-    for member in &world.members {
-        let metadata = &member.metadata;
-        let mine = ownership::is_controlled_by(metadata, uid);
-        let orphan = ownership::controller(metadata).is_none();
-        let member_uid = metadata.uid.as_deref().unwrap_or_default();
+    for sandbox in &world.members {
+        let metadata = &sandbox.metadata;
+        let controller = ownership::controller(metadata);
+        let orphan = controller.is_none();
+        let mine = !uid.is_empty() && controller.is_some_and(|controller| controller.uid == uid);
         if !mine && !orphan {
             continue;
         }
+        let member_uid = metadata.uid.as_deref().unwrap_or_default();
         if memory.expectations.is_deleting(member_uid) || metadata.deletion_timestamp.is_some() {
             count.terminating += usize::from(mine);
         } else if orphan {
             match yardstick {
                 // Without a template it cannot be judged, so it is left alone.
                 None => {}
-                Some(yardstick) if yardstick.is_stale_orphan(member) => {
-                    remove(member, memory, world.uptime, &mut plan.repairs);
+                Some(yardstick) if yardstick.is_stale_orphan(sandbox) => {
+                    remove(sandbox, memory, world.uptime, &mut plan.repairs);
                 }
-                Some(_) => {
-                    plan.repairs.push(Step::new(Stage::Members, adopt_orphan(world, member)));
-                    count.active.push(member.clone());
+                Some(yardstick) => {
+                    plan.repairs.push(Step::new(Stage::Members, adopt_orphan(world, sandbox)));
+                    count.active.push(Member::new(sandbox, Some(yardstick)));
                 }
             }
-        } else if recreate && yardstick.is_some_and(|yardstick| yardstick.is_stale(member)) {
-            remove(member, memory, world.uptime, &mut plan.repairs);
-            count.terminating += 1;
         } else {
+            let member = Member::new(sandbox, yardstick);
+            if recreate && member.is_stale {
+                remove(sandbox, memory, world.uptime, &mut plan.repairs);
+                count.terminating += 1;
+                continue;
+            }
             if ownership::label(metadata, labels::LAUNCH_TYPE).is_none() {
                 let body = json!({"metadata": {"labels": {labels::LAUNCH_TYPE: labels::LAUNCH_TYPE_WARM}}});
-                plan.repairs.push(Step::new(Stage::Members, merge_member(member, body)));
+                plan.repairs.push(Step::new(Stage::Members, merge_member(sandbox, body)));
             }
-            count.active.push(member.clone());
+            count.active.push(member);
         }
     }
     count
@@ -146,31 +155,20 @@ fn classify(
 /// A rolling update: outdated members go, those that are not ready at once, as nobody can use them, and of the others, the
 /// oldest first, as many as may be unavailable. Whatever else is missing or not ready counts against it, so an update to
 /// something that never becomes ready stops by itself.
-fn roll(
-    world: &World,
-    rules: &Rules,
-    yardstick: Option<&Yardstick<'_>>,
-    memory: &mut Memory,
-    count: &mut Count,
-    plan: &mut Plan,
-) {
-    let (Strategy::RollingUpdate { max_unavailable }, Some(yardstick)) = (rules.strategy, yardstick) else {
-        return;
-    };
-    let ready = count.active.iter().filter(|member| member::is_ready(member)).count();
-    let mut budget = max_unavailable.saturating_sub(rules.desired.saturating_sub(ready));
+fn roll(world: &World, rules: &Rules, memory: &mut Memory, count: &mut Count<'_>, plan: &mut Plan) {
+    let Strategy::RollingUpdate { max_unavailable } = rules.strategy else { return };
+    let mut budget = max_unavailable.saturating_sub(rules.desired.saturating_sub(count.ready()));
     let (mut outdated, fresh): (Vec<_>, Vec<_>) =
-        std::mem::take(&mut count.active).into_iter().partition(|member| yardstick.is_stale(member));
+        std::mem::take(&mut count.active).into_iter().partition(|member| member.is_stale);
     count.active = fresh;
-    outdated.sort_by_key(|member| member.metadata.creation_timestamp.clone().map(|Time(time)| time));
+    outdated.sort_by_key(|member| member.created);
     for member in outdated {
-        let is_ready = member::is_ready(&member);
-        if is_ready && budget == 0 {
+        if member.is_ready && budget == 0 {
             count.active.push(member);
             continue;
         }
-        budget -= usize::from(is_ready);
-        remove(&member, memory, world.uptime, &mut plan.repairs);
+        budget -= usize::from(member.is_ready);
+        remove(member.sandbox, memory, world.uptime, &mut plan.repairs);
         count.terminating += 1;
     }
 }
@@ -182,31 +180,32 @@ fn collect_stuck(
     memory: &mut Memory,
     settings: &Settings,
     now: Timestamp,
-    count: &mut Count,
+    count: &mut Count<'_>,
     plan: &mut Plan,
     wake: &mut Wake,
 ) {
     let grace = settings.readiness_grace_period;
     let mut soonest: Option<Duration> = None;
-    let mut kept = Vec::with_capacity(count.active.len());
-    for member in std::mem::take(&mut count.active) {
-        let created = member.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
-        let age = Duration::try_from(now.duration_since(created)).unwrap_or_default();
-        if member::is_ready(&member) || age <= grace {
-            if !member::is_ready(&member) {
-                let remaining = grace.saturating_sub(age);
-                soonest = Some(soonest.map_or(remaining, |earlier| earlier.min(remaining)));
-            }
-            kept.push(member);
-        } else if pod_of(world, &member).is_some_and(is_unschedulable) {
-            count.held += 1;
-            kept.push(member);
-        } else {
-            remove(&member, memory, world.uptime, &mut plan.repairs);
-            count.terminating += 1;
+    let Count { active, terminating, held } = count;
+    active.retain(|member| {
+        if member.is_ready {
+            return true;
         }
-    }
-    count.active = kept;
+        let age = Duration::try_from(now.duration_since(member.created.unwrap_or(now))).unwrap_or_default();
+        if age <= grace {
+            let remaining = grace.saturating_sub(age);
+            soonest = Some(soonest.map_or(remaining, |earlier| earlier.min(remaining)));
+            return true;
+        }
+        let is_held = pod_of(world, member.sandbox).is_some_and(is_unschedulable);
+        if is_held {
+            *held += 1;
+        } else {
+            remove(member.sandbox, memory, world.uptime, &mut plan.repairs);
+            *terminating += 1;
+        }
+        is_held
+    });
     if let Some(remaining) = soonest {
         let spread = 1.0 + GRACE_JITTER * world.jitter.clamp(0.0, 1.0);
         wake.after((remaining + GRACE_SLACK).mul_f64(spread));
@@ -224,7 +223,7 @@ fn size(
     memory: &mut Memory,
     settings: &Settings,
     now: Timestamp,
-    count: &Count,
+    count: &Count<'_>,
     plan: &mut Plan,
     wake: &mut Wake,
 ) {
@@ -266,44 +265,38 @@ fn size(
             return;
         }
         let mut order = count.active.clone();
-        order.sort_by(|left, right| {
-            let created =
-                |sandbox: &Sandbox| sandbox.metadata.creation_timestamp.as_ref().map(|Time(time)| *time);
-            let readiness = member::is_ready(left).cmp(&member::is_ready(right));
-            readiness.then_with(|| created(right).cmp(&created(left)))
-        });
+        order.sort_by_key(|member| (member.is_ready, Reverse(member.created)));
         for member in order.iter().take((active - desired).min(settings.max_batch_size)) {
-            remove(member, memory, world.uptime, &mut plan.removals);
+            remove(member.sandbox, memory, world.uptime, &mut plan.removals);
         }
     }
 }
 
 /// How long each of the members that are being started has left of its time.
-fn starting(count: &Count, now: Timestamp) -> impl Iterator<Item = Duration> {
-    let waiting = count.active.iter().filter(|member| !member::is_ready(member));
+fn starting(count: &Count<'_>, now: Timestamp) -> impl Iterator<Item = Duration> {
+    let waiting = count.active.iter().filter(|member| !member.is_ready);
     waiting.filter_map(move |member| {
-        let created = member.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
         // One from the future was made before the clock was set; nobody knows when.
-        let age = Duration::try_from(now.duration_since(created)).ok()?;
+        let age = Duration::try_from(now.duration_since(member.created.unwrap_or(now))).ok()?;
         STARTING.checked_sub(age).filter(|left| !left.is_zero())
     })
 }
 
 /// How many more members may be started now.
-fn free_starts(count: &Count, settings: &Settings, now: Timestamp) -> usize {
+fn free_starts(count: &Count<'_>, settings: &Settings, now: Timestamp) -> usize {
     settings.max_starting.map_or(usize::MAX, |most| most.saturating_sub(starting(count, now).count()))
 }
 
 /// How long until another member may be started, should none of those under way become ready; nothing when one may be now.
-fn crowded(count: &Count, settings: &Settings, now: Timestamp) -> Option<Duration> {
+fn crowded(count: &Count<'_>, settings: &Settings, now: Timestamp) -> Option<Duration> {
     (free_starts(count, settings, now) == 0).then(|| starting(count, now).min()).flatten()
 }
 
-fn status(world: &World, count: &Count) -> SandboxWarmPoolStatus {
+fn status(world: &World, count: &Count<'_>) -> SandboxWarmPoolStatus {
     let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     SandboxWarmPoolStatus {
         replicas: number(count.active.len()),
-        ready_replicas: number(count.active.iter().filter(|member| member::is_ready(member)).count()),
+        ready_replicas: number(count.ready()),
         selector: Some(labels::pool_selector(world.pool.metadata.name.as_deref().unwrap_or_default())),
         observed_generation: world.pool.metadata.generation.unwrap_or_default(),
     }

@@ -10,11 +10,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use warren_api::conditions::{self, ConditionStatus, ConditionType, EventAction, Reason};
-use warren_api::{Sandbox, annotations, go_duration};
+use warren_api::conditions::{ConditionStatus, EventAction, Reason};
+use warren_api::{annotations, go_duration};
 
+use super::member::Member;
 use super::rules::{Rules, Strategy};
-use super::{Memory, World, member};
+use super::{Memory, World};
 use crate::bounded::bounded;
 use crate::merge;
 use crate::ownership;
@@ -60,22 +61,19 @@ struct Tally {
 }
 
 impl Tally {
-    fn of<'a>(members: impl Iterator<Item = &'a Sandbox>, yardstick: &Yardstick<'_>) -> Self {
-        let mut tally = Self { active: 0, updated: 0, updated_ready: 0, last_ready: None, cause: None };
-        for member in members {
-            tally.active += 1;
-            if yardstick.is_stale(member) {
-                continue;
-            }
+    fn of(members: &[Member<'_>]) -> Self {
+        let mut tally =
+            Self { active: members.len(), updated: 0, updated_ready: 0, last_ready: None, cause: None };
+        for member in members.iter().filter(|member| !member.is_stale) {
             tally.updated += 1;
-            let conditions = member.status.as_ref().map(|status| status.conditions.as_slice());
-            let ready = conditions::find(conditions.unwrap_or_default(), ConditionType::Ready);
-            if member::is_ready(member) {
+            if member.is_ready {
                 tally.updated_ready += 1;
-                tally.last_ready = tally.last_ready.max(ready.map(|ready| ready.last_transition_time.0));
+                let since = member.ready.map(|ready| ready.last_transition_time.0);
+                tally.last_ready = tally.last_ready.max(since);
             } else if tally.cause.is_none() {
-                let name = member.metadata.name.as_deref().unwrap_or_default();
-                tally.cause = ready.map(|ready| format!("{name}: {}: {}", ready.reason, ready.message));
+                let name = member.sandbox.metadata.name.as_deref().unwrap_or_default();
+                tally.cause =
+                    member.ready.map(|ready| format!("{name}: {}: {}", ready.reason, ready.message));
             }
         }
         tally
@@ -83,11 +81,11 @@ impl Tally {
 }
 
 /// Judges the rollout of the pool's template. `active` are the members that stay after this pass.
-pub(super) fn judge<'a>(
+pub(super) fn judge(
     world: &World,
     rules: &Rules,
     yardstick: Option<&Yardstick<'_>>,
-    active: impl Iterator<Item = &'a Sandbox>,
+    active: &[Member<'_>],
     memory: &mut Memory,
     now: Timestamp,
 ) -> Judgement {
@@ -98,7 +96,7 @@ pub(super) fn judge<'a>(
         let text = || format!("SandboxTemplate {name:?} not found");
         return conclude(world, stored, format!("{name}@"), verdict, text, None, now);
     };
-    let tally = Tally::of(active, yardstick);
+    let tally = Tally::of(active);
     let template = format!("{name}@{}", yardstick.hashes().blueprint);
     let same = stored.as_ref().filter(|stored| stored.template == template);
     let started_at = same.map_or(now, |stored| stored.started_at);
