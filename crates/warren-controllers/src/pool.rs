@@ -19,7 +19,7 @@ use crate::wake::Sides;
 const MANAGER: &str = "sandboxwarmpool-controller";
 
 /// Members come and go by hundreds a second, and each look at a pool counts them all and tells the server. So a pool is looked at
-/// this long after the first of them, for all of them.
+/// this long after the first of them, for all of them. What claims take may be gathered for longer.
 const GATHER: Duration = Duration::from_millis(10);
 
 /// As soon as can be.
@@ -169,9 +169,17 @@ impl PoolController {
             }
             _ => false,
         };
-        if !quiet {
-            before.into_iter().chain(after).for_each(|key| queue.add_after(key, GATHER));
+        if quiet {
+            return;
         }
+        let gather = match (change.after, &before, &after) {
+            (Some(taken), Some(pool), None) if ownership::is_claimed(&taken.metadata) => self
+                .memories()
+                .get_mut(pool)
+                .map_or(GATHER, |memory| memory.member_taken(&self.settings).max(GATHER)),
+            _ => GATHER,
+        };
+        before.into_iter().chain(after).for_each(|key| queue.add_after(key, gather));
     }
 
     /// A sandbox is gone: the pool that has asked for that need not wait any longer, whoever owned it in the end. An orphan that

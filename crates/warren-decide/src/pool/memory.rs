@@ -18,6 +18,9 @@ const ROUNDING: f64 = 1e-6;
 /// Nobody is asked to look again sooner than this; looking again after nothing would be never.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
+/// A pool's status is never behind by more than this because of claims.
+const LONGEST_GATHER: Duration = Duration::from_secs(1);
+
 /// How long a creation is waited for that may not have happened: much longer than a watch is behind, as a rule.
 const DOUBT: Duration = Duration::from_secs(30);
 
@@ -105,6 +108,8 @@ pub struct Memory {
     hold_until: Option<Duration>,
     /// How many members there should be, after the last pass and what it created; nothing before the first pass.
     last_count: Option<usize>,
+    /// How many members may still leave before the pool is down to its reserve.
+    spare: usize,
     /// The tokens left for creating, and when that was.
     tokens: Option<(f64, Duration)>,
     /// Whether the pool was reported as stuck.
@@ -148,7 +153,20 @@ impl Memory {
             self.hold_until = Some(uptime + settings.replenish_delay);
         }
         self.last_count = Some(active);
+        self.spare = (active as f64 - desired as f64 * settings.reserve).max(0.0) as usize;
         self.hold_until?.checked_sub(uptime).filter(|remaining| !remaining.is_zero())
+    }
+
+    /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: refilling would
+    /// wait for more claims anyway, unless this one has brought the pool below its reserve.
+    pub fn member_taken(&mut self, settings: &Settings) -> Duration {
+        match self.spare.checked_sub(1) {
+            Some(rest) => {
+                self.spare = rest;
+                (settings.replenish_delay / 2).min(LONGEST_GATHER)
+            }
+            None => Duration::ZERO,
+        }
     }
 
     /// Takes tokens for up to `wanted` creations; or says when the next one can be had.

@@ -326,6 +326,24 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
 }
 
 #[test]
+fn what_claims_take_is_looked_at_late_until_the_reserve_is_touched() {
+    let delay = Duration::from_millis(100);
+    let settings = Settings { replenish_delay: delay, reserve: 0.25, ..Settings::default() };
+    let mut memory = Memory::default();
+    assert!(memory.member_taken(&settings).is_zero(), "nobody has looked yet");
+    let members = (0..4).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect();
+    let pool = world(json!({"replicas": 6}), members);
+    decide(&pool, &mut memory, &settings, at(0));
+    // A quarter of six is one and a half: two are left above it, one is below.
+    let mut taken = || memory.member_taken(&settings).as_millis();
+    assert_eq!([taken(), taken(), taken(), taken()], [50, 50, 0, 0]);
+    decide(&pool, &mut memory, &Settings::default(), at(1));
+    assert!(memory.member_taken(&Settings::default()).is_zero(), "no delay, no late look");
+    let patient = Settings { replenish_delay: Duration::from_secs(60), ..Settings::default() };
+    assert_eq!(memory.member_taken(&patient).as_secs(), 1, "the status is not left behind for long");
+}
+
+#[test]
 fn a_converged_pool_costs_no_write() {
     let mut settled = world(json!({"replicas": 1}), vec![member("a", &template("a"), 0, true)]);
     Arc::make_mut(&mut settled.pool).status =
