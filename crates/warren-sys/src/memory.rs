@@ -23,8 +23,12 @@ pub fn give_back() -> io::Result<()> {
     code()?.into_iter().try_for_each(forget)
 }
 
-/// Only glibc's allocator keeps much and can be told so.
+/// There are two heaps: our own, and that of what is written in C, as the database is.
 fn trim_heap() {
+    // SAFETY: the call takes no pointer. It looks at the heap of this thread, and at what other threads have left behind.
+    unsafe {
+        libmimalloc_sys::mi_collect(true);
+    }
     #[cfg(target_env = "gnu")]
     // SAFETY: the call takes no pointer, and takes the allocator's own locks while it looks at its lists.
     unsafe {
