@@ -1,6 +1,7 @@
 //! What a Sandbox and a SandboxTemplate have in common: the pod, its volume claims and its service.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, PodSpec};
 use schemars::JsonSchema;
@@ -37,11 +38,31 @@ pub struct SandboxBlueprint {
 pub struct PodTemplate {
     /// spec is the specification of the pod. It is used when the pod is created; later edits do not change a
     /// running pod.
-    pub spec: PodSpec,
+    // Shared by those who keep many sandboxes in memory: those of one template are alike in most of it.
+    #[serde(with = "shared")]
+    #[schemars(with = "PodSpec")]
+    pub spec: Arc<PodSpec>,
 
     /// metadata holds the labels and annotations of the pod. Edits are carried over to the running pod.
     #[serde(default, skip_serializing_if = "PodMetadata::is_empty")]
     pub metadata: PodMetadata,
+}
+
+/// A shared value reads and is written like any other.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, to: S) -> Result<S::Ok, S::Error> {
+        T::serialize(value, to)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(from).map(Arc::new)
+    }
 }
 
 /// Labels and annotations of a pod; no other metadata can be set.

@@ -11,6 +11,7 @@ use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels
 use warren_decide::ownership;
 
 use crate::cache::{Index, Keeping};
+use crate::shared_specs;
 
 /// kubectl's own copy of the object; as large as the object, and only kubectl reads it.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -75,11 +76,9 @@ fn fit<T>(list: &mut Option<Vec<T>>) {
 
 fn sandbox(sandbox: &mut Sandbox) {
     metadata(&mut sandbox.metadata);
-    for container in &mut sandbox.spec.blueprint.pod_template.spec.containers {
-        fit(&mut container.env);
-        fit(&mut container.ports);
-        fit(&mut container.volume_mounts);
-    }
+    let blueprint = &mut sandbox.spec.blueprint;
+    blueprint.volume_claim_templates.shrink_to_fit();
+    shared_specs::share(&mut blueprint.pod_template.spec);
     if let Some(status) = &mut sandbox.status {
         status.conditions.shrink_to_fit();
     }

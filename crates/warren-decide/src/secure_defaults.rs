@@ -35,6 +35,7 @@ pub(crate) fn fill_in(spec: &mut PodSpec, is_secure_default: bool) {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::PodSpec;
     use serde_json::{Value, json};
     use warren_api::SandboxTemplateSpec;
 
@@ -42,7 +43,7 @@ mod tests {
 
     fn derived(template: Value) -> Value {
         let template: SandboxTemplateSpec = serde_json::from_value(template).unwrap();
-        let mut spec = template.blueprint.pod_template.spec.clone();
+        let mut spec = PodSpec::clone(&template.blueprint.pod_template.spec);
         apply(&template, &mut spec);
         json!([spec.automount_service_account_token, spec.dns_policy, spec.dns_config])
     }

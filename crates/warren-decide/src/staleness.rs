@@ -81,7 +81,7 @@ impl<'a> Yardstick<'a> {
         let wanted = &self.template.spec.blueprint;
         let specs = self.specs.get_or_init(|| {
             [true, false].map(|is_secure_default| {
-                let mut spec = wanted.pod_template.spec.clone();
+                let mut spec = PodSpec::clone(&wanted.pod_template.spec);
                 secure_defaults::fill_in(&mut spec, is_secure_default);
                 spec
             })
@@ -99,6 +99,8 @@ fn same_volume((left, right): (&PersistentVolumeClaimTemplate, &PersistentVolume
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
     use warren_api::{Sandbox, SandboxTemplate};
 
@@ -123,7 +125,8 @@ mod tests {
             .into(),
         );
         sandbox.spec.blueprint = of.spec.blueprint.clone();
-        crate::secure_defaults::apply(&of.spec, &mut sandbox.spec.blueprint.pod_template.spec);
+        let spec = Arc::make_mut(&mut sandbox.spec.blueprint.pod_template.spec);
+        crate::secure_defaults::apply(&of.spec, spec);
         sandbox
     }
 

@@ -1,5 +1,6 @@
 //! Sandboxes and the daemon do not depend on each other's lives.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -205,7 +206,7 @@ async fn going_down_ends_processes_and_coming_up_starts_them_again() {
     let client = home.client().await;
     let marker = "1234568.25";
     let mut manifest = manifest("resident", json!({ "command": ["sleep", marker] }));
-    manifest.spec.blueprint.pod_template.spec.restart_policy = Some("Always".to_owned());
+    Arc::make_mut(&mut manifest.spec.blueprint.pod_template.spec).restart_policy = Some("Always".to_owned());
     let created = sandbox::create(&client, "default", &manifest).await.expect("create");
     sandbox::wait_ready(&client, created, DEADLINE).await.expect("become Ready");
 

@@ -200,7 +200,7 @@ fn wanted(arguments: &cli::Run) -> anyhow::Result<Sandbox> {
         &name,
         SandboxSpec {
             blueprint: SandboxBlueprint {
-                pod_template: PodTemplate { metadata: metadata(arguments)?, spec: pod },
+                pod_template: PodTemplate { metadata: metadata(arguments)?, spec: pod.into() },
                 ..SandboxBlueprint::default()
             },
             shutdown_time: Some(Time(sandbox::lease_end(Timestamp::now(), LEASE))),

@@ -1,5 +1,7 @@
 //! A sandbox made for a claim, because none is waiting or the claim asks for something of its own.
 
+use std::sync::Arc;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 use warren_api::conditions::{EventAction, EventReason};
@@ -31,10 +33,10 @@ pub(super) fn create(world: &World) -> Result<Step, Trouble> {
     blueprint.pod_template.metadata = adoption::pod_metadata(world, template).map_err(Trouble::Error)?;
     injection::environment(
         template.spec.env_vars_injection_policy,
-        &mut blueprint.pod_template.spec,
+        Arc::make_mut(&mut blueprint.pod_template.spec),
         &spec.env,
     )?;
-    secure_defaults::apply(&template.spec, &mut blueprint.pod_template.spec);
+    secure_defaults::apply(&template.spec, Arc::make_mut(&mut blueprint.pod_template.spec));
 
     let mut own_labels: std::collections::BTreeMap<_, _> =
         adoption::identity(world, template).into_iter().collect();

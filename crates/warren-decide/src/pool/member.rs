@@ -1,5 +1,7 @@
 //! A new member of a pool, and what a member says about itself.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use warren_api::conditions::{self, ConditionStatus, ConditionType};
@@ -47,7 +49,7 @@ pub(super) fn new(
     let pool_name = pool.metadata.name.as_deref().unwrap_or_default();
     let pool_hash = NameHash::of(pool_name).to_string();
     let mut blueprint = template.spec.blueprint.clone();
-    secure_defaults::apply(&template.spec, &mut blueprint.pod_template.spec);
+    secure_defaults::apply(&template.spec, Arc::make_mut(&mut blueprint.pod_template.spec));
     let metadata = &mut blueprint.pod_template.metadata;
     for (key, value) in [
         (labels::WARM_POOL_SANDBOX, &pool_hash),

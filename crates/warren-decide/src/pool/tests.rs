@@ -39,7 +39,7 @@ fn member(name: &str, from: &SandboxTemplate, created: i64, ready: bool) -> Sand
     }))
     .unwrap();
     sandbox.spec.blueprint = from.spec.blueprint.clone();
-    secure_defaults::apply(&from.spec, &mut sandbox.spec.blueprint.pod_template.spec);
+    secure_defaults::apply(&from.spec, Arc::make_mut(&mut sandbox.spec.blueprint.pod_template.spec));
     sandbox
 }
 

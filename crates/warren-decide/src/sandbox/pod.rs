@@ -1,7 +1,7 @@
 //! The pod of a sandbox. Ownership decides which pod it is; the `pod-name` annotation is only a hint that is kept right.
 //! A live pod is never replaced and its spec never enforced: only its labels and annotations follow the sandbox.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use warren_api::sandbox::OperatingMode;
@@ -128,7 +128,7 @@ pub(super) fn delete(pod: &Pod) -> Action {
 #[must_use]
 pub(super) fn new_pod(sandbox: &Sandbox) -> Pod {
     let mut metadata = propagation::desired(sandbox, &ObjectMeta::default());
-    let mut spec = sandbox.spec.blueprint.pod_template.spec.clone();
+    let mut spec = PodSpec::clone(&sandbox.spec.blueprint.pod_template.spec);
     let fingerprint = drift::fingerprint(&spec);
     metadata.annotations.insert(annotations::POD_TEMPLATE_FINGERPRINT.to_owned(), fingerprint);
     volumes::mount_claims(sandbox, &mut spec);
