@@ -122,6 +122,17 @@ pub struct Memory {
     pub(super) refusal: Option<String>,
 }
 
+/// How fast a pool is refilled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// As fast as the settings allow.
+    Full,
+    /// A few members at a time, for so long.
+    Slow(Duration),
+    /// Not at all for so long.
+    Wait(Duration),
+}
+
 impl Memory {
     /// Takes note of members that could not be created, or that all could. Gives the event of a reason that is new.
     pub fn creations_tried(&mut self, refusal: Option<&str>) -> Option<Note> {
@@ -135,26 +146,31 @@ impl Memory {
         })
     }
 
-    /// Takes note of the members that are there, and says how long to wait before refilling.
+    /// Takes note of the members that are there, and says how fast to refill.
     ///
     /// Fewer members than last time mean that claims are taking them: then refilling waits, so that it does not compete
-    /// with more claims. The first look after a start never waits, nor does a pool that is down to its reserve.
-    pub(super) fn hold(
+    /// with more claims. The first look after a start never waits, and a pool that is down to its reserve is refilled slowly.
+    pub(super) fn pace(
         &mut self,
         active: usize,
         desired: usize,
         settings: &Settings,
         uptime: Duration,
-    ) -> Option<Duration> {
-        let is_low = (active as f64) < desired as f64 * settings.reserve;
-        if settings.replenish_delay.is_zero() || active >= desired || is_low {
+    ) -> Pace {
+        if settings.replenish_delay.is_zero() || active >= desired {
             self.hold_until = None;
         } else if self.last_count.is_some_and(|last| active < last) {
             self.hold_until = Some(uptime + settings.replenish_delay);
         }
         self.last_count = Some(active);
-        self.spare = (active as f64 - desired as f64 * settings.reserve).max(0.0) as usize;
-        self.hold_until?.checked_sub(uptime).filter(|remaining| !remaining.is_zero())
+        let spare = active as f64 - desired as f64 * settings.reserve;
+        self.spare = spare.max(0.0) as usize;
+        let remaining = self.hold_until.map_or(Duration::ZERO, |until| until.saturating_sub(uptime));
+        match remaining.is_zero() {
+            true => Pace::Full,
+            false if spare < 0.0 => Pace::Slow(remaining),
+            false => Pace::Wait(remaining),
+        }
     }
 
     /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: refilling would

@@ -10,6 +10,7 @@ use warren_api::conditions::{EventAction, EventReason};
 use warren_api::{Sandbox, SandboxWarmPoolStatus, labels};
 
 use super::member::Member;
+use super::memory::Pace;
 use super::rules::{Rules, Strategy};
 use super::{Memory, Settings, World, member, rollout};
 use crate::merge;
@@ -21,6 +22,8 @@ use crate::step::{Action, Kind, Note, Object, Propagation, Severity, Stage, Step
 const EXPECTATION_FALLBACK: Duration = Duration::from_secs(30);
 /// A member that is not ready after this long, whole seconds included, is not being started but waits for something: an image, or room.
 const STARTING: Duration = Duration::from_secs(3);
+/// The part of the starts at a time that is left while claims are taking members.
+const SLOW: usize = 4;
 /// A member is looked at this long after its grace, so that rounding never wakes us too early.
 const GRACE_SLACK: Duration = Duration::from_secs(2);
 /// How far the wake-up for a grace period is spread, at most.
@@ -231,21 +234,21 @@ fn size(
     let active = count.active.len();
     // Replacements of members that were found stale or stuck in this very pass wait until their deletion was seen.
     let met = memory.expectations.are_met();
-    let hold = memory.hold(active, desired, settings, world.uptime);
+    let pace = memory.pace(active, desired, settings, world.uptime);
     if memory.expectations.are_overdue(world.uptime) {
         plan.recount = true;
         return;
     }
     let missing = desired.saturating_sub(active + count.terminating);
     if let (true, Some(yardstick), Some(template)) = (missing > 0, yardstick, &world.template) {
-        if let Some(remaining) = hold {
-            wake.after(remaining);
-        } else if !met {
-            wake.after(EXPECTATION_FALLBACK);
-        } else if let Some(remaining) = crowded(count, settings, now) {
-            wake.after(remaining);
-        } else {
-            let wanted = missing.min(settings.max_batch_size).min(free_starts(count, settings, now));
+        let mut refill = |most: Option<usize>| {
+            if !met {
+                return wake.after(EXPECTATION_FALLBACK);
+            }
+            if let Some(remaining) = crowded(count, most, now) {
+                return wake.after(remaining);
+            }
+            let wanted = missing.min(settings.max_batch_size).min(free_starts(count, most, now));
             match memory.take_tokens(wanted, settings, world.uptime) {
                 Err(wait) => wake.after(wait),
                 Ok(granted) => {
@@ -257,6 +260,14 @@ fn size(
                     memory.created(granted);
                 }
             }
+        };
+        match pace {
+            Pace::Full => refill(settings.max_starting),
+            Pace::Slow(remaining) => {
+                refill(settings.max_starting.map(|most| most.div_ceil(SLOW)));
+                wake.after(remaining);
+            }
+            Pace::Wait(remaining) => wake.after(remaining),
         }
     }
     if active > desired {
@@ -283,13 +294,13 @@ fn starting(count: &Count<'_>, now: Timestamp) -> impl Iterator<Item = Duration>
 }
 
 /// How many more members may be started now.
-fn free_starts(count: &Count<'_>, settings: &Settings, now: Timestamp) -> usize {
-    settings.max_starting.map_or(usize::MAX, |most| most.saturating_sub(starting(count, now).count()))
+fn free_starts(count: &Count<'_>, most: Option<usize>, now: Timestamp) -> usize {
+    most.map_or(usize::MAX, |most| most.saturating_sub(starting(count, now).count()))
 }
 
 /// How long until another member may be started, should none of those under way become ready; nothing when one may be now.
-fn crowded(count: &Count<'_>, settings: &Settings, now: Timestamp) -> Option<Duration> {
-    (free_starts(count, settings, now) == 0).then(|| starting(count, now).min()).flatten()
+fn crowded(count: &Count<'_>, most: Option<usize>, now: Timestamp) -> Option<Duration> {
+    (free_starts(count, most, now) == 0).then(|| starting(count, now).min()).flatten()
 }
 
 fn status(world: &World, count: &Count<'_>) -> SandboxWarmPoolStatus {

@@ -314,15 +314,26 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
     assert_eq!(pass(2, 8).0, 2, "nor does one from the future count");
 
     let waiting = Settings { replenish_delay: Duration::from_secs(5), reserve: 0.5, ..Settings::default() };
-    let mut memory = Memory::default();
-    let mut pass = |count: usize, second| {
-        let members = (0..count).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect();
-        let plan = decide(&world(json!({"replicas": 4}), members), &mut memory, &waiting, at(second));
-        (0..plan.creations.len()).for_each(|_| memory.expectations.creation_settled());
-        plan.creations.len()
+    let passes = |settings: &Settings, counts: &[usize]| -> Vec<usize> {
+        let mut memory = Memory::default();
+        let creations = counts.iter().zip(0..).map(|(count, second)| {
+            let members =
+                (0..*count).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect();
+            let plan = decide(&world(json!({"replicas": 4}), members), &mut memory, settings, at(second));
+            (0..plan.creations.len()).for_each(|_| memory.expectations.creation_settled());
+            plan.creations.len()
+        });
+        creations.collect()
     };
-    assert_eq!([pass(4, 0), pass(3, 1), pass(2, 2)], [0, 0, 0], "claims are taking them");
-    assert_eq!(pass(1, 3), 3, "and have taken too many");
+    assert_eq!(
+        passes(&waiting, &[4, 3, 2, 1]),
+        [0, 0, 0, 3],
+        "claims are taking them, until they have taken too many"
+    );
+    let slowly = Settings { max_starting: Some(8), ..waiting };
+    assert_eq!(passes(&slowly, &[4, 1]), [0, 2], "which is made up for slowly while they go on");
+    let never = Settings { replenish_delay: Duration::ZERO, ..slowly };
+    assert_eq!(passes(&never, &[4, 1]), [0, 3]);
 }
 
 #[test]
