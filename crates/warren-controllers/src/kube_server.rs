@@ -1,6 +1,7 @@
 //! A Kubernetes API, over `kube`.
 
 use std::error::Error as _;
+use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -8,6 +9,7 @@ use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use kube::{Api, Client};
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use warren_decide::step::{Action, FailureKind, Kind, Object, Propagation};
 
@@ -18,6 +20,8 @@ use crate::server::{Answer, Refusal, Server};
 pub(crate) struct KubeServer {
     client: Client,
     tasks: TaskTracker,
+    /// Events are written one after the other: they tell what is done, and must not hold up what is to be done.
+    telling: Arc<Semaphore>,
 }
 
 /// Which part of an object a patch is for.
@@ -37,7 +41,7 @@ enum Verb {
 impl KubeServer {
     /// Events are written by tasks of the tracker.
     pub(crate) fn new(client: Client, tasks: TaskTracker) -> Self {
-        Self { client, tasks }
+        Self { client, tasks, telling: Arc::new(Semaphore::new(1)) }
     }
 
     fn api<K: Typed>(&self, namespace: &str) -> Api<K> {
@@ -153,7 +157,10 @@ impl Server for KubeServer {
     fn record(&self, event: Event) {
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let events = Api::<Event>::namespaced(self.client.clone(), &namespace);
+        let telling = Arc::clone(&self.telling);
         self.tasks.spawn(async move {
+            // Never closed, so there is always a turn.
+            let _turn = telling.acquire().await;
             if let Err(error) = events.create(&PostParams::default(), &event).await {
                 let reason = event.reason.as_deref().unwrap_or_default();
                 tracing::warn!(reason, error = &error as &dyn std::error::Error, "event was not recorded");
