@@ -2,12 +2,15 @@
 //! the news of lists and watches, and chooses when a pass begins: [`crate::Controllers`] with watches and workers, the
 //! simulation step by step.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use tokio_util::sync::CancellationToken;
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use warren_decide::ownership;
 use warren_decide::step::Kind;
 use warren_decide::{claim as claims, pool as pools, sandbox as sandboxes};
 
@@ -25,6 +28,12 @@ use crate::telemetry::Telemetry;
 use crate::template::{self, TemplateController};
 use crate::wake::Sides;
 
+/// A ready sandbox that a claim has just taken waits so long for its next pass, and again, while other claims wait to be served. What
+/// the pass brings is for reading: the claim's labels on the pod, and for which generation the status is.
+const GIVE_WAY: Duration = Duration::from_millis(500);
+/// How long it waits in all.
+const LONGEST_WAY: Duration = Duration::from_secs(5);
+
 /// The controllers, to be driven.
 pub struct Engine {
     cluster: Cluster,
@@ -35,6 +44,8 @@ pub struct Engine {
     claims: ClaimController,
     telemetry: Telemetry,
     extensions: bool,
+    /// The sandboxes that give way to claims, and since when.
+    handed_over: Mutex<HashMap<ObjectKey, Duration>>,
     /// Cancelled when work may begin.
     pub(crate) leading: CancellationToken,
 }
@@ -110,6 +121,7 @@ impl Engine {
             claims: ClaimController::new(cluster.clone(), recorder, claim_settings(config), telemetry),
             telemetry: telemetry.clone(),
             extensions: config.extensions,
+            handed_over: Mutex::default(),
             leading: CancellationToken::new(),
             cluster,
             queues,
@@ -133,6 +145,7 @@ impl Engine {
     /// One pass over one key. It writes, whoever leads; ending it half-way is harmless.
     pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
         match controller {
+            Controller::Sandbox if self.gives_way(&key) => Outcome::LookAgain(GIVE_WAY),
             Controller::Sandbox => self.sandboxes.reconcile(key).await,
             Controller::Claim => {
                 let _span = self.telemetry.claim_span(&self.cluster, &key).await;
@@ -144,6 +157,23 @@ impl Engine {
                 self.templates.reconcile(key).await
             }
         }
+    }
+
+    /// Whether claims that wait are served before this sandbox.
+    fn gives_way(&self, key: &ObjectKey) -> bool {
+        let mut handed_over = self.handed_over();
+        let Some(since) = handed_over.get(key) else { return false };
+        let waited = self.cluster.uptime().saturating_sub(*since);
+        let gives_way = waited < LONGEST_WAY && self.queues.claims.is_busy();
+        if !gives_way {
+            handed_over.remove(key);
+        }
+        gives_way
+    }
+
+    /// After a panic elsewhere it is as good as before: every change of it is one insertion or removal.
+    fn handed_over(&self) -> MutexGuard<'_, HashMap<ObjectKey, Duration>> {
+        self.handed_over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks the server for what is in doubt of a kind.
@@ -166,11 +196,9 @@ impl Engine {
     fn listen(self: &Arc<Self>) {
         let cluster = &self.cluster;
         self.hear(&cluster.sandboxes, Self::sandbox_changed);
-        self.hear(&cluster.pods, |engine, change: &Change<'_, Pod>| {
-            sandbox::wake_by_child(&engine.cluster, &engine.queues.sandboxes, Sides::of(change));
-        });
+        self.hear(&cluster.pods, |engine, change: &Change<'_, Pod>| engine.child_changed(Sides::of(change)));
         self.hear(&cluster.services, |engine, change: &Change<'_, Service>| {
-            sandbox::wake_by_child(&engine.cluster, &engine.queues.sandboxes, Sides::of(change));
+            engine.child_changed(Sides::of(change));
         });
         if self.extensions {
             self.hear(&cluster.claims, Self::claim_changed);
@@ -201,12 +229,27 @@ impl Engine {
     }
 
     fn sandbox_changed(&self, change: &Change<'_, Sandbox>) {
+        let mut handed_over = self.handed_over();
+        if sandbox::is_handed_over(change) && self.queues.claims.is_busy() {
+            handed_over.insert(change.key.clone(), self.cluster.uptime());
+        } else {
+            // Something else has happened to it, which does not wait.
+            handed_over.remove(change.key);
+        }
+        drop(handed_over);
         self.queues.sandboxes.add(change.key.clone());
         if self.extensions {
             self.claims.observe_sandbox(&self.queues.claims, change);
             self.pools.observe_sandbox(&self.queues.pools, change);
             pool::wake_by_label(&self.cluster, &self.queues.pools, Sides::of(change), &change.key.namespace);
         }
+    }
+
+    fn child_changed(&self, sides: Sides<'_>) {
+        for owner in sides.owners(ownership::is_kind::<Sandbox>) {
+            self.handed_over().remove(&owner);
+        }
+        sandbox::wake_by_child(&self.cluster, &self.queues.sandboxes, sides);
     }
 
     fn claim_changed(&self, change: &Change<'_, SandboxClaim>) {

@@ -126,6 +126,12 @@ impl<K: Key> WorkQueue<K> {
         self.line().statistics()
     }
 
+    /// Whether keys wait for others to be worked on.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.line().is_busy()
+    }
+
     /// Whether a key can be handed out when so many may be worked on at a time.
     #[must_use]
     pub fn has_work(&self, workers: usize) -> bool {

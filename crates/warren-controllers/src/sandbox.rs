@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use warren_api::conditions::ReportingController;
+use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{Sandbox, annotations, labels};
 use warren_decide::ownership;
 use warren_decide::sandbox::{Settings, World, conclude, decide};
 use warren_decide::step::{Action, Failure, FailureKind, Step};
 
-use crate::cache::Index;
+use crate::cache::{Change, Index};
 use crate::cluster::Cluster;
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
@@ -127,6 +127,21 @@ fn is_surprise(failure: &Failure) -> bool {
     matches!(failure.kind, FailureKind::AlreadyExists | FailureKind::Conflict)
 }
 
+/// Whether all that has happened to a ready sandbox is that a claim took it.
+pub(crate) fn is_handed_over(change: &Change<'_, Sandbox>) -> bool {
+    let (Some(before), Some(after)) = (change.before, change.after) else { return false };
+    ownership::is_pooled(&before.metadata)
+        && ownership::is_claimed(&after.metadata)
+        && after.metadata.deletion_timestamp.is_none()
+        && before.spec.operating_mode == after.spec.operating_mode
+        && before.spec.shutdown_time == after.spec.shutdown_time
+        && before.status == after.status
+        && after
+            .status
+            .as_ref()
+            .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+}
+
 /// Wakes the sandbox that controls a changed child, if the child carries the tracking label.
 pub(crate) fn wake_by_child(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'_>) {
     if sides.has_label(labels::SANDBOX_NAME_HASH) {
@@ -137,5 +152,53 @@ pub(crate) fn wake_by_child(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'
             }
             queue.add(owner);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+    use warren_api::Sandbox;
+
+    use super::is_handed_over;
+    use crate::cache::Change;
+    use crate::queue::ObjectKey;
+
+    fn sandbox(owner: &str, ready: &str, mode: &str) -> Value {
+        json!({
+            "metadata": {"name": "a", "ownerReferences": [{
+                "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": owner,
+                "name": "o", "uid": "u", "controller": true,
+            }]},
+            "spec": {"operatingMode": mode, "podTemplate": {"spec": {"containers": []}}},
+            "status": {"conditions": [{
+                "type": "Ready", "status": ready, "reason": "r", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }]},
+        })
+    }
+
+    fn is_handed(before: Option<Value>, after: Option<Value>) -> bool {
+        let read = |value: Value| Arc::new(serde_json::from_value::<Sandbox>(value).unwrap());
+        let (before, after) = (before.map(read), after.map(read));
+        let key = ObjectKey { namespace: "default".to_owned(), name: "a".to_owned() };
+        is_handed_over(&Change { key: &key, before: before.as_ref(), after: after.as_ref() })
+    }
+
+    #[test]
+    fn only_a_ready_sandbox_that_goes_from_its_pool_to_a_claim_is_handed_over() {
+        let pooled = || Some(sandbox("SandboxWarmPool", "True", "Running"));
+        let claimed = || Some(sandbox("SandboxClaim", "True", "Running"));
+        assert!(is_handed(pooled(), claimed()));
+        assert!(!is_handed(claimed(), claimed()), "it has been for long");
+        assert!(!is_handed(None, claimed()) && !is_handed(pooled(), None));
+        let suspended = sandbox("SandboxClaim", "True", "Suspended");
+        assert!(!is_handed(pooled(), Some(suspended)), "its mode has changed as well");
+        let starting = |owner: &str| Some(sandbox(owner, "False", "Running"));
+        assert!(!is_handed(starting("SandboxWarmPool"), starting("SandboxClaim")), "it is not ready");
+        let mut dying = sandbox("SandboxClaim", "True", "Running");
+        dying["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        assert!(!is_handed(pooled(), Some(dying)));
     }
 }

@@ -64,6 +64,11 @@ impl<K: Clone + Ord + Hash> Line<K> {
         true
     }
 
+    /// Whether a key waits while another is being worked on.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.waiting.is_empty() && !self.working.is_empty()
+    }
+
     /// Whether a key waits, and fewer than so many are being worked on.
     pub(super) fn has_work(&self, workers: usize) -> bool {
         !self.waiting.is_empty() && self.working.len() < workers
