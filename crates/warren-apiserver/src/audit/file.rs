@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -129,12 +130,22 @@ fn append_to(path: &Path) -> io::Result<File> {
     File::options().create(true).append(true).mode(0o600).open(path)
 }
 
+/// How long the first line waits for others: waking a thread for each of them costs more than writing them.
+const GATHER: Duration = Duration::from_millis(5);
+
 /// Writes lines until told to end, as many at once as have come in.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what is waited for is more lines, and each of them must not wake us"
+)]
 pub(super) fn run(mut file: LogFile, messages: &Receiver<Message>) {
     const LARGEST_WRITE: usize = 256 << 10;
     let mut lines = Vec::new();
     while let Ok(first) = messages.recv() {
         let mut end = false;
+        if matches!(first, Message::Line(_)) {
+            std::thread::sleep(GATHER);
+        }
         let mut next = Some(first);
         while let Some(message) = next.take() {
             match message {
