@@ -26,8 +26,9 @@ const MIGRATIONS: &[&str] = &["
     INSERT INTO counter (id, version) VALUES (0, 1);
 "];
 
-/// Written bytes after which the log is folded into the file even while writes keep coming.
-const CHECKPOINT_BYTES: usize = 64 << 20;
+/// Written bytes after which the log is folded into the file even while writes keep coming. Everybody waits meanwhile, for the
+/// disk: a few milliseconds each time are better than the tenth of a second that much more would take at once.
+const CHECKPOINT_BYTES: usize = 4 << 20;
 /// How long the writer must be idle before it folds the log into the file.
 pub(crate) const CHECKPOINT_AFTER_IDLE: Duration = Duration::from_millis(500);
 
