@@ -6,6 +6,7 @@
 
 mod arrivals;
 mod cache;
+mod disk;
 mod observer;
 mod phase;
 mod place;
@@ -57,6 +58,8 @@ pub enum Part {
     Writes,
     /// 75 claims a second for ten seconds.
     Steady,
+    /// The writes of as many claims on the disk, and nothing else.
+    Disk,
     /// 45 claims a second for a minute, at random times.
     Poisson,
     /// 300 claims at once.
@@ -104,6 +107,9 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
             fill.raw_creates_per_second = Some(pool::raw_creates(&place).await?);
         }
         place.end();
+    }
+    if wanted(Part::Disk) {
+        report.disk = disk::measure(&arrivals::steady())?;
     }
     if wanted(Part::Cache) {
         report.cache = Some(cache::measure(&options.warren, options.cached).await?);

@@ -8,12 +8,17 @@ use super::Part;
 /// a run and between runs they are the same.
 pub fn loads(pool: usize) -> Vec<(Part, Vec<Duration>)> {
     vec![
-        (Part::Steady, evenly(75.0, 10)),
+        (Part::Steady, steady()),
         (Part::Poisson, at_random(45.0, 60, 20_261)),
         (Part::Burst300, at_once(300)),
         (Part::Saturation, at_once(pool)),
         (Part::Burst3600, at_once(3600)),
     ]
+}
+
+/// The load of the part `steady`.
+pub fn steady() -> Vec<Duration> {
+    evenly(75.0, 10)
 }
 
 fn at_once(count: usize) -> Vec<Duration> {

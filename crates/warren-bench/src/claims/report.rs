@@ -16,6 +16,8 @@ pub struct Report {
     pub writes: Vec<Writes>,
     /// Cold fills.
     pub fills: Vec<Fill>,
+    /// The disk alone.
+    pub disk: Option<Summary>,
     /// Controllers with many objects.
     pub cache: Option<Cached>,
 }
@@ -153,6 +155,10 @@ impl Report {
                 server_seconds(fill.server),
             );
         }
+        if let Some(disk) = &self.disk {
+            println!("\n| the disk alone, 75/s for 10 s | p50 ms | p90 ms | p99 ms |\n|---|---|---|---|");
+            println!("| {} | {:.1} | {:.1} | {:.1} |", disk.name, disk.p50, disk.p90, disk.p99);
+        }
         if let Some(cache) = &self.cache {
             println!(
                 "\n| sandboxes with pods | controllers with none, MB | with them | after a restart on them | our API server with them |"
@@ -174,6 +180,7 @@ impl Part {
             Part::Fill => "cold fill",
             Part::Writes => "one at a time",
             Part::Steady => "75/s for 10 s",
+            Part::Disk => "the disk alone",
             Part::Poisson => "45/s at random for 60 s",
             Part::Burst300 => "300 at once",
             Part::Saturation => "the whole pool at once",
