@@ -9,7 +9,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::connection::{Connection, Endpoint};
+use crate::connection::{Connection, Endpoint, Lines};
 
 /// What has been seen of the objects in one collection since the observer began. It ends when dropped.
 pub struct Observer {
@@ -37,22 +37,29 @@ pub struct History {
 impl Observer {
     /// Begins to follow a collection, from its present state on.
     pub async fn start(endpoint: &Endpoint, collection: &str) -> anyhow::Result<Observer> {
-        let mut connection = endpoint.connect().await?;
-        let version = version_of(&mut connection, collection).await?;
-        let separator = if collection.contains('?') { '&' } else { '?' };
-        let path = format!("{collection}{separator}watch=1&resourceVersion={version}");
-        let mut lines = connection.stream(&path).await?;
+        let version = version_of(&mut endpoint.connect().await?, collection).await?;
+        let mut watch = Watch { endpoint: endpoint.clone(), collection: collection.to_owned(), version };
+        let mut lines = watch.open().await?;
         let seen = Arc::<Seen>::default();
         let (ready, count) = watch::channel(0);
         let task = tokio::spawn({
             let seen = Arc::clone(&seen);
             async move {
-                while let Some(chunk) = lines.next().await? {
+                loop {
+                    let Some(chunk) = lines.next().await? else {
+                        // A busy kube-apiserver hangs up on watchers that it has no time for; they go on where they were.
+                        lines = watch.open().await?;
+                        continue;
+                    };
                     let now = Instant::now();
                     let mut objects = seen.objects();
                     let mut more = 0;
                     for line in chunk.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-                        let event: Event = serde_json::from_slice(line).context("read a watch event")?;
+                        // An event of type ERROR has a status of another shape, and so ends here too.
+                        let event: Event = serde_json::from_slice(line)
+                            .with_context(|| format!("watch event {}", String::from_utf8_lossy(line)))?;
+                        watch.version =
+                            watch.version.max(event.object.metadata.version().unwrap_or_default());
                         more += usize::from(event.record(&mut objects, now));
                     }
                     drop(objects);
@@ -60,7 +67,6 @@ impl Observer {
                         ready.send_modify(|count| *count += more);
                     }
                 }
-                Ok(())
             }
         });
         Ok(Observer { seen, ready: count, task })
@@ -70,8 +76,9 @@ impl Observer {
     pub async fn wait_for_ready(&mut self, count: usize, patience: Duration) -> anyhow::Result<usize> {
         let enough = self.ready.wait_for(|ready| *ready >= count);
         // Whether they all came or patience ended, what is there is there; a broken watch is an error.
-        if let Ok(ended) = tokio::time::timeout(patience, enough).await {
-            ended.map(drop).context("the server ended a watch")?;
+        let is_broken = matches!(tokio::time::timeout(patience, enough).await, Ok(Err(_)));
+        if is_broken {
+            (&mut self.task).await.context("a watch panicked")??;
         }
         Ok(*self.ready.borrow())
     }
@@ -99,6 +106,21 @@ impl Observer {
     /// Everything that was seen.
     pub fn names(&self) -> Vec<String> {
         self.seen.objects().keys().cloned().collect()
+    }
+}
+
+/// A watch, and how far it has come.
+struct Watch {
+    endpoint: Endpoint,
+    collection: String,
+    version: u64,
+}
+
+impl Watch {
+    async fn open(&self) -> anyhow::Result<Lines> {
+        let separator = if self.collection.contains('?') { '&' } else { '?' };
+        let path = format!("{}{separator}watch=1&resourceVersion={}", self.collection, self.version);
+        self.endpoint.connect().await?.stream(&path).await
     }
 }
 
@@ -165,6 +187,12 @@ struct Metadata {
     resource_version: String,
 }
 
+impl Metadata {
+    fn version(&self) -> Option<u64> {
+        self.resource_version.parse().ok()
+    }
+}
+
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Status {
@@ -187,7 +215,7 @@ struct Assigned {
 impl Event {
     /// Adds the event to the object's history. True when the object has become Ready with it.
     fn record(self, objects: &mut HashMap<String, History>, now: Instant) -> bool {
-        let Ok(version) = self.object.metadata.resource_version.parse() else { return false };
+        let Some(version) = self.object.metadata.version() else { return false };
         if self.kind == "BOOKMARK" {
             return false;
         }
