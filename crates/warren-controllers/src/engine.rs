@@ -14,7 +14,7 @@ use warren_decide::ownership;
 use warren_decide::step::Kind;
 use warren_decide::{claim as claims, pool as pools, sandbox as sandboxes};
 
-use crate::cache::{Cache, Change};
+use crate::cache::{Cache, Change, key_of};
 use crate::claim::ClaimController;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
@@ -179,6 +179,15 @@ impl Engine {
     /// Asks the server for what is in doubt of a kind.
     pub async fn confirm(&self, kind: Kind) -> Outcome {
         self.cluster.confirm(kind).await
+    }
+
+    /// Looks at everything again that may be due by the time of day, because that was set.
+    pub fn reconsider(&self) {
+        self.cluster.sandboxes.all().iter().for_each(|sandbox| self.queues.sandboxes.add(key_of(&**sandbox)));
+        if self.extensions {
+            self.cluster.claims.all().iter().for_each(|claim| self.queues.claims.add(key_of(&**claim)));
+            self.cluster.pools.all().iter().for_each(|pool| self.queues.pools.add(key_of(&**pool)));
+        }
     }
 
     /// Takes note of whether a node is a place to hand sandboxes out on.

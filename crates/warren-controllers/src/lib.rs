@@ -22,6 +22,7 @@ pub mod queue;
 mod run;
 mod sandbox;
 pub mod server;
+mod set_clock;
 mod shared_specs;
 mod start;
 pub mod telemetry;

@@ -18,6 +18,7 @@ use crate::kube_server::KubeServer;
 use crate::nodes;
 use crate::object::Typed;
 use crate::queue::QueueStatistics;
+use crate::set_clock;
 use crate::telemetry::{Passes, Scrape, Telemetry};
 use crate::watch;
 
@@ -50,15 +51,18 @@ impl Controllers {
     pub fn stand_by(client: Client, config: Config, telemetry: Telemetry) -> Self {
         let tasks = TaskTracker::new();
         let server = Arc::new(KubeServer::new(client.clone(), tasks.clone()));
+        let clock = Arc::new(SystemClock::start());
         let mut controllers = Self {
             client,
             stop: CancellationToken::new(),
-            engine: Engine::new(server, Arc::new(SystemClock::start()), &config, &telemetry),
+            engine: Engine::new(server, clock.clone(), &config, &telemetry),
             tasks,
             telemetry,
             passes: Vec::new(),
         };
         controllers.start_watches(&config);
+        let (engine, stop) = (controllers.engine.clone(), controllers.stop.clone());
+        controllers.tasks.spawn(set_clock::watch(clock, stop, move || engine.reconsider()));
         controllers.work(Controller::Sandbox, config.sandbox_concurrent_workers);
         if config.extensions {
             controllers.work(Controller::Template, config.sandbox_template_concurrent_workers);
