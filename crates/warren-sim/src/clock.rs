@@ -47,6 +47,12 @@ impl ProcessClock {
         Self { common, skew: AtomicI64::new(0) }
     }
 
+    /// Whether the wall clock is wrong.
+    #[must_use]
+    pub fn is_wrong(&self) -> bool {
+        self.skew.load(Ordering::Relaxed) != 0
+    }
+
     /// Sets the wall clock, to be wrong by so many milliseconds.
     pub fn set(&self, skew: i64) {
         self.skew.store(skew, Ordering::Relaxed);

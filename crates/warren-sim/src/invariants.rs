@@ -1,6 +1,7 @@
 //! What must hold after every single write, whoever made it and whatever else was going on.
 //!
-//! - A sandbox serves at most one claim, ever. A claim has at most one sandbox at a time.
+//! - A sandbox serves at most one claim, ever. A claim has at most one sandbox at a time; unless its assignment was dropped because
+//!   nothing came of it, and another process, which has not heard of that, carries it out after all. At rest it has one.
 //! - A claim's committed assignment is never swapped for another, nor dropped while the claim has that sandbox.
 //! - A claimed sandbox is deleted only because its claim is gone, going, expired or has missed its deadline (at that moment, or
 //!   when the process that deletes it last made sure), or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, was suspended or has expired.
@@ -40,6 +41,10 @@ pub struct Ledger {
     untold: BTreeSet<String>,
     /// Sandboxes that were asked to be suspended at some time, or had expired.
     stopped: BTreeSet<String>,
+    /// Assignments that were dropped: the claim's uid, the sandbox's name, and who did.
+    dropped: BTreeMap<(String, String), Caller>,
+    /// Sandboxes that were taken for an assignment that another process had dropped.
+    astray: BTreeSet<String>,
     /// What each process was told when it last made sure of a claim: whether that was over.
     made_sure: BTreeMap<(Caller, String), bool>,
     /// How far a process's clock may be ahead of ours.
@@ -103,9 +108,15 @@ impl Ledger {
             if served.len() > 1 {
                 return Err(format!("sandbox {name} ({uid}) has served two claims: {served:?}"));
             }
+            let dropped = self.dropped.get(&(owner.uid.clone(), name.to_owned()));
+            if dropped.is_some_and(|by| matches!(by, Caller::Process(_)) && *by != commit.by) {
+                self.astray.insert(uid.to_owned());
+            }
             let of_claim: Vec<&str> = server
                 .all(Kind::Sandbox)
-                .filter(|sandbox| sandbox.is_controlled_by(&owner.uid))
+                .filter(|sandbox| {
+                    sandbox.is_controlled_by(&owner.uid) && !self.astray.contains(sandbox.uid())
+                })
                 .map(Any::name)
                 .collect();
             if of_claim.len() > 1 {
@@ -159,7 +170,7 @@ impl Ledger {
         Ok(())
     }
 
-    fn claim(&self, server: &Server, commit: &Commit, latest: Timestamp) -> Result<(), String> {
+    fn claim(&mut self, server: &Server, commit: &Commit, latest: Timestamp) -> Result<(), String> {
         if let Some(before) = claim(&commit.before)
             && is_taken_away(commit)
             && matches!(commit.by, Caller::Process(_))
@@ -182,6 +193,9 @@ impl Ledger {
                 if server.get(Kind::Sandbox, &old).is_some_and(|it| it.is_controlled_by(uid)) =>
             {
                 return Err(format!("claim {name} dropped its assignment of {old}, which it has"));
+            }
+            (Some(old), None) => {
+                self.dropped.insert((uid.to_owned(), old), commit.by);
             }
             _ => {}
         }

@@ -9,8 +9,12 @@ use warren_sim::simulation::{Mutant, Options, Violation, run};
 
 /// Seeds that showed something once, with what it was. A seed means another run whenever the simulation learns something
 /// new, so these are a memory of where to look rather than proofs; what each found is also a test of the part at fault.
-const REMARKABLE: [(u64, &str); 1] =
-    [(3478, "an answer that came while a list was under way was dropped, so that a pool made one too many")];
+const REMARKABLE: [(u64, &str); 4] = [
+    (3478, "an answer that came while a list was under way was dropped, so that a pool made one too many"),
+    (4412, "a create that arrives after its pool has counted at the server"),
+    (6877, "an assignment that one leader drops and another carries out"),
+    (17230, "a sandbox that expires by a clock that is ahead"),
+];
 
 /// The first violation in a range of seeds, found with every core.
 fn first_violation(end: u64, mutant: Mutant) -> Option<(u64, Box<Violation>)> {
