@@ -25,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(240);
 pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Result<Phase> {
     let creators = Arc::new(Creators::connect(place, arrivals.len().min(CREATORS)).await?);
     let mut observer = Observer::start(&place.endpoint, CLAIMS).await?;
-    let mut other = place.endpoint.connect().await?;
     let conflicts = place.conflicts().await?;
-    let version = version_of(&mut other, CLAIMS).await?;
+    // A connection that is silent for a whole load is closed by the server, so each of these has one of its own.
+    let version = version_of(&mut place.endpoint.connect().await?, CLAIMS).await?;
     let before = place.usage()?;
 
     let began = Instant::now();
@@ -47,7 +47,7 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     }
     let ready = observer.wait_for_ready(arrivals.len(), PATIENCE).await?;
     let after = place.usage()?;
-    let writes = version_of(&mut other, CLAIMS).await?.saturating_sub(version);
+    let writes = version_of(&mut place.endpoint.connect().await?, CLAIMS).await?.saturating_sub(version);
     let conflicts = place.conflicts().await?.saturating_sub(conflicts);
 
     let mut times = Vec::with_capacity(sent.len());
@@ -99,7 +99,14 @@ impl Creators {
         }
         let body = claim(name);
         let sent = Instant::now();
-        connection.create(CLAIMS, body).await?;
+        let created = connection.create(CLAIMS, body.clone()).await;
+        // The server may have hung up on a silent connection just now.
+        if created.is_err() && connection.is_closed() {
+            connection = self.endpoint.connect().await?;
+            connection.create(CLAIMS, body).await?;
+        } else {
+            created?;
+        }
         self.connections.lock().await.push(connection);
         Ok(sent)
     }
