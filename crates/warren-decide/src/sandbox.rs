@@ -105,12 +105,13 @@ pub fn conclude(world: &World, failures: &[Failure], settings: &Settings, now: T
     }
     let status = status::observe(world, failures, settings, now);
     let notes = status::notes(world, &status);
-    let steps = status::write(world, &status).into_iter().collect();
+    let later = status::is_told_later(world, &status, now);
+    let steps = status::write(world, &status).filter(|_| later.is_none()).into_iter().collect();
     let multiple = matches!(pod::view(world), PodView::Multiple(_));
     Conclusion {
         steps,
         notes,
-        look_again: expiry::look_again(&world.sandbox, now),
+        look_again: later.into_iter().chain(expiry::look_again(&world.sandbox, now)).min(),
         retry: !failures.is_empty() && !multiple,
     }
 }

@@ -78,6 +78,8 @@ fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(
         _ => says(Reason::DependenciesReady, 1),
     }?;
     let named = ownership::annotation(&sandbox.metadata, annotations::POD_NAME);
+    // In a pool, what is not said is that the pod is named like its sandbox.
+    let named = named.or_else(|| ownership::is_pooled(&sandbox.metadata).then_some(name));
     let pod = pods.first().and_then(|pod| pod.metadata.name.as_deref());
     if named != pod {
         return Err(format!("sandbox {name} says that its pod is {named:?}, and it is {pod:?}"));

@@ -70,7 +70,9 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
             if let Some(body) = metadata_patch(&world.sandbox, &pod.metadata) {
                 push(merge_pod(pod, body));
             }
-            if annotated != pod.metadata.name.as_deref() {
+            if annotated != pod.metadata.name.as_deref()
+                && !is_told_later(world, pod.metadata.name.as_deref())
+            {
                 push(set_pod_name(&world.sandbox, json!(pod.metadata.name)));
             }
         }
@@ -81,7 +83,7 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
         }
         PodView::Absent => {
             push(Action::Create(Object::Pod(Box::new(new_pod(&world.sandbox)))));
-            if annotated != Some(world.name()) {
+            if annotated != Some(world.name()) && !is_told_later(world, Some(world.name())) {
                 push(set_pod_name(&world.sandbox, json!(world.name())));
             }
         }
@@ -106,6 +108,14 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
             ));
         }
     }
+}
+
+/// Whether the name of a pod is for the claim to write: while a sandbox waits in its pool nobody asks for its pod, and a claim that
+/// takes it says the name in the same write. It is the name of every member's pod, or there would be something to say.
+fn is_told_later(world: &World, pod: Option<&str>) -> bool {
+    annotated_name(&world.sandbox).is_none()
+        && pod == Some(world.name())
+        && ownership::is_pooled(&world.sandbox.metadata)
 }
 
 /// The message of `MultiplePods`.

@@ -682,3 +682,4 @@ fn a_sandbox_being_deleted_is_left_alone() {
 }
 
 mod ours;
+mod pooled;
