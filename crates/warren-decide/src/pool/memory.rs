@@ -18,8 +18,13 @@ const ROUNDING: f64 = 1e-6;
 /// Nobody is asked to look again sooner than this; looking again after nothing would be never.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// A pool's status is never behind by more than this because of claims.
+/// A pool is looked at so long after a claim has taken a member, at least: that the claim is served comes first. And a pool's status is
+/// never behind by more than the other because of claims.
+const SHORTEST_GATHER: Duration = Duration::from_millis(100);
 const LONGEST_GATHER: Duration = Duration::from_secs(1);
+
+/// Two statuses of a pool are so far apart, at least: its members come and go by hundreds a second, and it is read by people.
+const BETWEEN_STATUSES: Duration = Duration::from_millis(250);
 
 /// How long a creation is waited for that may not have happened: much longer than a watch is behind, as a rule.
 const DOUBT: Duration = Duration::from_secs(30);
@@ -110,6 +115,8 @@ pub struct Memory {
     last_count: Option<usize>,
     /// How many members may still leave before the pool is down to its reserve.
     spare: usize,
+    /// When the last status was published.
+    last_status: Option<Duration>,
     /// The tokens left for creating, and when that was.
     tokens: Option<(f64, Duration)>,
     /// Whether the pool was reported as stuck.
@@ -179,10 +186,20 @@ impl Memory {
         match self.spare.checked_sub(1) {
             Some(rest) => {
                 self.spare = rest;
-                (settings.replenish_delay / 2).min(LONGEST_GATHER)
+                (settings.replenish_delay / 2).clamp(SHORTEST_GATHER, LONGEST_GATHER)
             }
             None => Duration::ZERO,
         }
+    }
+
+    /// How long a new status has to wait; if not at all, it is published now.
+    pub(super) fn publish(&mut self, uptime: Duration) -> Option<Duration> {
+        let due = self.last_status.map_or(Duration::ZERO, |last| last + BETWEEN_STATUSES);
+        let rest = due.checked_sub(uptime).filter(|rest| !rest.is_zero());
+        if rest.is_none() {
+            self.last_status = Some(uptime);
+        }
+        rest
     }
 
     /// Takes tokens for up to `wanted` creations; or says when the next one can be had.

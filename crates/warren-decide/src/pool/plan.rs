@@ -94,12 +94,16 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
         wake.after(settings.unschedulable_recheck_interval);
     }
     let present = world.pool.status.clone().unwrap_or_default();
-    plan.status = merge::between(&present, &status).map(|patch| {
+    plan.status = merge::between(&present, &status).and_then(|patch| {
+        if let Some(rest) = memory.publish(world.uptime) {
+            wake.after(rest);
+            return None;
+        }
         let name = world.pool.metadata.name.clone().unwrap_or_default();
         // Guarded by the version: of a status patch the server does not look at the uid.
         let body =
             json!({"metadata": {"resourceVersion": world.pool.metadata.resource_version}, "status": patch});
-        Step::new(Stage::Subject, Action::MergeStatus { kind: Kind::SandboxWarmPool, name, body })
+        Some(Step::new(Stage::Subject, Action::MergeStatus { kind: Kind::SandboxWarmPool, name, body }))
     });
     plan.look_again = wake.0;
     plan

@@ -59,6 +59,14 @@ fn world(spec: Value, members: Vec<Sandbox>) -> World {
     }
 }
 
+/// The same pool with a status that says so many, all of them ready.
+fn told(mut world: World, count: usize) -> World {
+    let status = json!({"replicas": count, "readyReplicas": count,
+        "selector": "agents.x-k8s.io/warm-pool-sandbox=59733166", "observedGeneration": 4});
+    Arc::make_mut(&mut world.pool).status = serde_json::from_value(status).unwrap();
+    world
+}
+
 /// Decides at a moment by both clocks.
 fn decide_at(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
     let uptime = Duration::try_from(now.duration_since(at(-1_000))).unwrap();
@@ -110,8 +118,8 @@ fn an_empty_pool_is_filled_and_what_is_expected_is_waited_for() {
     let members = ["a", "b", "c"].map(|name| member(name, &template("a"), 0, false)).to_vec();
     expect![[r#"
         status: 3 of which - ready
-        look again in 301s"#]]
-    .assert_eq(&render(&world(json!({"replicas": 3}), members), &mut memory, &Settings::default(), at(1)));
+        look again in 300s"#]]
+    .assert_eq(&render(&world(json!({"replicas": 3}), members), &mut memory, &Settings::default(), at(2)));
     // Should the events never come, patience ends after five minutes, and the server is asked how many there are.
     let mut forgotten = Memory::default();
     let _ = decide(&empty, &mut forgotten, &Settings::default(), at(0));
@@ -264,6 +272,7 @@ fn batches_tokens_and_holds_pace_the_refill() {
         status: - of which - ready"#]]
     .assert_eq(&render(&empty, &mut Memory::default(), &capped, at(0)));
 
+    let empty = told(empty, 0);
     let paced = Settings { max_refill_rate: 2.0, ..Settings::default() };
     let mut memory = Memory::default();
     let mut creations = |second| {
@@ -338,7 +347,7 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
 
 #[test]
 fn what_claims_take_is_looked_at_late_until_the_reserve_is_touched() {
-    let delay = Duration::from_millis(100);
+    let delay = Duration::from_millis(400);
     let settings = Settings { replenish_delay: delay, reserve: 0.25, ..Settings::default() };
     let mut memory = Memory::default();
     assert!(memory.member_taken(&settings).is_zero(), "nobody has looked yet");
@@ -347,21 +356,31 @@ fn what_claims_take_is_looked_at_late_until_the_reserve_is_touched() {
     decide(&pool, &mut memory, &settings, at(0));
     // A quarter of six is one and a half: two are left above it, one is below.
     let mut taken = || memory.member_taken(&settings).as_millis();
-    assert_eq!([taken(), taken(), taken(), taken()], [50, 50, 0, 0]);
+    assert_eq!([taken(), taken(), taken(), taken()], [200, 200, 0, 0]);
     decide(&pool, &mut memory, &Settings::default(), at(1));
-    assert!(memory.member_taken(&Settings::default()).is_zero(), "no delay, no late look");
+    assert_eq!(memory.member_taken(&Settings::default()).as_millis(), 100, "the claim comes first");
     let patient = Settings { replenish_delay: Duration::from_secs(60), ..Settings::default() };
     assert_eq!(memory.member_taken(&patient).as_secs(), 1, "the status is not left behind for long");
 }
 
 #[test]
 fn a_converged_pool_costs_no_write() {
-    let mut settled = world(json!({"replicas": 1}), vec![member("a", &template("a"), 0, true)]);
-    Arc::make_mut(&mut settled.pool).status =
-        serde_json::from_value(json!({"replicas": 1, "readyReplicas": 1,
-        "selector": "agents.x-k8s.io/warm-pool-sandbox=59733166", "observedGeneration": 4}))
-        .unwrap();
-    check(&settled, expect![""]);
+    let settled = world(json!({"replicas": 1}), vec![member("a", &template("a"), 0, true)]);
+    check(&told(settled, 1), expect![""]);
+}
+
+#[test]
+fn statuses_keep_their_distance() {
+    let mut memory = Memory::default();
+    let mut publishes = |milliseconds: i64| {
+        let now = at(0) + jiff::SignedDuration::from_millis(milliseconds);
+        let members = vec![member("a", &template("a"), 0, true)];
+        let plan = decide(&world(json!({"replicas": 1}), members), &mut memory, &Settings::default(), now);
+        (plan.status.is_some(), plan.look_again.map(|delay| delay.as_millis()))
+    };
+    assert_eq!(publishes(0), (true, None));
+    assert_eq!(publishes(100), (false, Some(150)));
+    assert_eq!(publishes(250), (true, None));
 }
 
 mod rollout;
