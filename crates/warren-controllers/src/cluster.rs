@@ -13,6 +13,7 @@ use warren_decide::step::{Action, Failure, FailureKind, Kind, Step};
 
 use crate::cache::{Cache, DOUBT, Index, key_of};
 use crate::clock::Clock;
+use crate::courtesy::Courtesy;
 use crate::object::{Any, KINDS, Typed, with_object, with_type};
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::server::{Refusal, Server};
@@ -22,6 +23,7 @@ use crate::server::{Refusal, Server};
 pub struct Cluster {
     pub(crate) server: Arc<dyn Server>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) courtesy: Arc<Courtesy>,
     pub(crate) sandboxes: Arc<Cache<Sandbox>>,
     pub(crate) pods: Arc<Cache<Pod>>,
     pub(crate) services: Arc<Cache<Service>>,
@@ -65,6 +67,7 @@ impl Cluster {
         }
         Self {
             server,
+            courtesy: Arc::new(Courtesy::new(clock.clone())),
             clock,
             sandboxes: cache(doubts),
             pods: cache(doubts),
@@ -144,8 +147,8 @@ impl Cluster {
         failures
     }
 
-    /// Carries out steps that do not depend on each other with a slow start: one, then two, four, eight at the same time.
-    /// The first batch with a failure is the last, so that a cluster that says no is not asked hundreds of times. Gives
+    /// Carries out steps that do not depend on each other with a slow start: one, then two, four, eight at the same time, or as many
+    /// as there is room for beside claims. The first batch with a failure is the last, so that a cluster that says no is not asked hundreds of times. Gives
     /// the steps that were not carried out, each with why not.
     pub(crate) async fn apply_slowly(
         &self,
@@ -161,7 +164,7 @@ impl Cluster {
             if batch.is_empty() {
                 return undone;
             }
-            size *= 2;
+            size = (size * 2).min(self.courtesy.most());
             let tried = batch.into_iter().map(|step| async move {
                 let result = self.act(namespace, manager, &step.action).await;
                 (step, result)
@@ -226,8 +229,10 @@ impl Cluster {
     }
 
     async fn act(&self, namespace: &str, manager: &'static str, action: &Action) -> Result<(), Refusal> {
-        let tried = self.version(namespace, action);
-        let refusal = match self.server.write(namespace, manager, action).await {
+        let (tried, began) = (self.version(namespace, action), self.uptime());
+        let answer = self.server.write(namespace, manager, action).await;
+        self.courtesy.observe(self.uptime().saturating_sub(began));
+        let refusal = match answer {
             // Of a deletion the answer is the dying object, or nothing when it is gone at once. The watch says so too, in its
             // own order with what came before, so the cache waits for that.
             Ok(object) => {

@@ -28,9 +28,11 @@ use crate::telemetry::Telemetry;
 use crate::template::{self, TemplateController};
 use crate::wake::Sides;
 
-/// A ready sandbox that a claim has just taken waits so long for its next pass, and again, while other claims wait to be served. What
-/// the pass brings is for reading: the claim's labels on the pod, and for which generation the status is.
-const GIVE_WAY: Duration = Duration::from_millis(500);
+/// A ready sandbox that a claim has just taken waits so long for its next pass, so that the claim is served first. What the pass
+/// brings is for reading: the claim's labels on the pod, and for which generation the status is.
+const GIVE_WAY: Duration = Duration::from_millis(100);
+/// It waits so long, and again, while other claims wait to be served.
+const GIVE_WAY_AGAIN: Duration = Duration::from_millis(500);
 /// How long it waits in all.
 const LONGEST_WAY: Duration = Duration::from_secs(5);
 
@@ -145,9 +147,12 @@ impl Engine {
     /// One pass over one key. It writes, whoever leads; ending it half-way is harmless.
     pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
         match controller {
-            Controller::Sandbox if self.gives_way(&key) => Outcome::LookAgain(GIVE_WAY),
-            Controller::Sandbox => self.sandboxes.reconcile(key).await,
+            Controller::Sandbox => match self.way(&key) {
+                Some(way) => Outcome::LookAgain(way),
+                None => self.sandboxes.reconcile(key).await,
+            },
             Controller::Claim => {
+                self.cluster.courtesy.claim_comes();
                 let _span = self.telemetry.claim_span(&self.cluster, &key).await;
                 self.claims.reconcile(key).await
             }
@@ -159,16 +164,23 @@ impl Engine {
         }
     }
 
-    /// Whether claims that wait are served before this sandbox.
-    fn gives_way(&self, key: &ObjectKey) -> bool {
+    /// How long claims are served before this sandbox.
+    fn way(&self, key: &ObjectKey) -> Option<Duration> {
         let mut handed_over = self.handed_over();
-        let Some(since) = handed_over.get(key) else { return false };
-        let waited = self.cluster.uptime().saturating_sub(*since);
-        let gives_way = waited < LONGEST_WAY && self.queues.claims.is_busy();
-        if !gives_way {
-            handed_over.remove(key);
+        let waited = self.cluster.uptime().saturating_sub(*handed_over.get(key)?);
+        match GIVE_WAY.checked_sub(waited).filter(|rest| !rest.is_zero()) {
+            Some(rest) => Some(rest),
+            None if waited < LONGEST_WAY && self.claims_wait() => Some(GIVE_WAY_AGAIN),
+            None => {
+                handed_over.remove(key);
+                None
+            }
         }
-        gives_way
+    }
+
+    /// Whether claims wait, for a worker or for the server.
+    fn claims_wait(&self) -> bool {
+        self.queues.claims.is_busy() || self.cluster.courtesy.is_crowded()
     }
 
     /// After a panic elsewhere it is as good as before: every change of it is one insertion or removal.
@@ -239,7 +251,7 @@ impl Engine {
 
     fn sandbox_changed(&self, change: &Change<'_, Sandbox>) {
         let mut handed_over = self.handed_over();
-        if sandbox::is_handed_over(change) && self.queues.claims.is_busy() {
+        if sandbox::is_handed_over(change) {
             handed_over.insert(change.key.clone(), self.cluster.uptime());
         } else {
             // Something else has happened to it, which does not wait.

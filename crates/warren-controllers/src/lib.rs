@@ -10,6 +10,7 @@ pub mod clock;
 pub mod cluster;
 mod config;
 mod connect;
+mod courtesy;
 mod endpoint;
 pub mod engine;
 mod events;

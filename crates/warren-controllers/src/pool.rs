@@ -22,6 +22,10 @@ const MANAGER: &str = "sandboxwarmpool-controller";
 /// this long after the first of them, for all of them. What claims take may be gathered for longer.
 const GATHER: Duration = Duration::from_millis(10);
 
+/// How many members are on their way for each write that may be under way beside claims: most of the time somebody else has them, the
+/// scheduler or a node.
+const STARTS: usize = 4;
+
 /// As soon as can be.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
@@ -44,8 +48,8 @@ impl PoolController {
             return Outcome::Done;
         };
         let plan = {
-            let mut memories = self.memories();
-            decide(&world, memories.entry(key.clone()).or_default(), &self.settings, self.cluster.now())
+            let (mut memories, settings) = (self.memories(), self.settings_now());
+            decide(&world, memories.entry(key.clone()).or_default(), &settings, self.cluster.now())
         };
         let mut notes = plan.notes;
         let mut failed = self.carry_out(&key, plan.repairs).await.is_some();
@@ -73,6 +77,15 @@ impl PoolController {
             Some(delay) => Outcome::LookAgain(delay),
             None => Outcome::Done,
         }
+    }
+
+    /// The settings, with fewer members on their way at a time where there is little room beside claims: those that are made and then
+    /// wait for a pod would only be in the way of claims that find the pool empty.
+    fn settings_now(&self) -> Settings {
+        let room = self.cluster.courtesy.most().saturating_mul(STARTS);
+        let max_starting =
+            self.settings.max_starting.into_iter().chain((room < usize::MAX).then_some(room)).min();
+        Settings { max_starting, ..self.settings.clone() }
     }
 
     /// Counts the members at the server, and looks again at what it has shown.

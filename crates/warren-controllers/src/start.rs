@@ -153,7 +153,14 @@ impl Controllers {
             let pass = move |key| {
                 let span = tracing::info_span!("reconcile", controller = name, %key);
                 let (engine, passes) = (engine.clone(), passes.clone());
-                async move { passes.measure(engine.reconcile(controller, key)).await }.instrument(span)
+                async move {
+                    let _turn = match controller {
+                        Controller::Sandbox => Some(engine.cluster().courtesy.turn().await),
+                        Controller::Claim | Controller::Pool | Controller::Template => None,
+                    };
+                    passes.measure(engine.reconcile(controller, key)).await
+                }
+                .instrument(span)
             };
             queue.run(workers, stop, pass).await;
         });
