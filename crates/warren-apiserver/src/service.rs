@@ -186,7 +186,10 @@ where
     match parsed {
         Route::Index => Ok(respond::json(StatusCode::OK, &discovery::index(&registry))),
         Route::Metrics => Ok(match server.metrics.get() {
-            Some(page) => respond::bytes(StatusCode::OK, page.media_type, Bytes::from((page.text)())),
+            Some(page) => {
+                let text = (page.text)() + &server.store.metrics();
+                respond::bytes(StatusCode::OK, page.media_type, Bytes::from(text))
+            }
             None => page_not_found(),
         }),
         Route::CoreVersions => Ok(discovery::core(&registry, &parts.headers)),

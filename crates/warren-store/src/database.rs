@@ -141,15 +141,17 @@ impl Database {
         }
         transaction.commit()?;
         self.uncheckpointed += written + 8192;
-        if self.uncheckpointed > CHECKPOINT_BYTES {
-            self.checkpoint();
-        }
         Ok(())
     }
 
     /// Whether the log holds something that is not in the file yet.
     pub fn wants_checkpoint(&self) -> bool {
         self.uncheckpointed > 0
+    }
+
+    /// Whether the log is so long that folding it in cannot wait for a quiet moment.
+    pub fn needs_checkpoint(&self) -> bool {
+        self.uncheckpointed > CHECKPOINT_BYTES
     }
 
     /// Folds the log into the file. Not needed for safety, so a failure is only logged.

@@ -18,6 +18,7 @@ mod key;
 mod object;
 mod selector;
 mod store;
+mod timing;
 mod watch;
 mod writer;
 

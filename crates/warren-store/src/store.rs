@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::committed::Committed;
 use crate::database::Database;
+use crate::timing::DiskTimes;
 use crate::watch::{Change, ChangeKind};
 use crate::writer::{CommitError, Job};
 use crate::{Body, Expired, Filter, Key, Object, OpenError, Watch, WatchFrom, writer};
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     head: Mutex<Head>,
     pub(crate) wake_writer: Condvar,
     committed: RwLock<Committed>,
+    pub(crate) disk: DiskTimes,
     in_memory: bool,
 }
 
@@ -200,6 +202,7 @@ impl Store {
             }),
             wake_writer: Condvar::new(),
             committed: RwLock::new(Committed::load(version, objects)),
+            disk: DiskTimes::default(),
             in_memory: database.is_none(),
         });
         let thread = match database {
@@ -224,6 +227,11 @@ impl Store {
         {
             tracing::error!("the store's writer thread panicked");
         }
+    }
+
+    /// How long the disk takes, as metrics in the text form of Prometheus.
+    pub fn metrics(&self) -> String {
+        self.shared.disk.text()
     }
 
     /// The object as acknowledged.
