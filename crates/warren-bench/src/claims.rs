@@ -14,7 +14,7 @@ mod pool;
 mod report;
 mod writes;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -62,6 +62,8 @@ pub enum Part {
     Disk,
     /// 45 claims a second for a minute, at random times.
     Poisson,
+    /// 10 claims a second for a minute, at random times: what a server on two cores has room for.
+    Calm,
     /// 300 claims at once.
     #[serde(rename = "burst-300")]
     #[value(name = "burst-300")]
@@ -89,11 +91,14 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
             break;
         }
         eprintln!("{home}: starting");
+        let raw = match wanted(Part::Fill) {
+            true => Some(raw_creates(*home, &options.warren).await?),
+            false => None,
+        };
         let place = Place::start(*home, &options.warren).await?;
-        if wanted(Part::Fill) {
-            report.fills.push(pool::measure_fill(&place, options.pool).await?);
-        } else {
-            pool::fill(&place, options.pool).await?;
+        match raw {
+            Some(raw) => report.fills.push(pool::measure_fill(&place, options.pool, raw).await?),
+            None => pool::fill(&place, options.pool).await?,
         }
         if wanted(Part::Writes) {
             report.writes.push(writes::count(&place).await?);
@@ -102,9 +107,6 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
             pool::settle(&place, options.pool).await?;
             eprintln!("{home}: {part:?}, {} claims", arrivals.len());
             report.phases.push(phase::run(&place, *part, arrivals).await?);
-        }
-        if let Some(fill) = report.fills.last_mut().filter(|fill| fill.home == *home) {
-            fill.raw_creates_per_second = Some(pool::raw_creates(&place).await?);
         }
         place.end();
     }
@@ -115,4 +117,12 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
         report.cache = Some(cache::measure(&options.warren, options.cached).await?);
     }
     report.print(options.json)
+}
+
+/// What a home's API server can do alone, asked of one that is thrown away.
+async fn raw_creates(home: HomeKind, warren: &Path) -> anyhow::Result<f64> {
+    let place = Place::start(home, warren).await?;
+    let rate = pool::raw_creates(&place).await?;
+    place.end();
+    Ok(rate)
 }

@@ -9,6 +9,7 @@ use super::Part;
 pub fn loads(pool: usize) -> Vec<(Part, Vec<Duration>)> {
     vec![
         (Part::Steady, steady()),
+        (Part::Calm, at_random(10.0, 60, 20_262)),
         (Part::Poisson, at_random(45.0, 60, 20_261)),
         (Part::Burst300, at_once(300)),
         (Part::Saturation, at_once(pool)),

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Result<Phase> {
     let creators = Arc::new(Creators::connect(place, arrivals.len().min(CREATORS)).await?);
     let mut observer = Observer::start(&place.endpoint, CLAIMS).await?;
-    let conflicts = place.conflicts().await?;
+    let counts = place.counts().await?;
     // A connection that is silent for a whole load is closed by the server, so each of these has one of its own.
     let version = version_of(&mut place.endpoint.connect().await?, CLAIMS).await?;
     let before = place.usage()?;
@@ -48,8 +48,9 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     let ready = observer.wait_for_ready(arrivals.len(), PATIENCE).await?;
     let after = place.usage()?;
     let writes = version_of(&mut place.endpoint.connect().await?, CLAIMS).await?.saturating_sub(version);
-    let conflicts = place.conflicts().await?.saturating_sub(conflicts);
+    let now = place.counts().await?;
 
+    let took = began.elapsed().as_secs_f64();
     let mut times = Vec::with_capacity(sent.len());
     let mut last = began;
     for (name, sent) in &sent {
@@ -66,7 +67,10 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
         per_second: ready as f64 / last.saturating_duration_since(began).as_secs_f64(),
         times: Summary::of("create to Ready", times),
         writes_per_claim: writes as f64 / arrivals.len() as f64,
-        conflicts,
+        writes_per_second: writes as f64 / took,
+        wait_ms: now.wait_since(counts),
+        disk: now.disk_since(counts),
+        conflicts: now.conflicts.saturating_sub(counts.conflicts),
         controller: after.controller.since(before.controller),
         server: after.server.map(|after| after.since(before.server.unwrap_or_default())),
     })

@@ -12,6 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use warren_testkit::kube::ControlPlane;
 use warren_testkit::nodes::SimulatedNodes;
 
+use super::report::Disk;
 use crate::connection::Endpoint;
 use crate::home::Home;
 use crate::process::Usage;
@@ -72,6 +73,41 @@ pub struct HomeUsage {
     pub server: Option<Usage>,
 }
 
+/// What the controllers have counted since their start.
+#[derive(Clone, Copy)]
+pub struct Counts {
+    /// Requests that the server has refused as conflicts.
+    pub conflicts: u64,
+    passes: f64,
+    waited: f64,
+    commits: f64,
+    commits_took: f64,
+    quick_commits: f64,
+    checkpoints: f64,
+    checkpoints_took: f64,
+}
+
+impl Counts {
+    /// How long a claim has waited for one of our workers since an earlier look, in milliseconds on average.
+    pub fn wait_since(&self, earlier: Counts) -> f64 {
+        1000.0 * (self.waited - earlier.waited) / (self.passes - earlier.passes).max(1.0)
+    }
+
+    /// What the store had to wait for its disk since an earlier look; nothing where the store is somebody else's.
+    pub fn disk_since(&self, earlier: Counts) -> Option<Disk> {
+        let commits = self.commits - earlier.commits;
+        let checkpoints = self.checkpoints - earlier.checkpoints;
+        let mean = |sum: f64, count: f64| 1000.0 * sum / count.max(1.0);
+        (commits > 0.0).then(|| Disk {
+            commits: commits as u64,
+            commit_ms: mean(self.commits_took - earlier.commits_took, commits),
+            slow_commits: (commits - (self.quick_commits - earlier.quick_commits)) as u64,
+            checkpoints: checkpoints as u64,
+            checkpoint_ms: mean(self.checkpoints_took - earlier.checkpoints_took, checkpoints),
+        })
+    }
+}
+
 impl Place {
     /// Starts a home with the controllers of this binary.
     pub async fn start(kind: HomeKind, warren: &Path) -> anyhow::Result<Place> {
@@ -124,8 +160,8 @@ impl Place {
         Ok(HomeUsage { controller: Usage::of(&[self.controller])?, server })
     }
 
-    /// Requests of the controllers that the server has refused as conflicts, by the controllers' own count.
-    pub async fn conflicts(&self) -> anyhow::Result<u64> {
+    /// What the controllers themselves have counted so far.
+    pub async fn counts(&self) -> anyhow::Result<Counts> {
         let metrics = match &self.parts {
             Parts::Kube(cluster) => cluster.controller.metrics().await?,
             Parts::Local(_) => {
@@ -133,10 +169,22 @@ impl Place {
                 String::from_utf8_lossy(&metrics).into_owned()
             }
         };
-        let is_conflict =
-            |line: &&str| line.starts_with("rest_client_requests_total{") && line.contains("code=\"409\"");
-        let counts = metrics.lines().filter(is_conflict).filter_map(|line| line.rsplit_once(' '));
-        Ok(counts.filter_map(|(_, count)| count.parse::<f64>().ok()).sum::<f64>() as u64)
+        let sum = |name: &str, label: &str| {
+            let lines = metrics.lines().filter(|line| line.starts_with(name) && line.contains(label));
+            let values = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
+            values.sum::<f64>()
+        };
+        let claims = "name=\"sandboxclaim\"";
+        Ok(Counts {
+            conflicts: sum("rest_client_requests_total{", "code=\"409\"") as u64,
+            passes: sum("workqueue_queue_duration_seconds_count{", claims),
+            waited: sum("workqueue_queue_duration_seconds_sum{", claims),
+            commits: sum("warren_store_commit_duration_seconds_count", ""),
+            commits_took: sum("warren_store_commit_duration_seconds_sum", ""),
+            quick_commits: sum("warren_store_commit_duration_seconds_bucket", "le=\"0.008\""),
+            checkpoints: sum("warren_store_checkpoint_duration_seconds_count", ""),
+            checkpoints_took: sum("warren_store_checkpoint_duration_seconds_sum", ""),
+        })
     }
 
     /// Takes it down.

@@ -39,12 +39,33 @@ pub struct Phase {
     pub times: Option<Summary>,
     /// Everything written meanwhile by anybody, the refilling of the pool included, per claim.
     pub writes_per_claim: f64,
+    /// The same per second.
+    pub writes_per_second: f64,
+    /// How long a claim waited for a free worker of ours, on average, in milliseconds.
+    pub wait_ms: f64,
+    /// What our own store had to wait for.
+    pub disk: Option<Disk>,
     /// Requests of the controllers that the server refused as conflicts.
     pub conflicts: u64,
     /// What the controllers used.
     pub controller: Usage,
     /// What API server and etcd used, where they are apart.
     pub server: Option<Usage>,
+}
+
+/// What a store has waited for its disk during a load.
+#[derive(Serialize)]
+pub struct Disk {
+    /// Commits, each of which waits for the disk once.
+    pub commits: u64,
+    /// How long one took, on average, in milliseconds.
+    pub commit_ms: f64,
+    /// Those that took more than 8 ms.
+    pub slow_commits: u64,
+    /// Foldings of the log into the file, for which everybody waits.
+    pub checkpoints: u64,
+    /// How long one took, on average, in milliseconds.
+    pub checkpoint_ms: f64,
 }
 
 /// What a warm claim costs, one at a time.
@@ -69,8 +90,8 @@ pub struct Fill {
     pub seconds: f64,
     /// Everything written meanwhile.
     pub writes: u64,
-    /// Plain creates per second of the same server, with nobody acting on them; asked at the end.
-    pub raw_creates_per_second: Option<f64>,
+    /// Plain creates per second of a server that is otherwise empty, with nobody acting on them.
+    pub raw_creates_per_second: f64,
     /// Memory of the whole machine that went into one member, in MB.
     pub mb_per_member: f64,
     /// What the controllers used.
@@ -105,25 +126,45 @@ impl Report {
         }
         if !self.phases.is_empty() {
             println!(
-                "| home | load | claims | Ready | per second | p50 ms | p90 ms | p99 ms | writes per claim, refill included | conflicts | controller CPU s | MB | API server CPU s |"
+                "| home | load | claims | Ready | per second | p50 ms | p90 ms | p99 ms | writes per claim, refill included | writes per second | wait for a worker ms | conflicts | controller CPU s | MB | API server CPU s |"
             );
-            println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+            println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
         }
         for phase in &self.phases {
             let times = phase.times.as_ref();
             let (p50, p90, p99) = times.map_or((0.0, 0.0, 0.0), |times| (times.p50, times.p90, times.p99));
             println!(
-                "| {} | {} | {} | {} | {:.0} | {p50:.1} | {p90:.1} | {p99:.1} | {:.1} | {} | {:.1} | {:.0} | {} |",
+                "| {} | {} | {} | {} | {:.0} | {p50:.1} | {p90:.1} | {p99:.1} | {:.1} | {:.0} | {:.1} | {} | {:.1} | {:.0} | {} |",
                 phase.home,
                 phase.part.describe(),
                 phase.claims,
                 phase.ready,
                 phase.per_second,
                 phase.writes_per_claim,
+                phase.writes_per_second,
+                phase.wait_ms,
                 phase.conflicts,
                 phase.controller.cpu_seconds,
                 phase.controller.rss_mb,
                 server_seconds(phase.server),
+            );
+        }
+        let disks: Vec<_> =
+            self.phases.iter().filter_map(|phase| Some((phase.part, phase.disk.as_ref()?))).collect();
+        if !disks.is_empty() {
+            println!(
+                "\n| the store's disk meanwhile | commits | ms | over 8 ms | checkpoints | ms |\n|---|---|---|---|---|---|"
+            );
+        }
+        for (part, disk) in disks {
+            println!(
+                "| {} | {} | {:.2} | {} | {} | {:.2} |",
+                part.describe(),
+                disk.commits,
+                disk.commit_ms,
+                disk.slow_commits,
+                disk.checkpoints,
+                disk.checkpoint_ms,
             );
         }
         if !self.writes.is_empty() {
@@ -142,7 +183,7 @@ impl Report {
         }
         for fill in &self.fills {
             let writes = fill.writes as f64 / fill.seconds;
-            let raw = fill.raw_creates_per_second.unwrap_or(f64::NAN);
+            let raw = fill.raw_creates_per_second;
             println!(
                 "| {} | {} | {:.1} | {:.0} | {writes:.0} | {raw:.0} | {:.2} | {:.1} | {:.1} | {} |",
                 fill.home,
@@ -182,6 +223,7 @@ impl Part {
             Part::Steady => "75/s for 10 s",
             Part::Disk => "the disk alone",
             Part::Poisson => "45/s at random for 60 s",
+            Part::Calm => "10/s at random for 60 s",
             Part::Burst300 => "300 at once",
             Part::Saturation => "the whole pool at once",
             Part::Burst3600 => "3,600 at once",
