@@ -82,9 +82,9 @@ pub async fn fill(place: &Place, size: usize) -> anyhow::Result<()> {
 /// real server's own garbage collector would be busy with them.
 pub async fn settle(place: &Place, size: usize) -> anyhow::Result<()> {
     if place.kind == HomeKind::Local {
-        let mut connection = place.endpoint.connect().await?;
-        connection.send(Method::DELETE, CLAIMS, Bytes::new()).await?;
+        place.endpoint.connect().await?.send(Method::DELETE, CLAIMS, Bytes::new()).await?;
         wait_until_full(place, size).await?;
+        let mut connection = place.endpoint.connect().await?;
         let deadline = Instant::now() + PATIENCE;
         while count_of(&mut connection, PODS).await? > size {
             anyhow::ensure!(Instant::now() < deadline, "pods of earlier claims do not go away");
