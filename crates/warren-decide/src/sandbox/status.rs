@@ -23,7 +23,7 @@ use crate::step::{Action, Failure, Kind, Note, Severity, Stage, Step};
 /// How much of what a container says is repeated.
 const LONGEST_CAUSE: usize = 512;
 /// How long a member of a pool may be on its way without a word.
-const ON_ITS_WAY: Duration = Duration::from_secs(5);
+const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
 /// The status that the world calls for, on top of what was published before.
 pub(super) fn observe(

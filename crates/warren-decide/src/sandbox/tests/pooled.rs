@@ -24,18 +24,18 @@ fn the_first_word_of_a_member_is_that_it_is_ready() {
         expect![[r#"
             create Pod my-sandbox
             nothing to publish
-            look again in 5s"#]],
-    );
-    check_at(
-        &world(member(json!({})), vec![pod(json!({}))]),
-        at(3),
-        expect![[r#"
-            nothing to publish
             look again in 2s"#]],
     );
     check_at(
+        &world(member(json!({})), vec![pod(json!({}))]),
+        at(1),
+        expect![[r#"
+            nothing to publish
+            look again in 1s"#]],
+    );
+    check_at(
         &world(member(json!({})), vec![pod(running())]),
-        at(4),
+        at(1),
         expect![[r#"
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
             podIPs: ["10.0.0.7"]
@@ -50,7 +50,7 @@ fn the_first_word_of_a_member_is_that_it_is_ready() {
 fn a_member_that_takes_long_or_is_in_trouble_says_so() {
     check_at(
         &world(member(json!({})), vec![pod(json!({}))]),
-        at(5),
+        at(2),
         expect![[r#"
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
             Ready=False DependenciesNotReady: Pod exists with phase: Pending
@@ -103,7 +103,7 @@ fn a_pod_of_another_name_is_named_even_in_a_pool() {
     other["metadata"]["name"] = json!("other");
     check_at(
         &world(member(json!({})), vec![other]),
-        at(4),
+        at(1),
         expect![[r#"
             patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":"other"}}}
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
