@@ -1,27 +1,30 @@
 //! Claims come first: somebody waits for each of them. While claims are served, everything else keeps out of the way of an API server
 //! that is busy, by having fewer requests under way at a time. On one that has room for everything, nobody waits.
 
+use std::collections::HashMap;
+use std::mem::{Discriminant, discriminant};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::timeout;
+use warren_decide::step::{Action, Kind};
 
 use crate::clock::Clock;
 
 /// How long after the last pass over a claim the next one is expected.
 const CLAIMS_GO_ON: Duration = Duration::from_millis(250);
-/// A server is busy when a write takes so many times as long as the quickest, and a little.
+/// A server is busy when a write takes so many times as long as the quickest of its sort, and a little.
 const BUSY: u32 = 2;
 const A_LITTLE: Duration = Duration::from_millis(5);
 /// How many others may be under way at a time: at least, so that they come to an end, and at most.
 const FEWEST: f64 = 1.0;
 const MOST: f64 = 256.0;
-/// With room for fewer than these, what can wait does.
-const CROWDED: usize = 8;
 /// What one slow write leaves of that.
 const LESS: f64 = 0.9;
-/// What is quick is forgotten so slowly: by half over some seven hundred writes.
+/// With room for fewer than these, what can wait does.
+const CROWDED: usize = 8;
+/// What is quick is forgotten so slowly: by half over some seven hundred writes of a sort.
 const FORGET: f64 = 1.001;
 
 /// Who may go on now.
@@ -39,25 +42,37 @@ struct State {
     last_claim: Option<Duration>,
 }
 
+/// What writes are compared by: creating a pod, with everybody who has a say in that, takes longer than telling a status.
+pub(crate) type Sort = (Kind, Discriminant<Action>);
+
+/// The sort of a write.
+pub(crate) fn sort_of(action: &Action) -> Sort {
+    let kind = match action {
+        Action::Create(object) => object.kind(),
+        Action::Merge { kind, .. } | Action::MergeStatus { kind, .. } | Action::Delete { kind, .. } => *kind,
+    };
+    (kind, discriminant(action))
+}
+
 /// How much a server can take beside the claims, by how long its writes take.
 #[derive(Debug)]
 struct Room {
-    quickest: Option<Duration>,
+    quickest: HashMap<Sort, Duration>,
     most: f64,
 }
 
 impl Default for Room {
     fn default() -> Self {
-        Self { quickest: None, most: MOST }
+        Self { quickest: HashMap::new(), most: MOST }
     }
 }
 
 impl Room {
     /// Takes note of a write: a slow one makes the room smaller by a part, a quick one larger by a bit.
-    fn observe(&mut self, took: Duration) {
-        let quickest = self.quickest.map_or(took, |quickest| took.min(quickest.mul_f64(FORGET)));
-        self.quickest = Some(quickest);
-        self.most = match took > quickest * BUSY + A_LITTLE {
+    fn observe(&mut self, sort: Sort, took: Duration) {
+        let quickest = self.quickest.entry(sort).or_insert(took);
+        *quickest = took.min(quickest.mul_f64(FORGET));
+        self.most = match took > *quickest * BUSY + A_LITTLE {
             true => (self.most * LESS).max(FEWEST),
             false => (self.most + 1.0 / self.most).min(MOST),
         };
@@ -74,9 +89,9 @@ impl Courtesy {
         self.state().last_claim = Some(self.clock.uptime());
     }
 
-    /// A write has taken so long.
-    pub(crate) fn observe(&self, took: Duration) {
-        self.state().room.observe(took);
+    /// A write of this sort has taken so long.
+    pub(crate) fn observe(&self, sort: Sort, took: Duration) {
+        self.state().room.observe(sort, took);
     }
 
     /// How many writes may be made at the same time by those who are not claims; any number while no claims are served.
@@ -134,14 +149,31 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use tokio::time::sleep;
+
     use super::*;
     use crate::clock::SystemClock;
-    use tokio::time::sleep;
+
+    fn status_of(kind: Kind) -> Sort {
+        sort_of(&Action::MergeStatus { kind, name: String::new(), body: json!({}) })
+    }
 
     fn after(writes: &[u64]) -> usize {
         let mut room = Room::default();
-        writes.iter().for_each(|took| room.observe(Duration::from_millis(*took)));
+        let sort = status_of(Kind::Sandbox);
+        writes.iter().for_each(|took| room.observe(sort, Duration::from_millis(*took)));
         room.most as usize
+    }
+
+    #[test]
+    fn what_takes_long_by_nature_is_not_slow() {
+        let mut room = Room::default();
+        for _ in 0..100 {
+            room.observe(status_of(Kind::Sandbox), Duration::from_millis(4));
+            room.observe(status_of(Kind::Pod), Duration::from_millis(80));
+        }
+        assert_eq!(room.most as usize, 256);
     }
 
     #[test]
@@ -164,7 +196,7 @@ mod tests {
     async fn others_take_turns_while_claims_come_and_go_on_after_them() {
         let courtesy = Courtesy::new(Arc::new(SystemClock::start()));
         for took in [[4; 100], [40; 100]].concat() {
-            courtesy.observe(Duration::from_millis(took));
+            courtesy.observe(status_of(Kind::Sandbox), Duration::from_millis(took));
         }
         assert_eq!(courtesy.most(), usize::MAX, "there are no claims");
         courtesy.claim_comes();
