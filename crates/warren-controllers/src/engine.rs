@@ -147,7 +147,7 @@ impl Engine {
     /// One pass over one key. It writes, whoever leads; ending it half-way is harmless.
     pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
         match controller {
-            Controller::Sandbox => match self.way(&key) {
+            Controller::Sandbox => match self.gives_way_for(&key) {
                 Some(way) => Outcome::LookAgain(way),
                 None => self.sandboxes.reconcile(key).await,
             },
@@ -164,8 +164,8 @@ impl Engine {
         }
     }
 
-    /// How long claims are served before this sandbox.
-    fn way(&self, key: &ObjectKey) -> Option<Duration> {
+    /// How long this sandbox still waits for claims to be served; nothing when its turn has come.
+    fn gives_way_for(&self, key: &ObjectKey) -> Option<Duration> {
         let mut handed_over = self.handed_over();
         let waited = self.cluster.uptime().saturating_sub(*handed_over.get(key)?);
         match GIVE_WAY.checked_sub(waited).filter(|rest| !rest.is_zero()) {

@@ -105,13 +105,13 @@ pub fn conclude(world: &World, failures: &[Failure], settings: &Settings, now: T
     }
     let status = status::observe(world, failures, settings, now);
     let notes = status::notes(world, &status);
-    let later = status::is_told_later(world, &status, now);
-    let steps = status::write(world, &status).filter(|_| later.is_none()).into_iter().collect();
+    let quiet = status::quiet_for(world, &status, now);
+    let steps = status::write(world, &status).filter(|_| quiet.is_none()).into_iter().collect();
     let multiple = matches!(pod::view(world), PodView::Multiple(_));
     Conclusion {
         steps,
         notes,
-        look_again: later.into_iter().chain(expiry::look_again(&world.sandbox, now)).min(),
+        look_again: quiet.into_iter().chain(expiry::look_again(&world.sandbox, now)).min(),
         retry: !failures.is_empty() && !multiple,
     }
 }

@@ -193,7 +193,7 @@ impl Memory {
     }
 
     /// How long a new status has to wait; if not at all, it is published now.
-    pub(super) fn publish(&mut self, uptime: Duration) -> Option<Duration> {
+    pub(super) fn wait_to_publish(&mut self, uptime: Duration) -> Option<Duration> {
         let due = self.last_status.map_or(Duration::ZERO, |last| last + BETWEEN_STATUSES);
         let rest = due.checked_sub(uptime).filter(|rest| !rest.is_zero());
         if rest.is_none() {

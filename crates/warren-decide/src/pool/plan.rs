@@ -95,7 +95,7 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     }
     let present = world.pool.status.clone().unwrap_or_default();
     plan.status = merge::between(&present, &status).and_then(|patch| {
-        if let Some(rest) = memory.publish(world.uptime) {
+        if let Some(rest) = memory.wait_to_publish(world.uptime) {
             wake.after(rest);
             return None;
         }

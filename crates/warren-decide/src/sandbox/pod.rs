@@ -71,7 +71,7 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
                 push(merge_pod(pod, body));
             }
             if annotated != pod.metadata.name.as_deref()
-                && !is_told_later(world, pod.metadata.name.as_deref())
+                && !is_named_by_its_claim(world, pod.metadata.name.as_deref())
             {
                 push(set_pod_name(&world.sandbox, json!(pod.metadata.name)));
             }
@@ -83,7 +83,7 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
         }
         PodView::Absent => {
             push(Action::Create(Object::Pod(Box::new(new_pod(&world.sandbox)))));
-            if annotated != Some(world.name()) && !is_told_later(world, Some(world.name())) {
+            if annotated != Some(world.name()) && !is_named_by_its_claim(world, Some(world.name())) {
                 push(set_pod_name(&world.sandbox, json!(world.name())));
             }
         }
@@ -112,7 +112,7 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
 
 /// Whether the name of a pod is for the claim to write: while a sandbox waits in its pool nobody asks for its pod, and a claim that
 /// takes it says the name in the same write. It is the name of every member's pod, or there would be something to say.
-fn is_told_later(world: &World, pod: Option<&str>) -> bool {
+fn is_named_by_its_claim(world: &World, pod: Option<&str>) -> bool {
     annotated_name(&world.sandbox).is_none()
         && pod == Some(world.name())
         && ownership::is_pooled(&world.sandbox.metadata)

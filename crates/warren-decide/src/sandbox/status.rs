@@ -121,7 +121,7 @@ fn is_reason(text: &str) -> bool {
 
 /// How long the first status of a member of a pool can wait: it is on its way, and nobody waits for it. Most often the next thing to
 /// say is that it is ready, which is one write instead of three.
-pub(super) fn is_told_later(world: &World, wanted: &SandboxStatus, now: Timestamp) -> Option<Duration> {
+pub(super) fn quiet_for(world: &World, wanted: &SandboxStatus, now: Timestamp) -> Option<Duration> {
     let is = |type_, status: ConditionStatus| {
         conditions::find(&wanted.conditions, type_)
             .is_some_and(|condition| condition.status == status.as_str())
