@@ -148,7 +148,8 @@ impl Cluster {
     }
 
     /// Carries out steps that do not depend on each other with a slow start: one, then two, four, eight at the same time, or as many
-    /// as there is room for beside claims. The first batch with a failure is the last, so that a cluster that says no is not asked hundreds of times. Gives
+    /// as there is room for beside claims. The first batch with a failure is the last, so that a cluster that says no is not asked
+    /// hundreds of times. Gives
     /// the steps that were not carried out, each with why not.
     pub(crate) async fn apply_slowly(
         &self,
@@ -231,7 +232,10 @@ impl Cluster {
     async fn act(&self, namespace: &str, manager: &'static str, action: &Action) -> Result<(), Refusal> {
         let (tried, began) = (self.version(namespace, action), self.uptime());
         let answer = self.server.write(namespace, manager, action).await;
-        self.courtesy.observe(courtesy::sort_of(action), self.uptime().saturating_sub(began));
+        if answer.is_ok() {
+            // A refusal is quick on every server, and would make what it does take seem slow.
+            self.courtesy.observe(courtesy::sort_of(action), self.uptime().saturating_sub(began));
+        }
         let refusal = match answer {
             // Of a deletion the answer is the dying object, or nothing when it is gone at once. The watch says so too, in its
             // own order with what came before, so the cache waits for that.
