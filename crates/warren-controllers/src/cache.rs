@@ -287,6 +287,7 @@ where
             state.listing_horizon =
                 state.listing_horizon.max(object::version(object.meta()).unwrap_or_default());
         }
+        let _order = self.in_order();
         self.bring(object);
     }
 
@@ -329,6 +330,8 @@ where
 
     /// The watch brings an object.
     pub fn apply(&self, object: Arc<K>) {
+        // To the end: what is not beyond the horizon is taken to be here.
+        let _order = self.in_order();
         if let Some(version) = object::version(object.meta()) {
             let mut state = self.write();
             state.horizon = state.horizon.max(version);
@@ -336,10 +339,9 @@ where
         self.bring(object);
     }
 
-    /// Takes in an object from a list or a watch.
+    /// Takes in an object from a list or a watch. In order.
     fn bring(&self, object: Arc<K>) {
         let key = key_of(&*object);
-        let _order = self.in_order();
         if let Some(version) = object::version(object.meta()) {
             let mut state = self.write();
             if state.is_forgotten(&key, version) {

@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -194,4 +195,31 @@ fn an_answer_that_comes_while_a_list_is_under_way_is_taken_in() {
     // From here on the list speaks for what is older than its newest.
     cache.remember(Arc::new(pod("c", 8, "x")));
     assert_eq!(*log.lock().unwrap(), ["a ->9", "b ->7"]);
+}
+
+#[test]
+fn whoever_has_an_answer_finds_it_also_when_the_watch_brings_it_just_then() {
+    let (cache, _) = cache();
+    let versions = 1..20_000;
+    let now = AtomicU64::new(0);
+    let missed = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for version in versions.clone() {
+                let event = Arc::new(pod("a", version, "x"));
+                while now.load(Ordering::Acquire) < version {
+                    std::thread::yield_now();
+                }
+                cache.apply(event);
+            }
+        });
+        let is_missed = |version: &u64| {
+            let answer = Arc::new(pod("a", *version, "x"));
+            let key = key_of(&*answer);
+            now.store(*version, Ordering::Release);
+            cache.remember(answer);
+            cache.version_of(&key) < Some(*version)
+        };
+        versions.clone().filter(is_missed).count()
+    });
+    assert_eq!(missed, 0);
 }
