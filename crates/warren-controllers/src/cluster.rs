@@ -13,7 +13,7 @@ use warren_decide::step::{Action, Failure, FailureKind, Kind, Step};
 
 use crate::cache::{Cache, DOUBT, Index, key_of};
 use crate::clock::Clock;
-use crate::courtesy::{self, Courtesy};
+use crate::courtesy::Courtesy;
 use crate::object::{Any, KINDS, Typed, with_object, with_type};
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::server::{Refusal, Server};
@@ -232,9 +232,9 @@ impl Cluster {
     async fn act(&self, namespace: &str, manager: &'static str, action: &Action) -> Result<(), Refusal> {
         let (tried, began) = (self.version(namespace, action), self.uptime());
         let answer = self.server.write(namespace, manager, action).await;
-        if answer.is_ok() {
-            // A refusal is quick on every server, and would make what it does take seem slow.
-            self.courtesy.observe(courtesy::sort_of(action), self.uptime().saturating_sub(began));
+        // A refusal is quick on every server, and would make what it does take seem slow.
+        if let (Action::MergeStatus { .. }, Ok(_)) = (action, &answer) {
+            self.courtesy.observe(self.uptime().saturating_sub(began));
         }
         let refusal = match answer {
             // Of a deletion the answer is the dying object, or nothing when it is gone at once. The watch says so too, in its

@@ -1,20 +1,17 @@
 //! Claims come first: somebody waits for each of them. While claims are served, everything else keeps out of the way of an API server
 //! that is busy, by having fewer requests under way at a time. On one that has room for everything, nobody waits.
 
-use std::collections::HashMap;
-use std::mem::{Discriminant, discriminant};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::timeout;
-use warren_decide::step::{Action, Kind};
 
 use crate::clock::Clock;
 
 /// How long after the last pass over a claim the next one is expected.
 const CLAIMS_GO_ON: Duration = Duration::from_millis(250);
-/// A server is busy when a write takes so many times as long as the quickest of its sort, and a little.
+/// A server is busy when a status takes so many times as long as the quickest, and a little.
 const BUSY: u32 = 2;
 const A_LITTLE: Duration = Duration::from_millis(5);
 /// How many others may be under way at a time: at least, so that they come to an end, and at most.
@@ -24,8 +21,8 @@ const MOST: f64 = 256.0;
 const LESS: f64 = 0.9;
 /// With room for fewer than these, what can wait does.
 const CROWDED: usize = 8;
-/// What is quick is forgotten so slowly: by half over some seven hundred writes of a sort.
-const FORGET: f64 = 1.001;
+/// In this time, what is called quick becomes twice as slow, unless something is: a server may have moved away.
+const FORGET: Duration = Duration::from_secs(60);
 
 /// Who may go on now.
 pub(crate) struct Courtesy {
@@ -42,37 +39,36 @@ struct State {
     last_claim: Option<Duration>,
 }
 
-/// What writes are compared by: creating a pod, with everybody who has a say in that, takes longer than telling a status.
-pub(crate) type Sort = (Kind, Discriminant<Action>);
-
-/// The sort of a write.
-pub(crate) fn sort_of(action: &Action) -> Sort {
-    let kind = match action {
-        Action::Create(object) => object.kind(),
-        Action::Merge { kind, .. } | Action::MergeStatus { kind, .. } | Action::Delete { kind, .. } => *kind,
-    };
-    (kind, discriminant(action))
-}
-
-/// How much a server can take beside the claims, by how long its writes take.
+/// How much a server can take beside the claims, by how long it takes to tell it a status. That is the least which can be asked of a
+/// server, and nobody else has a say in it; how long the creation of a pod takes depends on whom the server has to ask.
 #[derive(Debug)]
 struct Room {
-    quickest: HashMap<Sort, Duration>,
+    /// How long the quickest has taken, and when that was.
+    quickest: Option<(Duration, Duration)>,
     most: f64,
 }
 
 impl Default for Room {
     fn default() -> Self {
-        Self { quickest: HashMap::new(), most: MOST }
+        Self { quickest: None, most: MOST }
     }
 }
 
 impl Room {
-    /// Takes note of a write: a slow one makes the room smaller by a part, a quick one larger by a bit.
-    fn observe(&mut self, sort: Sort, took: Duration) {
-        let quickest = self.quickest.entry(sort).or_insert(took);
-        *quickest = took.min(quickest.mul_f64(FORGET));
-        self.most = match took > *quickest * BUSY + A_LITTLE {
+    /// Takes note of a status that was told: a slow one makes the room smaller by a part, a quick one larger by a bit.
+    fn observe(&mut self, took: Duration, uptime: Duration) {
+        let quick = self.quickest.map(|(quickest, at)| {
+            let minutes = uptime.saturating_sub(at).div_duration_f64(FORGET);
+            quickest.mul_f64(minutes.exp2())
+        });
+        let quick = match quick.filter(|quick| *quick < took) {
+            Some(quick) => quick,
+            None => {
+                self.quickest = Some((took, uptime));
+                took
+            }
+        };
+        self.most = match took > quick * BUSY + A_LITTLE {
             true => (self.most * LESS).max(FEWEST),
             false => (self.most + 1.0 / self.most).min(MOST),
         };
@@ -89,9 +85,10 @@ impl Courtesy {
         self.state().last_claim = Some(self.clock.uptime());
     }
 
-    /// A write of this sort has taken so long.
-    pub(crate) fn observe(&self, sort: Sort, took: Duration) {
-        self.state().room.observe(sort, took);
+    /// To tell a status has taken so long.
+    pub(crate) fn observe(&self, took: Duration) {
+        let uptime = self.clock.uptime();
+        self.state().room.observe(took, uptime);
     }
 
     /// How many writes may be made at the same time by those who are not claims; any number while no claims are served.
@@ -149,31 +146,19 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
     use tokio::time::sleep;
 
     use super::*;
     use crate::clock::SystemClock;
 
-    fn status_of(kind: Kind) -> Sort {
-        sort_of(&Action::MergeStatus { kind, name: String::new(), body: json!({}) })
-    }
+    const EVERY: Duration = Duration::from_millis(10);
 
-    fn after(writes: &[u64]) -> usize {
+    fn after(statuses: &[u64]) -> usize {
         let mut room = Room::default();
-        let sort = status_of(Kind::Sandbox);
-        writes.iter().for_each(|took| room.observe(sort, Duration::from_millis(*took)));
-        room.most as usize
-    }
-
-    #[test]
-    fn what_takes_long_by_nature_is_not_slow() {
-        let mut room = Room::default();
-        for _ in 0..100 {
-            room.observe(status_of(Kind::Sandbox), Duration::from_millis(4));
-            room.observe(status_of(Kind::Pod), Duration::from_millis(80));
+        for (number, took) in (0..).zip(statuses) {
+            room.observe(Duration::from_millis(*took), EVERY * number);
         }
-        assert_eq!(room.most as usize, 256);
+        room.most as usize
     }
 
     #[test]
@@ -188,15 +173,17 @@ mod tests {
     #[test]
     fn a_server_that_is_far_away_is_not_a_busy_one() {
         assert_eq!(after(&[80; 1000]), 256);
-        let moved_away = after(&[vec![4; 100], vec![80; 5000]].concat());
-        assert!(moved_away > 40, "{moved_away}");
+        let minutes = |minutes: usize| minutes * 60_000 / EVERY.as_millis() as usize;
+        let moved_away = |since: usize| after(&[vec![4; 100], vec![80; minutes(since)]].concat());
+        assert_eq!(moved_away(3), 1);
+        assert!(moved_away(5) > 40);
     }
 
     #[tokio::test(start_paused = true)]
     async fn others_take_turns_while_claims_come_and_go_on_after_them() {
         let courtesy = Courtesy::new(Arc::new(SystemClock::start()));
         for took in [[4; 100], [40; 100]].concat() {
-            courtesy.observe(status_of(Kind::Sandbox), Duration::from_millis(took));
+            courtesy.observe(Duration::from_millis(took));
         }
         assert_eq!(courtesy.most(), usize::MAX, "there are no claims");
         courtesy.claim_comes();
