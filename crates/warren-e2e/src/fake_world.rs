@@ -85,6 +85,7 @@ fn try_enter(scratch: &Path) -> io::Result<()> {
     // The link-local address too: a machine in a cloud reaches the metadata service.
     let metadata = Route { destination: METADATA, prefix: 32, device, gateway: Some(INTERNET), source: None };
     netlink.apply(&[
+        Setting::Up { device },
         Setting::Address { device, address: MACHINE, prefix: 24 },
         Setting::Route(everywhere),
         Setting::Route(metadata),

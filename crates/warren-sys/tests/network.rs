@@ -56,6 +56,10 @@ fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
         wait.recv().expect("root may, in a namespace of its own");
         let device = link::index("eth0").expect("root may, in a namespace of its own");
         let mut netlink = Netlink::route().expect("root may, in a namespace of its own");
+        match netlink.apply(&[Setting::NoVersion6Address { device }]) {
+            Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
+            outcome => outcome.expect("root may, in a namespace of its own"),
+        }
         netlink
             .apply(&[
                 Setting::Up { device },
@@ -90,6 +94,7 @@ fn with_neighbour(there: impl FnOnce() + Send + 'static, here: impl FnOnce()) {
     let device = link::index("test-veth").expect("root may, in a namespace of its own");
     netlink
         .apply(&[
+            Setting::Up { device },
             Setting::Address { device, address: HERE, prefix: 32 },
             Setting::Route(Route {
                 destination: THERE,
@@ -174,6 +179,20 @@ fn a_pair_of_devices_carries_connections_both_ways() {
             || echo_once(TcpListener::bind((HERE, 7000)).expect("root may, in a namespace of its own")),
         );
         // The neighbour's namespace is gone, and the pair with it, sooner or later.
+    });
+}
+
+#[test]
+fn a_device_has_no_address_of_version_6_if_it_is_told_so() {
+    in_new_namespace(|| {
+        with_neighbour(
+            // The other end is up, so this one had its address from the moment that it was up itself.
+            || {
+                let addresses = std::fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
+                assert!(!addresses.contains("eth0"), "{addresses}");
+            },
+            || {},
+        );
     });
 }
 

@@ -519,9 +519,6 @@ fn child_before_mounts(
     if is_first {
         rustix::system::sethostname(pod.hostname.as_bytes()).step(|| "set the host name".to_owned())?;
         let network = child::make_network()?;
-        if pod.network.is_some() {
-            pod_network::without_version_6().step(|| "switch off IP version 6".to_owned())?;
-        }
         let way_out = match pod.proxy_port {
             // Listened on before any program runs that could take its place or find it missing.
             Some(port) => Some(

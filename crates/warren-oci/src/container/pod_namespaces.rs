@@ -49,9 +49,6 @@ fn settle(pod: &PodRequest, shim: &Seqpacket) -> Result<(), StepError> {
     child::die_with_parent()?;
     rustix::system::sethostname(pod.hostname.as_bytes()).step(|| "set the host name".to_owned())?;
     let network = child::make_network()?;
-    if pod.network.is_some() {
-        pod_network::without_version_6().step(|| "switch off IP version 6".to_owned())?;
-    }
     shim.send(b"net", &[network.as_fd()]).step(|| "hand over the network namespace".to_owned())
 }
 

@@ -45,8 +45,10 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
         other => other?,
     }
     let device = link::index(&network.device)?;
+    without_version_6(&mut netlink, device)?;
     let (destination, source) = (network.address, Some(network.gateway));
     netlink.apply(&[
+        Setting::Up { device },
         // To other pods and out, if the host's rules let it.
         Setting::Forward { device },
         Setting::Route(Route { destination, prefix: 32, device, gateway: None, source }),
@@ -59,6 +61,7 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
 pub(super) fn configure(network: &PodNetwork) -> io::Result<()> {
     let mut netlink = Netlink::route()?;
     let device = link::index(INSIDE)?;
+    without_version_6(&mut netlink, device)?;
     let mut settings = vec![
         Setting::Up { device },
         Setting::Address { device, address: network.address, prefix: 32 },
@@ -78,12 +81,12 @@ pub(super) fn configure(network: &PodNetwork) -> io::Result<()> {
     netlink.apply(&settings)
 }
 
-/// Devices that come into this network namespace from now on have no IP version 6: no rule of ours is about it. Loopback,
-/// which is there already, keeps it.
-pub(super) fn without_version_6() -> io::Result<()> {
-    match std::fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1") {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+/// The device will have no address of IP version 6, which no rule of ours is about. To be said before it is up: the kernel looks through
+/// the addresses and routes of all devices for each that has one.
+fn without_version_6(netlink: &mut Netlink, device: u32) -> io::Result<()> {
+    match netlink.apply(&[Setting::NoVersion6Address { device }]) {
         // A kernel without it.
-        _ => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(()),
+        other => other,
     }
 }

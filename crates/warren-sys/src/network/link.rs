@@ -17,6 +17,7 @@ const NEW_NEIGHBOUR: u16 = 28;
 const LINK_ADDRESS: u16 = 1;
 const LINK_NAME: u16 = 3;
 const LINK_INFO: u16 = 18;
+const OF_FAMILIES: u16 = 26;
 const LINK_NAMESPACE: u16 = 28;
 const INFO_KIND: u16 = 1;
 const INFO_DATA: u16 = 2;
@@ -28,7 +29,7 @@ const ROUTE_FIXED: usize = 12;
 /// A device's hardware address.
 pub type HardwareAddress = [u8; 6];
 
-/// Two connected devices, one here and up, one in another network namespace and down.
+/// Two connected devices, one here and one in another network namespace, both down.
 #[derive(Debug, Clone, Copy)]
 pub struct Veth<'a> {
     /// The name of the end here, at most 15 bytes.
@@ -86,11 +87,10 @@ impl Netlink {
     /// Makes a pair of devices. Fails with `AlreadyExists` if there is a device of that name.
     pub fn add_veth(&mut self, veth: &Veth<'_>) -> io::Result<()> {
         let namespace = u32::try_from(veth.namespace.as_raw_fd()).unwrap_or_default();
-        let mut message = Message::new(NEW_LINK, flags::CREATE | flags::EXCLUSIVE, &link_up());
+        let mut message = Message::new(NEW_LINK, flags::CREATE | flags::EXCLUSIVE, &[0; LINK_FIXED]);
         message.text(LINK_NAME, veth.name).bytes(LINK_ADDRESS, &veth.hardware).nested(LINK_INFO, |info| {
             info.text(INFO_KIND, "veth").nested(INFO_DATA, |data| {
                 data.nested(VETH_PEER, |peer| {
-                    // It cannot be up before it has its other end.
                     peer.raw(&[0; LINK_FIXED])
                         .text(LINK_NAME, veth.peer_name)
                         .bytes(LINK_ADDRESS, &veth.peer_hardware)
@@ -167,6 +167,11 @@ pub enum Setting {
         /// The device.
         device: u32,
     },
+    /// Gives a device no address of IP version 6 when it comes up. Fails with `EAFNOSUPPORT` where there is none of that.
+    NoVersion6Address {
+        /// The device.
+        device: u32,
+    },
     /// Adds a route.
     Route(Route),
     /// Says what a neighbour's hardware address is, so that nobody asks.
@@ -189,7 +194,6 @@ impl Setting {
                 Message::new(NEW_LINK, 0, &fixed)
             }
             Setting::Forward { device } => {
-                const OF_FAMILIES: u16 = 26;
                 const VERSION_4: u16 = libc::AF_INET as u16;
                 const CONFIGURATION: u16 = 1;
                 const FORWARDING: u16 = 1;
@@ -201,6 +205,20 @@ impl Setting {
                         version_4.nested(CONFIGURATION, |configuration| {
                             configuration.number(FORWARDING, 1);
                         });
+                    });
+                });
+                message
+            }
+            Setting::NoVersion6Address { device } => {
+                const VERSION_6: u16 = libc::AF_INET6 as u16;
+                const HOW_TO_MAKE_ADDRESSES: u16 = 8;
+                const NOT_AT_ALL: u8 = 1;
+                let mut fixed = [0; LINK_FIXED];
+                fixed[4..8].copy_from_slice(&device.to_ne_bytes());
+                let mut message = Message::new(NEW_LINK, 0, &fixed);
+                message.nested(OF_FAMILIES, |families| {
+                    families.nested(VERSION_6, |version_6| {
+                        version_6.bytes(HOW_TO_MAKE_ADDRESSES, &[NOT_AT_ALL]);
                     });
                 });
                 message
