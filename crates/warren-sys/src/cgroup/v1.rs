@@ -84,7 +84,11 @@ pub(super) fn create(mounts: &Mounts, name: &str, limits: &Limits) -> io::Result
     }
     if let Some(cpu) = limits.cpu {
         let directory = mounts.cpu.join(name);
-        write_file(&directory.join("cpu.cfs_period_us"), &cpu.period.to_string())?;
+        let period = directory.join("cpu.cfs_period_us");
+        // Each write has the kernel go through all cgroups there are, also one that changes nothing.
+        if read_number(&period)? != cpu.period {
+            write_file(&period, &cpu.period.to_string())?;
+        }
         write_file(&directory.join("cpu.cfs_quota_us"), &cpu.quota.to_string())?;
     }
     if let Some(shares) = limits.cpu_shares {
