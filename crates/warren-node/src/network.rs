@@ -242,7 +242,7 @@ impl Network {
 /// Gives a pod that is about to start the network it asks for. The lease is recorded in the pod's directory, where it holds
 /// until the directory goes.
 pub(crate) async fn lease(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     pod: &Pod,
     uid: &str,
     directory: &Path,

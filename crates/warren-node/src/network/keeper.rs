@@ -10,7 +10,7 @@ use std::hash::Hash;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Namespace, Service};
@@ -32,6 +32,9 @@ use crate::registry::Seen;
 /// Changes that come within this time of each other are looked at together. A policy then holds this much later, which
 /// nobody notices, and a thousand pods that start at once do not each have all of them looked at.
 const TOGETHER: Duration = Duration::from_millis(20);
+/// Nothing is looked at for so many times as long as the last look has taken: with thousands of pods, a look is work, and they are
+/// started meanwhile.
+const REST: u32 = 20;
 /// After the kernel refused a table.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
@@ -113,11 +116,13 @@ pub(super) fn watch(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut Jo
         loop {
             network.keeper.wake.notified().await;
             tokio::time::sleep(TOGETHER).await;
+            let began = Instant::now();
             if let Err(error) = settle(&shared, &network).await {
                 warn!(%error, "packet rules not put in force; trying again");
                 tokio::time::sleep(AFTER_REFUSAL).await;
                 network.changed();
             }
+            tokio::time::sleep(began.elapsed() * REST).await;
         }
     });
 }
@@ -156,23 +161,26 @@ fn follow<K>(
 
 /// Puts in force what holds now. Without the policies, which may forbid what nothing else does, it leaves things as they
 /// are.
-pub(super) async fn settle(shared: &Shared, network: &Arc<Network>) -> io::Result<()> {
+pub(super) async fn settle(shared: &Arc<Shared>, network: &Arc<Network>) -> io::Result<()> {
     let keeper = &network.keeper;
     let mut in_force = keeper.in_force.lock().await;
     if !keeper.policies.listed.load(Ordering::Acquire) || !keeper.namespaces.listed.load(Ordering::Acquire) {
         return Ok(());
     }
-    let rules = rules_now(shared, network);
-    if *in_force && *network.rules() == rules {
-        return Ok(());
-    }
-    let applied = {
-        let (network, rules) = (network.clone(), rules.clone());
-        tokio::task::spawn_blocking(move || network.put_in_force(&rules)).await
-    };
-    applied.map_err(io::Error::other)??;
+    let are_known = *in_force;
+    let (shared, network) = (shared.clone(), network.clone());
+    // Thousands of pods are looked at, and nobody else is to wait for that.
+    let settled = tokio::task::spawn_blocking(move || {
+        let rules = rules_now(&shared, &network);
+        if are_known && *network.rules() == rules {
+            return Ok(());
+        }
+        network.put_in_force(&rules)?;
+        *network.rules.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(rules);
+        io::Result::Ok(())
+    });
+    settled.await.map_err(io::Error::other)??;
     *in_force = true;
-    *network.rules.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Arc::new(rules);
     Ok(())
 }
 
