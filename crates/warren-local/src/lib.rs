@@ -15,6 +15,7 @@ mod lock;
 mod member;
 mod ordinary_user;
 mod pods;
+mod priority;
 mod rest;
 mod runtimes;
 
@@ -159,6 +160,7 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
     privileges.claim_cgroups().map_err(StartError::Cgroups)?;
     let zygote = Zygote::start()?;
+    priority::raise();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .thread_name("warren")

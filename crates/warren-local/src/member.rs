@@ -22,7 +22,7 @@ use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 use crate::lock::{Holder, Lock, LockError, Starting};
-use crate::{FAREWELL, NamedRuntime, RuntimeError, WORKERS, descriptors, home, rest, runtimes};
+use crate::{FAREWELL, NamedRuntime, RuntimeError, WORKERS, descriptors, home, priority, rest, runtimes};
 
 /// As often as kubelet: a node is lost after four that did not come.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -168,6 +168,7 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     // Their programs are asked who they are, which is for a process with one thread, too.
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
     let zygote = Zygote::start()?;
+    priority::raise();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .thread_name("warren")
