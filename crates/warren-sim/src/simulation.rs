@@ -131,7 +131,14 @@ impl Simulation {
         let mut config = Config { extensions: true, ..Config::default() };
         config.disable_claim_observability_annotations = random.chance(300);
         if random.chance(200) {
-            config.sandbox_warm_pool_replenish_delay = Duration::from_secs(random.within(1..20));
+            let delay = random.within(1..20);
+            config.sandbox_warm_pool_replenish_delay = Duration::from_secs(delay);
+            // As on a single machine, which does not wait but starts a few beside the claims.
+            if delay % 2 == 0 {
+                config.sandbox_warm_pool_starts_beside_claims = 1;
+                config.sandbox_warm_pool_max_starting = Some(4);
+                config.sandbox_warm_pool_reserve = 0.25;
+            }
         }
         if random.chance(200) {
             config.sandbox_warm_pool_max_refill_rate = random.within(1..10) as f64 / 2.0;

@@ -13,6 +13,9 @@ use crate::step::{Note, Severity};
 /// After this long an event that has not come is not waited for any more, and the members are counted at the server.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
+/// The part of the starts at a time that is left to a pool below its reserve while claims are taking members.
+const SLOW: usize = 4;
+
 /// What rounding may take from a token.
 const ROUNDING: f64 = 1e-6;
 /// Nobody is asked to look again sooner than this; looking again after nothing would be never.
@@ -131,13 +134,11 @@ pub struct Memory {
 
 /// How fast a pool is refilled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
-    /// As fast as the settings allow.
-    Full,
-    /// A few members at a time, for so long.
-    Slow(Duration),
-    /// Not at all for so long.
-    Wait(Duration),
+pub(super) struct Pace {
+    /// How many members may be on their way at a time; nothing is no limit.
+    pub(super) most: Option<usize>,
+    /// For how long that holds; zero is until something happens.
+    pub(super) rest: Duration,
 }
 
 impl Memory {
@@ -155,8 +156,9 @@ impl Memory {
 
     /// Takes note of the members that are there, and says how fast to refill.
     ///
-    /// Fewer members than last time mean that claims are taking them: then refilling waits, so that it does not compete
-    /// with more claims. The first look after a start never waits, and a pool that is down to its reserve is refilled slowly.
+    /// Fewer members than last time mean that claims are taking them: then refilling waits, or goes on beside them as the settings
+    /// say, so that it does not compete with more claims. The first look after a start never waits, and a pool that is down to its
+    /// reserve is refilled a bit faster.
     pub(super) fn pace(
         &mut self,
         active: usize,
@@ -172,16 +174,17 @@ impl Memory {
         self.last_count = Some(active);
         let spare = active as f64 - desired as f64 * settings.reserve;
         self.spare = spare.max(0.0) as usize;
-        let remaining = self.hold_until.map_or(Duration::ZERO, |until| until.saturating_sub(uptime));
-        match remaining.is_zero() {
-            true => Pace::Full,
-            false if spare < 0.0 => Pace::Slow(remaining),
-            false => Pace::Wait(remaining),
-        }
+        let rest = self.hold_until.map_or(Duration::ZERO, |until| until.saturating_sub(uptime));
+        let most = match rest.is_zero() {
+            true => settings.max_starting,
+            false if spare < 0.0 => settings.max_starting.map(|most| most.div_ceil(SLOW)),
+            false => Some(settings.starts_beside_claims),
+        };
+        Pace { most, rest }
     }
 
-    /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: refilling would
-    /// wait for more claims anyway, unless this one has brought the pool below its reserve.
+    /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: refilling is in no hurry
+    /// while claims come, unless this one has brought the pool below its reserve.
     pub fn member_taken(&mut self, settings: &Settings) -> Duration {
         match self.spare.checked_sub(1) {
             Some(rest) => {

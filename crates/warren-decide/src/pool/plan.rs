@@ -10,7 +10,6 @@ use warren_api::conditions::{EventAction, EventReason};
 use warren_api::{Sandbox, SandboxWarmPoolStatus, labels};
 
 use super::member::Member;
-use super::memory::Pace;
 use super::rules::{Rules, Strategy};
 use super::{Memory, Settings, World, member, rollout};
 use crate::merge;
@@ -22,8 +21,6 @@ use crate::step::{Action, Kind, Note, Object, Propagation, Severity, Stage, Step
 const EXPECTATION_FALLBACK: Duration = Duration::from_secs(30);
 /// A member that is not ready after this long, whole seconds included, is not being started but waits for something: an image, or room.
 const STARTING: Duration = Duration::from_secs(3);
-/// The part of the starts at a time that is left while claims are taking members.
-const SLOW: usize = 4;
 /// A member is looked at this long after its grace, so that rounding never wakes us too early.
 const GRACE_SLACK: Duration = Duration::from_secs(2);
 /// How far the wake-up for a grace period is spread, at most.
@@ -265,13 +262,11 @@ fn size(
                 }
             }
         };
-        match pace {
-            Pace::Full => refill(settings.max_starting),
-            Pace::Slow(remaining) => {
-                refill(settings.max_starting.map(|most| most.div_ceil(SLOW)));
-                wake.after(remaining);
-            }
-            Pace::Wait(remaining) => wake.after(remaining),
+        if pace.most != Some(0) {
+            refill(pace.most);
+        }
+        if !pace.rest.is_zero() {
+            wake.after(pace.rest);
         }
     }
     if active > desired {
