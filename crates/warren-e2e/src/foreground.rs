@@ -108,3 +108,10 @@ impl Drop for Foreground {
         self.end();
     }
 }
+
+/// The process that forks shims: the daemon's only child.
+pub fn zygote_of(daemon: u32) -> u32 {
+    let children =
+        std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).expect("read children");
+    children.trim().parse().expect("one child")
+}

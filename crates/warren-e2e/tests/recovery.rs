@@ -11,6 +11,7 @@ use warren_client::exec::{Exec, ExecRequest, Streams};
 use warren_client::kube::api::{Api, Patch, PatchParams};
 use warren_client::kube::{Client, ResourceExt as _};
 use warren_client::sandbox;
+use warren_e2e::foreground::zygote_of;
 use warren_e2e::local_home::LocalHome;
 use warren_testkit::leaks;
 
@@ -88,13 +89,6 @@ fn processes(marker: &str) -> Vec<i32> {
         }
     }
     found
-}
-
-/// The process that forks shims: the daemon's only child.
-fn zygote_of(daemon: u32) -> u32 {
-    let children =
-        std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).expect("read children");
-    children.trim().parse().expect("one child")
 }
 
 /// `kill -9`; returns when the process has ended.

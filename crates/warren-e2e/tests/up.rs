@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, getpriority_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use warren_e2e::embedded::connect;
-use warren_e2e::foreground::Foreground;
+use warren_e2e::foreground::{Foreground, zygote_of};
 use warren_testkit::privileges::skip_without_root;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -92,4 +92,44 @@ fn it_listens_where_it_is_told_and_says_when_it_cannot() {
     let kubeconfig =
         std::fs::read_to_string(directory.path().join("kubeconfig")).expect("read the kubeconfig");
     assert!(kubeconfig.contains("https://127.0.0.1:"), "{kubeconfig}");
+}
+
+#[test]
+fn it_goes_ahead_of_what_runs_in_sandboxes() {
+    if skip_without_root() {
+        return;
+    }
+    // On a thread, which ends with what it tried. In some containers root may not.
+    let may = std::thread::spawn(|| rustix::process::nice(-1).is_ok()).join().expect("the thread");
+    let ahead = if may { 10 } else { 0 };
+    let directory = tempfile::tempdir().expect("make a data directory");
+    let log = directory.path().join("log");
+    let mut daemon = Foreground::spawn(directory.path(), &[], &[], &log);
+    let pid = daemon.expect_ready().pid;
+    let usual = priority_of(std::process::id());
+    assert_eq!(priority_of(pid), usual - ahead);
+    let writer = threads_of(pid).into_iter().find(|(_, name)| name == "store-writer");
+    let (writer, _) = writer.expect("it has a store");
+    assert_eq!(priority_of(writer), (usual - 2 * ahead).max(-20), "everybody waits for the disk");
+    let of_node: Vec<u32> =
+        threads_of(pid).into_iter().filter(|(_, name)| name == "node").map(|(thread, _)| thread).collect();
+    assert!(!of_node.is_empty());
+    for of_sandboxes in of_node.into_iter().chain([zygote_of(pid)]) {
+        assert_eq!(priority_of(of_sandboxes), usual);
+    }
+}
+
+fn priority_of(thread: u32) -> i32 {
+    let thread = Pid::from_raw(thread.cast_signed());
+    getpriority_process(thread).expect("it runs")
+}
+
+fn threads_of(pid: u32) -> Vec<(u32, String)> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let threads = threads.map(|thread| thread.expect("it runs").path());
+    let named = threads.filter_map(|thread| {
+        let name = std::fs::read_to_string(thread.join("comm")).ok()?;
+        Some((thread.file_name()?.to_str()?.parse().ok()?, name.trim().to_owned()))
+    });
+    named.collect()
 }

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +43,7 @@ pub async fn serve(
     runtimes: BTreeMap<String, RuntimeProgram>,
     privileges: Privileges,
     zygote: Zygote,
+    node_threads: &Handle,
     on_ready: impl FnOnce(),
 ) -> Result<(), StartError> {
     // Listened for from the start: a signal that comes now is obeyed as soon as there is something to stop.
@@ -64,7 +66,7 @@ pub async fn serve(
     server.serve_metrics(telemetry::CONTENT_TYPE, move || scrape.text());
     // One machine has one home: nobody else could lead.
     controllers.lead();
-    dialer.connect(Node::start(NodeConfig {
+    let node_config = NodeConfig {
         registries: config.registries.clone(),
         runtimes,
         privileges,
@@ -76,7 +78,8 @@ pub async fn serve(
             zygote,
             config.executable.clone(),
         )
-    })?);
+    };
+    dialer.connect(start_node(node_config, node_threads)?);
 
     let shutdown = CancellationToken::new();
     let tcp = listen_tcp(&config).await?;
@@ -112,6 +115,12 @@ pub async fn serve(
     }
     info!("stopped");
     outcome
+}
+
+/// Starts the node on threads of its own.
+fn start_node(config: NodeConfig, threads: &Handle) -> Result<Node, warren_node::StartError> {
+    let _there = threads.enter();
+    Node::start(config)
 }
 
 /// Tells when the zygote has ended. A thread of its own: the connection is also read by whoever starts a pod, and only

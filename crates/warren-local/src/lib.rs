@@ -15,9 +15,9 @@ mod lock;
 mod member;
 mod ordinary_user;
 mod pods;
-mod priority;
 mod rest;
 mod runtimes;
+mod threads;
 
 use std::ffi::OsString;
 use std::io::{self, Read as _, Write as _};
@@ -118,9 +118,6 @@ pub enum StartError {
     Node(#[from] warren_node::StartError),
 }
 
-/// Two workers keep requests moving while one of them waits for a disk; the machine's processors are for sandboxes.
-const WORKERS: usize = 2;
-
 /// How long tasks that are in the middle of something may take at the end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -160,18 +157,15 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
     privileges.claim_cgroups().map_err(StartError::Cgroups)?;
     let zygote = Zygote::start()?;
-    priority::raise();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .thread_name("warren")
-        .enable_all()
-        .build()
-        .map_err(StartError::Runtime)?;
-    runtime.spawn(rest::give_memory_back());
-    let outcome = runtime.block_on(home::serve(config, other_runtimes, privileges, zygote, || {
-        drop(starting);
-        on_ready(pid);
-    }));
-    runtime.shutdown_timeout(FAREWELL);
+    let node = threads::of_node().map_err(StartError::Runtime)?;
+    let api = threads::of_api().map_err(StartError::Runtime)?;
+    api.spawn(rest::give_memory_back());
+    let outcome =
+        api.block_on(home::serve(config, other_runtimes, privileges, zygote, node.handle(), || {
+            drop(starting);
+            on_ready(pid);
+        }));
+    api.shutdown_timeout(FAREWELL);
+    node.shutdown_timeout(FAREWELL);
     outcome
 }

@@ -22,7 +22,7 @@ use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 use crate::lock::{Holder, Lock, LockError, Starting};
-use crate::{FAREWELL, NamedRuntime, RuntimeError, WORKERS, descriptors, home, priority, rest, runtimes};
+use crate::{FAREWELL, NamedRuntime, RuntimeError, descriptors, home, rest, runtimes, threads};
 
 /// As often as kubelet: a node is lost after four that did not come.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -168,13 +168,7 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     // Their programs are asked who they are, which is for a process with one thread, too.
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
     let zygote = Zygote::start()?;
-    priority::raise();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .thread_name("warren")
-        .enable_all()
-        .build()
-        .map_err(MemberError::Runtime)?;
+    let runtime = threads::of_node().map_err(MemberError::Runtime)?;
     runtime.spawn(rest::give_memory_back());
     let outcome = runtime.block_on(serve(config, other_runtimes, zygote, starting, on_ready));
     runtime.shutdown_timeout(FAREWELL);

@@ -28,7 +28,14 @@ impl CommitError {
     }
 }
 
+/// So far ahead of its process's other threads is the writer, if that may be: each of them may be waiting for it, most of all for the
+/// moment between two waits for the disk.
+const AHEAD: i32 = 10;
+
 pub(crate) fn run(shared: &Shared, mut database: Database) {
+    if let Err(error) = rustix::process::nice(-AHEAD) {
+        tracing::debug!(%error, "the writer goes no sooner than others");
+    }
     while let Some(jobs) = next_batch(shared, &mut database) {
         let began = Instant::now();
         let outcome = database.commit(jobs.iter().flat_map(|job| &job.changes));

@@ -1,0 +1,30 @@
+//! The daemon's threads, and who goes first when there is more to do than processors.
+
+use std::io;
+
+use tokio::runtime::{Builder, Runtime};
+
+/// Two keep requests moving while one of them waits; the machine's processors are for sandboxes.
+const WORKERS: usize = 2;
+
+/// So far ahead of what runs in sandboxes are those who answer, as other services are that a machine's work waits for.
+const AHEAD: i32 = 10;
+
+/// The threads of a node, which waits for disks and for the kernel while it starts pods.
+pub fn of_node() -> io::Result<Runtime> {
+    workers("node")
+}
+
+/// The threads of those who answer: the API and the controllers. They go first, if that may be: whatever runs in sandboxes, and however
+/// many are being started, clients must not wait for it. To be made when the zygote and the threads of the node exist, which stay
+/// where they are: each thread begins as its maker.
+pub fn of_api() -> io::Result<Runtime> {
+    if let Err(error) = rustix::process::nice(-AHEAD) {
+        tracing::debug!(%error, "no priority over what runs in sandboxes");
+    }
+    workers("api")
+}
+
+fn workers(name: &str) -> io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(WORKERS).thread_name(name).enable_all().build()
+}
