@@ -23,6 +23,8 @@ const LESS: f64 = 0.9;
 const CROWDED: usize = 8;
 /// In this time, what is called quick becomes twice as slow, unless something is: a server may have moved away.
 const FORGET: Duration = Duration::from_secs(60);
+/// After so many times that, everything is quick.
+const ALL_FORGOTTEN: f64 = 20.0;
 
 /// Who may go on now.
 pub(crate) struct Courtesy {
@@ -58,8 +60,8 @@ impl Room {
     /// Takes note of a status that was told: a slow one makes the room smaller by a part, a quick one larger by a bit.
     fn observe(&mut self, took: Duration, uptime: Duration) {
         let quick = self.quickest.map(|(quickest, at)| {
-            let minutes = uptime.saturating_sub(at).div_duration_f64(FORGET);
-            quickest.mul_f64(minutes.exp2())
+            let doublings = uptime.saturating_sub(at).div_duration_f64(FORGET).min(ALL_FORGOTTEN);
+            quickest.mul_f64(doublings.exp2())
         });
         let quick = match quick.filter(|quick| *quick < took) {
             Some(quick) => quick,
@@ -177,6 +179,10 @@ mod tests {
         let moved_away = |since: usize| after(&[vec![4; 100], vec![80; minutes(since)]].concat());
         assert_eq!(moved_away(3), 1);
         assert!(moved_away(5) > 40);
+        let mut room = Room::default();
+        room.observe(Duration::from_millis(4), Duration::ZERO);
+        room.observe(Duration::from_secs(30), Duration::from_secs(30 * 24 * 60 * 60));
+        assert_eq!(room.most as usize, 256, "what was quick a month ago says nothing");
     }
 
     #[tokio::test(start_paused = true)]
