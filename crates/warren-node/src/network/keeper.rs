@@ -35,6 +35,7 @@ const TOGETHER: Duration = Duration::from_millis(20);
 /// Nothing is looked at for so many times as long as the last look has taken: with thousands of pods, a look is work, and they are
 /// started meanwhile.
 const REST: u32 = 20;
+const LONGEST_REST: Duration = Duration::from_secs(1);
 /// After the kernel refused a table.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
@@ -117,12 +118,14 @@ pub(super) fn watch(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut Jo
             network.keeper.wake.notified().await;
             tokio::time::sleep(TOGETHER).await;
             let began = Instant::now();
-            if let Err(error) = settle(&shared, &network).await {
+            let settled = settle(&shared, &network).await;
+            let rest = (began.elapsed() * REST).min(LONGEST_REST);
+            if let Err(error) = settled {
                 warn!(%error, "packet rules not put in force; trying again");
                 tokio::time::sleep(AFTER_REFUSAL).await;
                 network.changed();
             }
-            tokio::time::sleep(began.elapsed() * REST).await;
+            tokio::time::sleep(rest).await;
         }
     });
 }
