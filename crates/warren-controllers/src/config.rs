@@ -21,8 +21,6 @@ pub struct Config {
     pub sandbox_warm_pool_max_batch_size: usize,
     /// How long refilling a pool waits after members have left it.
     pub sandbox_warm_pool_replenish_delay: Duration,
-    /// The most members of a pool that are being started at the same time while refilling waits; 0 is none.
-    pub sandbox_warm_pool_starts_beside_claims: usize,
     /// The part of a pool, from 0 to 1, below which refilling does not wait.
     pub sandbox_warm_pool_reserve: f64,
     /// The most members of a pool that are being started at the same time; nothing is no limit.
@@ -65,7 +63,6 @@ impl Default for Config {
             sandbox_template_concurrent_workers: 1,
             sandbox_warm_pool_max_batch_size: 300,
             sandbox_warm_pool_replenish_delay: Duration::ZERO,
-            sandbox_warm_pool_starts_beside_claims: 0,
             sandbox_warm_pool_reserve: 0.0,
             sandbox_warm_pool_max_starting: None,
             sandbox_warm_pool_max_refill_rate: 0.0,

@@ -294,7 +294,6 @@ fn pool_settings(config: &Config) -> pools::Settings {
     pools::Settings {
         max_batch_size: config.sandbox_warm_pool_max_batch_size,
         replenish_delay: config.sandbox_warm_pool_replenish_delay,
-        starts_beside_claims: config.sandbox_warm_pool_starts_beside_claims,
         reserve: config.sandbox_warm_pool_reserve,
         max_starting: config.sandbox_warm_pool_max_starting,
         max_refill_rate: config.sandbox_warm_pool_max_refill_rate,

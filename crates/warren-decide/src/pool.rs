@@ -47,8 +47,6 @@ pub struct Settings {
     pub max_batch_size: usize,
     /// How long to wait with refilling after members have left.
     pub replenish_delay: Duration,
-    /// The most members that are on their way at the same time while refilling waits; 0 is none.
-    pub starts_beside_claims: usize,
     /// The part of a pool, from 0 to 1, below which refilling does not wait: claims that never pause would empty it.
     pub reserve: f64,
     /// The most members that are on their way to being ready at the same time; nothing is no limit. One that does not get there
@@ -73,7 +71,6 @@ impl Default for Settings {
         Self {
             max_batch_size: 300,
             replenish_delay: Duration::ZERO,
-            starts_beside_claims: 0,
             reserve: 0.0,
             max_starting: None,
             max_refill_rate: 0.0,

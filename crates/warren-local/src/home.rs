@@ -147,26 +147,24 @@ pub fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
 /// How long a claim may wait in a home of one machine, where nobody adds nodes meanwhile: what is not ready by then will not be.
 const CLAIM_DEADLINE: Duration = Duration::from_secs(5 * 60);
 
+/// A pool is refilled when no claim has taken from it for this long, so that claims are not held up by the starts of containers
+/// that replace what they take: one start is the work of several claims. Claims that come at random have no such pauses unless
+/// they are few.
+const REFILL_AFTER: Duration = Duration::from_millis(500);
+
+/// Below this part of a pool, claims that do not pause are not waited for.
+const RESERVE: f64 = 0.25;
+
 /// Members of a pool that are started at the same time. Enough to keep two cores busy; few enough that a claim which comes
 /// meanwhile does not wait for hundreds of them.
 const STARTS: usize = 8;
-
-/// While claims come, members are started one after the other: one start is the work of several claims, and would hold them up.
-const STARTS_BESIDE_CLAIMS: usize = 1;
-
-/// Claims come for so long after one has taken a member.
-const CLAIMS_GO_ON: Duration = Duration::from_millis(100);
-
-/// Below this part of a pool, a few are started at the same time also then.
-const RESERVE: f64 = 0.25;
 
 /// One machine has one home, so claims, pools and templates are always served.
 fn controllers_config() -> warren_controllers::Config {
     warren_controllers::Config {
         extensions: true,
         claim_deadline: Some(CLAIM_DEADLINE),
-        sandbox_warm_pool_replenish_delay: CLAIMS_GO_ON,
-        sandbox_warm_pool_starts_beside_claims: STARTS_BESIDE_CLAIMS,
+        sandbox_warm_pool_replenish_delay: REFILL_AFTER,
         sandbox_warm_pool_reserve: RESERVE,
         sandbox_warm_pool_max_starting: Some(STARTS),
         ..warren_controllers::Config::default()

@@ -133,9 +133,8 @@ impl Simulation {
         if random.chance(200) {
             let delay = random.within(1..20);
             config.sandbox_warm_pool_replenish_delay = Duration::from_secs(delay);
-            // As on a single machine, which does not wait but starts a few beside the claims.
+            // As on a single machine, which starts a few beside the claims when a part of the pool is left.
             if delay.is_multiple_of(2) {
-                config.sandbox_warm_pool_starts_beside_claims = 1;
                 config.sandbox_warm_pool_max_starting = Some(4);
                 config.sandbox_warm_pool_reserve = 0.25;
             }

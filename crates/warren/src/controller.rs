@@ -160,7 +160,6 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
         )?,
         sandbox_warm_pool_replenish_delay: pools.sandbox_warm_pool_replenish_delay,
         // A cluster's nodes start pods beside each other and beside the claims.
-        sandbox_warm_pool_starts_beside_claims: 0,
         sandbox_warm_pool_reserve: 0.0,
         sandbox_warm_pool_max_starting: None,
         sandbox_warm_pool_max_refill_rate: rate,

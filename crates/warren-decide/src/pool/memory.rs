@@ -156,9 +156,8 @@ impl Memory {
 
     /// Takes note of the members that are there, and says how fast to refill.
     ///
-    /// Fewer members than last time mean that claims are taking them: then refilling waits, or goes on beside them as the settings
-    /// say, so that it does not compete with more claims. The first look after a start never waits, and a pool that is down to its
-    /// reserve is refilled a bit faster.
+    /// Fewer members than last time mean that claims are taking them: then refilling waits, so that it does not compete
+    /// with more claims. The first look after a start never waits, and a pool that is down to its reserve is refilled slowly.
     pub(super) fn pace(
         &mut self,
         active: usize,
@@ -178,13 +177,13 @@ impl Memory {
         let most = match rest.is_zero() {
             true => settings.max_starting,
             false if spare < 0.0 => settings.max_starting.map(|most| most.div_ceil(SLOW)),
-            false => Some(settings.starts_beside_claims),
+            false => Some(0),
         };
         Pace { most, rest }
     }
 
-    /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: refilling is in no hurry
-    /// while claims come, unless this one has brought the pool below its reserve.
+    /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: refilling would
+    /// wait for more claims anyway, unless this one has brought the pool below its reserve.
     pub fn member_taken(&mut self, settings: &Settings) -> Duration {
         match self.spare.checked_sub(1) {
             Some(rest) => {

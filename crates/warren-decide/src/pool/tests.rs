@@ -341,8 +341,6 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
     );
     let slowly = Settings { max_starting: Some(8), ..waiting };
     assert_eq!(passes(&slowly, &[4, 1]), [0, 2], "which is made up for slowly while they go on");
-    let beside = Settings { starts_beside_claims: 1, ..slowly.clone() };
-    assert_eq!(passes(&beside, &[4, 3, 2, 1]), [0, 1, 1, 2], "one at a time, and then a few");
     let never = Settings { replenish_delay: Duration::ZERO, ..slowly };
     assert_eq!(passes(&never, &[4, 1]), [0, 3]);
 }
