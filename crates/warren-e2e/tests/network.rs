@@ -163,6 +163,9 @@ fn pods_are_reached_by_their_machine_and_kept_apart_until_a_policy_lets_them() {
         assert_eq!(get(&client, "first", (first, 8080)).await.as_deref(), Some("this is first\n"));
         let (_, version_6) = sh(&client, "first", "grep -v ' lo$' /proc/net/if_inet6").await;
         assert_eq!(version_6, "");
+        // Nor would they if one of them gave itself an address.
+        let (_, off) = sh(&client, "first", "cat /proc/sys/net/ipv6/conf/eth0/disable_ipv6 || echo 1").await;
+        assert_eq!(off, "1\n");
 
         // No way to neighbours, nor to anything of the machine.
         assert_eq!(get(&client, "first", (second, 8080)).await, None);

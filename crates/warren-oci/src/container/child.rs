@@ -52,12 +52,15 @@ impl From<Failure> for Refusal {
     }
 }
 
+/// Makes the container's procfs, not yet in its place.
+pub(super) fn make_proc() -> Result<OwnedFd, StepError> {
+    mount::new_file_system("proc", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC).step(|| "make /proc".to_owned())
+}
+
 /// Sets up the root file system and never sees the host's again. Runs as the container's root in its new namespaces.
-pub(super) fn enter_root(spec: &Spec, mut mounts: Vec<Detached>) -> Result<(), StepError> {
+pub(super) fn enter_root(spec: &Spec, proc: &OwnedFd, mut mounts: Vec<Detached>) -> Result<(), StepError> {
     // A new procfs or sysfs is only granted while an old one is in full view, so both are made before the host's mounts
     // go; the same is true of the device nodes, which are the host's.
-    let proc = mount::new_file_system("proc", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC)
-        .step(|| "make /proc".to_owned())?;
     let sys = mount::new_file_system("sysfs", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())
         .step(|| "make /sys".to_owned())?;
     let devices = DEVICES
@@ -76,7 +79,7 @@ pub(super) fn enter_root(spec: &Spec, mut mounts: Vec<Detached>) -> Result<(), S
     for path in ["/proc", "/sys", "/dev"] {
         make_base_directory(Path::new(path)).step(|| format!("make {path}"))?;
     }
-    attach(&proc, "/proc")?;
+    attach(proc, "/proc")?;
     attach(&sys, "/sys")?;
     make_dev(&devices)?;
     for detached in &mounts {

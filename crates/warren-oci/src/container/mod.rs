@@ -565,7 +565,11 @@ fn child_after_mounts(
     }
     child::hide_cgroups()?;
     child::become_root(workshop.groups())?;
-    child::enter_root(spec, equipment.mounts)?;
+    let proc = child::make_proc()?;
+    if network.is_some() {
+        pod_network::without_version_6(proc.as_fd()).step(|| "switch off IP version 6".to_owned())?;
+    }
+    child::enter_root(spec, &proc, equipment.mounts)?;
     timeline.mark("container", "root file system");
     if let Some((network, starter)) = network {
         // The shim makes the devices meanwhile. If it cannot, it kills this process and says why.

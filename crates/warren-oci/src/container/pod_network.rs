@@ -8,6 +8,8 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::BorrowedFd;
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use warren_sys::network::link::{self, HardwareAddress, Route, Setting, Veth};
 use warren_sys::network::netlink::Netlink;
 
@@ -45,7 +47,7 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
         other => other?,
     }
     let device = link::index(&network.device)?;
-    without_version_6(&mut netlink, device)?;
+    without_address_of_version_6(&mut netlink, device)?;
     let (destination, source) = (network.address, Some(network.gateway));
     netlink.apply(&[
         Setting::Up { device },
@@ -61,7 +63,6 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
 pub(super) fn configure(network: &PodNetwork) -> io::Result<()> {
     let mut netlink = Netlink::route()?;
     let device = link::index(INSIDE)?;
-    without_version_6(&mut netlink, device)?;
     let mut settings = vec![
         Setting::Up { device },
         Setting::Address { device, address: network.address, prefix: 32 },
@@ -81,12 +82,31 @@ pub(super) fn configure(network: &PodNetwork) -> io::Result<()> {
     netlink.apply(&settings)
 }
 
-/// The device will have no address of IP version 6, which no rule of ours is about. To be said before it is up: the kernel looks through
-/// the addresses and routes of all devices for each that has one.
-fn without_version_6(netlink: &mut Netlink, device: u32) -> io::Result<()> {
+/// The host's end of a pair has no address of IP version 6. To be said before it is up: the kernel looks through the addresses and
+/// routes of all devices for each that has one.
+fn without_address_of_version_6(netlink: &mut Netlink, device: u32) -> io::Result<()> {
     match netlink.apply(&[Setting::NoVersion6Address { device }]) {
         // A kernel without it.
         Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(()),
         other => other,
     }
+}
+
+/// The pod's device has no IP version 6 at all, also for a program that may set up devices: no rule of ours is about it. Loopback
+/// keeps it.
+///
+/// `proc` is the container's own procfs, if it has one: in the host's, the kernel looks through the settings of all pods for those
+/// of one.
+pub(super) fn without_version_6(proc: BorrowedFd<'_>) -> io::Result<()> {
+    // The device may come at any moment: in this order it is told, whenever that is.
+    for device in ["default", INSIDE] {
+        let path = format!("sys/net/ipv6/conf/{device}/disable_ipv6");
+        match rustix::fs::openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(file) => rustix::io::write(file, b"1").map(drop)?,
+            // No such device yet, or a kernel without it.
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
