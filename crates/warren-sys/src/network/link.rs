@@ -194,34 +194,20 @@ impl Setting {
                 Message::new(NEW_LINK, 0, &fixed)
             }
             Setting::Forward { device } => {
-                const VERSION_4: u16 = libc::AF_INET as u16;
                 const CONFIGURATION: u16 = 1;
                 const FORWARDING: u16 = 1;
-                let mut fixed = [0; LINK_FIXED];
-                fixed[4..8].copy_from_slice(&device.to_ne_bytes());
-                let mut message = Message::new(NEW_LINK, 0, &fixed);
-                message.nested(OF_FAMILIES, |families| {
-                    families.nested(VERSION_4, |version_4| {
-                        version_4.nested(CONFIGURATION, |configuration| {
-                            configuration.number(FORWARDING, 1);
-                        });
+                of_family(*device, libc::AF_INET, |version_4| {
+                    version_4.nested(CONFIGURATION, |configuration| {
+                        configuration.number(FORWARDING, 1);
                     });
-                });
-                message
+                })
             }
             Setting::NoVersion6Address { device } => {
-                const VERSION_6: u16 = libc::AF_INET6 as u16;
                 const HOW_TO_MAKE_ADDRESSES: u16 = 8;
                 const NOT_AT_ALL: u8 = 1;
-                let mut fixed = [0; LINK_FIXED];
-                fixed[4..8].copy_from_slice(&device.to_ne_bytes());
-                let mut message = Message::new(NEW_LINK, 0, &fixed);
-                message.nested(OF_FAMILIES, |families| {
-                    families.nested(VERSION_6, |version_6| {
-                        version_6.bytes(HOW_TO_MAKE_ADDRESSES, &[NOT_AT_ALL]);
-                    });
-                });
-                message
+                of_family(*device, libc::AF_INET6, |version_6| {
+                    version_6.bytes(HOW_TO_MAKE_ADDRESSES, &[NOT_AT_ALL]);
+                })
             }
             Setting::Address { device, address, prefix } => {
                 const ADDRESS: u16 = 1;
@@ -247,6 +233,17 @@ impl Setting {
             }
         }
     }
+}
+
+/// What is set of a device for one family of addresses.
+fn of_family(device: u32, family: i32, fill: impl FnOnce(&mut Message)) -> Message {
+    let mut fixed = [0; LINK_FIXED];
+    fixed[4..8].copy_from_slice(&device.to_ne_bytes());
+    let mut message = Message::new(NEW_LINK, 0, &fixed);
+    message.nested(OF_FAMILIES, |families| {
+        families.nested(family as u16, fill);
+    });
+    message
 }
 
 impl Route {
