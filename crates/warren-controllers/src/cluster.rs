@@ -149,8 +149,7 @@ impl Cluster {
 
     /// Carries out steps that do not depend on each other with a slow start: one, then two, four, eight at the same time, or as many
     /// as there is room for beside claims. The first batch with a failure is the last, so that a cluster that says no is not asked
-    /// hundreds of times. Gives
-    /// the steps that were not carried out, each with why not.
+    /// hundreds of times. Gives the steps that were not carried out, each with why not.
     pub(crate) async fn apply_slowly(
         &self,
         namespace: &str,

@@ -33,7 +33,8 @@ use crate::registry::Seen;
 /// nobody notices, and a thousand pods that start at once do not each have all of them looked at.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// Nothing is looked at for so many times as long as the last look has taken: with thousands of pods, a look is work, and they are
-/// started meanwhile.
+/// started meanwhile. So on a full machine a policy may hold a second late. A pod with a way out of its own does not start before
+/// its rules hold, and any other is closed until then.
 const REST: u32 = 20;
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// After the kernel refused a table.
