@@ -12,11 +12,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
 use kube::{Api, Client};
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 use warren_decide::pod::{Networks, NodeFacts};
 use warren_oci::cleanup;
 use warren_oci::host_image::{HostImage, PrepareError};
@@ -126,6 +127,7 @@ impl Node {
             move |source| StartError::Directory { path, source }
         };
         make_private(&pods).map_err(at(&pods))?;
+        spread_apart(&pods);
         let home_id = home_id(&config.data_dir).map_err(at(&config.data_dir))?;
         let shared_ids = config.privileges.shared_ids();
         let ids = match shared_ids {
@@ -266,6 +268,20 @@ fn make_private(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::create_dir_all(directory)?;
     std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
+}
+
+/// Tells the file system that the directories in this one have nothing to do with each other, so that each is put in a place of its own. ext4 uses
+/// the number of a removed file again only after minutes, and steps over all of those in the same place for every new file: after a
+/// thousand pods had been removed, that was a third of what starting others cost. File systems without such places refuse, and need none.
+fn spread_apart(directory: &Path) {
+    let spread = || -> io::Result<()> {
+        let directory = std::fs::File::open(directory)?;
+        let flags = ioctl_getflags(&directory)?;
+        Ok(ioctl_setflags(&directory, flags | IFlags::TOPDIR)?)
+    };
+    if let Err(error) = spread() {
+        debug!(%error, directory = %directory.display(), "not spread apart");
+    }
 }
 
 /// Watches pods until told to stop. Workers end with it.
