@@ -4,17 +4,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockRead
 use std::thread::JoinHandle;
 
 use thiserror::Error;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::committed::Committed;
 use crate::database::Database;
 use crate::timing::DiskTimes;
 use crate::watch::{Change, ChangeKind};
 use crate::writer::{CommitError, Job};
-use crate::{Body, Expired, Filter, Key, Object, OpenError, Watch, WatchFrom, writer};
+use crate::{Ahead, Body, Expired, Filter, Key, Object, OpenError, Urgency, Watch, WatchFrom, writer};
 
 /// A guess at the length of a new object: a small one with its managers, which nearly all grow into.
 const NEW_BODY: usize = 1024;
+/// With more writes than these waiting for the disk, nobody writes ahead of it.
+const FURTHEST_AHEAD: usize = 256;
 
 /// Where a store keeps its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub(crate) struct Head {
     next_version: u64,
     pub(crate) pending: HashMap<Key, Pending>,
     pub(crate) queue: Vec<Job>,
+    /// How often writes were lost that had been answered already.
+    pub(crate) losses: watch::Sender<u64>,
     pub(crate) closed: bool,
 }
 
@@ -106,9 +110,32 @@ pub enum WriteError {
     /// The disk said no.
     #[error(transparent)]
     Commit(CommitError),
+    /// A write was lost that this one may follow from.
+    #[error("an earlier write did not reach the disk")]
+    Unfounded,
     /// The store is closed.
     #[error("the store is closed")]
     Closed,
+}
+
+/// What becomes of writes that are in order: the objects as they will be, and word of the disk unless there is none.
+pub(crate) struct Ordered {
+    pub objects: Vec<Arc<Object>>,
+    done: Option<oneshot::Receiver<Result<(), CommitError>>>,
+    /// Whether so many wait for the disk that nobody should run further ahead of it.
+    pub is_far_ahead: bool,
+}
+
+impl Ordered {
+    /// Waits until the writes are on the disk.
+    pub async fn on_disk(self) -> Result<Vec<Arc<Object>>, WriteError> {
+        let Some(done) = self.done else { return Ok(self.objects) };
+        match done.await {
+            Ok(Ok(())) => Ok(self.objects),
+            Ok(Err(error)) => Err(WriteError::Commit(error)),
+            Err(_) => Err(WriteError::Closed),
+        }
+    }
 }
 
 /// What to list.
@@ -198,6 +225,7 @@ impl Store {
                 next_version: version + 1,
                 pending: HashMap::new(),
                 queue: Vec::new(),
+                losses: watch::Sender::new(0),
                 closed: false,
             }),
             wake_writer: Condvar::new(),
@@ -334,15 +362,7 @@ impl Store {
     /// carried through even if the returned future is dropped. A deletion returns the last state under the
     /// deletion's version.
     pub async fn write(&self, writes: Vec<Write>) -> Result<Vec<Arc<Object>>, WriteError> {
-        let (objects, done) = self.submit(writes)?;
-        match done {
-            None => Ok(objects),
-            Some(done) => match done.await {
-                Ok(Ok(())) => Ok(objects),
-                Ok(Err(error)) => Err(WriteError::Commit(error)),
-                Err(_) => Err(WriteError::Closed),
-            },
-        }
+        self.submit(writes, None, Urgency::Awaited)?.on_disk().await
     }
 
     /// [`Store::write`] of a single change.
@@ -351,15 +371,34 @@ impl Store {
         self.write(vec![write]).await?.pop().ok_or(WriteError::Missing(key))
     }
 
-    /// Checks the writes and queues them; in memory, applies them.
-    #[expect(clippy::type_complexity, reason = "the pair is taken apart by the only caller, just above")]
-    fn submit(
+    /// Waits until a version that was read from [`Store::newest`] is on the disk.
+    pub async fn reaches_disk(&self, version: u64) -> Result<(), WriteError> {
+        match self.version() >= version {
+            true => Ok(()),
+            false => self.write(Vec::new()).await.map(drop),
+        }
+    }
+
+    /// Begins to write ahead of the disk.
+    pub fn ahead(&self) -> Ahead {
+        let losses = self.shared.head().losses.subscribe();
+        Ahead::new(self.clone(), losses)
+    }
+
+    /// Checks the writes and queues them; in memory, applies them. `founded_on` is how many losses there were when what they
+    /// follow from was read.
+    pub(crate) fn submit(
         &self,
         writes: Vec<Write>,
-    ) -> Result<(Vec<Arc<Object>>, Option<oneshot::Receiver<Result<(), CommitError>>>), WriteError> {
+        founded_on: Option<u64>,
+        urgency: Urgency,
+    ) -> Result<Ordered, WriteError> {
         let mut head = self.shared.head();
         if head.closed {
             return Err(WriteError::Closed);
+        }
+        if founded_on.is_some_and(|losses| losses != *head.losses.borrow()) {
+            return Err(WriteError::Unfounded);
         }
         let mut changes: Vec<Change> = Vec::with_capacity(writes.len());
         for (offset, write) in writes.into_iter().enumerate() {
@@ -376,7 +415,7 @@ impl Store {
         if self.shared.in_memory {
             let mut committed = self.shared.committed_mut();
             changes.into_iter().for_each(|change| committed.apply(change));
-            return Ok((objects, None));
+            return Ok(Ordered { objects, done: None, is_far_ahead: false });
         }
         for change in &changes {
             let object = (change.kind != ChangeKind::Deleted).then(|| Arc::clone(&change.object));
@@ -384,10 +423,14 @@ impl Store {
                 .insert(change.object.key.clone(), Pending { version: change.object.version, object });
         }
         let (done, receiver) = oneshot::channel();
-        head.queue.push(Job { changes, done });
+        let is_first = head.queue.is_empty();
+        head.queue.push(Job { changes, urgency, done });
+        let is_far_ahead = head.queue.len() > FURTHEST_AHEAD;
         drop(head);
-        self.shared.wake_writer.notify_one();
-        Ok((objects, Some(receiver)))
+        if is_first || urgency != Urgency::CanWait {
+            self.shared.wake_writer.notify_one();
+        }
+        Ok(Ordered { objects, done: Some(receiver), is_far_ahead })
     }
 
     fn in_head(&self, head: &Head, key: &Key) -> Option<Arc<Object>> {

@@ -7,13 +7,25 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::database::{CHECKPOINT_AFTER_IDLE, Database};
-use crate::store::Shared;
+use crate::store::{Head, Shared};
 use crate::watch::Change;
 
 /// One write as it waits for the disk.
 pub(crate) struct Job {
     pub changes: Vec<Change>,
+    pub urgency: Urgency,
     pub done: oneshot::Sender<Result<(), CommitError>>,
+}
+
+/// How soon a write goes to the disk, and who waits for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// At once: whoever wrote it is answered then.
+    Awaited,
+    /// At once, because others wait to see it; it was answered when it came.
+    Shown,
+    /// With the next that is more urgent; it was answered when it came.
+    CanWait,
 }
 
 /// The commit that carried a write failed; nothing of it was applied.
@@ -62,13 +74,24 @@ const MANY: usize = 3;
 /// Then it is worth waiting so long for them: a commit costs the same for one write as for twenty.
 const GATHER: Duration = Duration::from_millis(1);
 
+/// So long, writes that can wait do so for one that cannot.
+const LINGER: Duration = Duration::from_millis(2);
+
 /// Waits for work; `None` when the store is closed and everything queued has been written.
 #[expect(clippy::disallowed_methods, reason = "a thread of its own, which waits for others to write")]
 fn next_batch(shared: &Shared, database: &mut Database) -> Option<Vec<Job>> {
     let mut head = shared.head();
     loop {
         if !head.queue.is_empty() {
-            if head.queue.len() >= MANY && !head.closed {
+            let can_wait = |head: &mut Head| {
+                head.queue.iter().all(|job| job.urgency == Urgency::CanWait) && !head.closed
+            };
+            (head, _) = shared
+                .wake_writer
+                .wait_timeout_while(head, LINGER, can_wait)
+                .unwrap_or_else(PoisonError::into_inner);
+            let urgent = head.queue.iter().filter(|job| job.urgency != Urgency::CanWait).count();
+            if urgent >= MANY && !head.closed {
                 drop(head);
                 std::thread::sleep(GATHER);
                 head = shared.head();
@@ -123,15 +146,20 @@ fn publish(shared: &Shared, jobs: Vec<Job>) {
     }
 }
 
-/// Fails the batch, and everything queued behind it: those writes were checked against a state that now never comes.
+/// Fails the batch, and everything queued behind it: those writes were checked against a state that now never comes. Nor do those
+/// who were answered already write anything more that follows from it.
 fn fail(shared: &Shared, jobs: Vec<Job>, error: CommitError) {
     tracing::error!(%error, cause = %error.0, writes = jobs.len(), "store commit failed");
-    let queued = {
+    let lost: Vec<Job> = {
         let mut head = shared.head();
         head.pending.clear();
-        std::mem::take(&mut head.queue)
+        let lost: Vec<Job> = jobs.into_iter().chain(head.queue.drain(..)).collect();
+        if lost.iter().any(|job| job.urgency != Urgency::Awaited) {
+            head.losses.send_modify(|losses| *losses += 1);
+        }
+        lost
     };
-    for job in jobs.into_iter().chain(queued) {
+    for job in lost {
         let _ = job.done.send(Err(error.clone()));
     }
 }

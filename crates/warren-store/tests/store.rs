@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use warren_store::{
     Action, ChangeKind, Expect, Filter, Key, LabelSelector, ListError, ListRequest, Object, Storage, Store,
-    WatchFrom, Write, WriteError,
+    Urgency, WatchFrom, Write, WriteError,
 };
 
 fn pods() -> Arc<str> {
@@ -275,4 +275,82 @@ async fn versions_never_go_back_after_the_newest_object_is_deleted() {
     assert!(create(&store, "a", "one", json!({})).await.version > gone.version);
     let expired = store.watch(&pods(), Filter::default(), WatchFrom::Version(object.version));
     assert!(expired.is_err(), "what happened before the restart is in no history");
+}
+
+fn relabelled(object: &Object, labels: Value) -> Vec<Write> {
+    let write = Write {
+        key: object.key.clone(),
+        expect: Expect::Version(object.version),
+        action: Action::Put(body(&object.key.name, labels).into()),
+    };
+    vec![write]
+}
+
+fn only(written: Result<Vec<Arc<Object>>, WriteError>) -> Arc<Object> {
+    written.unwrap().pop().unwrap()
+}
+
+/// A store whose disk refuses every object with a label `refused`.
+fn store_that_refuses(directory: &tempfile::TempDir) -> Store {
+    file_store(directory).close();
+    let file = rusqlite::Connection::open(directory.path().join("store.db")).unwrap();
+    let trigger = "CREATE TRIGGER refuse BEFORE INSERT ON object WHEN instr(NEW.body, '\"refused\"') > 0
+                   BEGIN SELECT RAISE(ABORT, 'refused'); END";
+    file.execute_batch(trigger).unwrap();
+    drop(file);
+    file_store(directory)
+}
+
+#[tokio::test]
+async fn who_writes_ahead_of_the_disk_goes_on_from_the_answer_and_others_see_it_from_the_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    for store in [Store::open(&Storage::Memory).unwrap(), file_store(&directory)] {
+        let created = create(&store, "a", "one", json!({})).await;
+        let mut watch = store.watch(&pods(), Filter::default(), WatchFrom::Start).unwrap();
+        let ahead = store.ahead();
+        let first = only(ahead.write(relabelled(&created, json!({"n": "1"})), Urgency::CanWait).await);
+        assert_eq!(store.newest(&created.key).unwrap().version, first.version, "others write behind it");
+        let overtaken = ahead.write(relabelled(&created, json!({"n": "2"})), Urgency::Shown).await;
+        assert!(matches!(overtaken, Err(WriteError::Conflict { .. })), "its order is that of everybody");
+        let second = only(ahead.write(relabelled(&first, json!({"n": "2"})), Urgency::Shown).await);
+        store.reaches_disk(second.version).await.unwrap();
+        assert_eq!(store.get(&created.key).unwrap().version, second.version);
+        for version in [first.version, second.version] {
+            assert_eq!(watch.next().await.unwrap().object.version, version);
+        }
+    }
+    let reopened = {
+        let store = file_store(&directory);
+        let object = store.get(&key("a", "one")).unwrap();
+        let last = only(store.ahead().write(relabelled(&object, json!({"n": "3"})), Urgency::CanWait).await);
+        store.close();
+        assert_eq!(store.version(), last.version, "what was answered is written before the store closes");
+        file_store(&directory)
+    };
+    assert_eq!(reopened.get(&key("a", "one")).unwrap().meta.label("n"), Some("3"));
+}
+
+#[tokio::test]
+async fn nothing_is_taken_that_may_follow_from_a_lost_write() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = store_that_refuses(&directory);
+    let one = create(&store, "a", "one", json!({})).await;
+    let two = create(&store, "a", "two", json!({})).await;
+    let ahead = store.ahead();
+    ahead.write(relabelled(&one, json!({"refused": "yes"})), Urgency::CanWait).await.unwrap();
+    ahead.lost().await;
+    let later = ahead.write(relabelled(&two, json!({"owner": "one"})), Urgency::Shown).await;
+    assert!(matches!(later, Err(WriteError::Unfounded)), "{later:?}");
+    let delete = Write { key: two.key.clone(), expect: Expect::Present, action: Action::Delete };
+    let later = ahead.write(vec![delete], Urgency::Awaited).await;
+    assert!(matches!(later, Err(WriteError::Unfounded)), "{later:?}");
+
+    assert_eq!(store.newest(&one.key).unwrap().version, one.version, "it is as it was");
+    let one = update(&store, &one, json!({"n": "1"})).await.unwrap();
+    let again = store.ahead();
+    let two = only(again.write(relabelled(&two, json!({"n": "1"})), Urgency::Shown).await);
+    store.reaches_disk(two.version).await.unwrap();
+    assert!(matches!(update(&store, &one, json!({"refused": "yes"})).await, Err(WriteError::Commit(_))));
+    let later = again.write(relabelled(&two, json!({"n": "2"})), Urgency::Shown).await;
+    assert!(later.is_ok(), "nobody had counted on what was refused: {later:?}");
 }
