@@ -2,7 +2,7 @@
 
 use http::HeaderMap;
 use jiff::Timestamp;
-use warren_store::{FieldSelector, Filter, Key, LabelSelector};
+use warren_store::{Ahead, FieldSelector, Filter, Key, LabelSelector};
 
 use crate::definition::Target;
 use crate::identity::Identity;
@@ -24,6 +24,8 @@ pub(crate) struct Call<'a> {
     pub watch: bool,
     pub representation: Representation,
     pub now: Timestamp,
+    /// Whether the client writes ahead of the disk, and with what.
+    pub ahead: Option<&'a Ahead>,
 }
 
 /// What to do about fields that the schema does not know.

@@ -85,7 +85,7 @@ async fn delete(server: &Inner, key: &Key, options: &DeleteOptions) {
         return;
     };
     // Gone already, or replaced by another of the same name, is as good as deleted.
-    let _ = remove(server, definition, key, options, server.now()).await;
+    let _ = remove(server, definition, key, options, server.now(), None).await;
 }
 
 pub(crate) async fn release(server: &Inner, key: &Key, finalizer: &str) {

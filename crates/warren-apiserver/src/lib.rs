@@ -56,5 +56,5 @@ pub use listen::{TlsAccess, serve_tls, serve_unix};
 pub use node::{ByteStream, NoNodes, NodeDialer};
 pub use respond::ResponseBody;
 pub use server::{ApiServer, Config, OpenError};
-pub use service::InProcess;
+pub use service::{InProcess, Lost};
 pub use warren_store::Storage;

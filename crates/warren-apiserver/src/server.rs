@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use warren_store::{Action, Expect, Filter, Key, ListRequest, Object, Storage, Store, Write, WriteError};
+use warren_store::{
+    Action, Ahead, Expect, Filter, Key, ListRequest, Object, Storage, Store, Urgency, Write, WriteError,
+};
 
 use crate::access::{self, Access, Accounts, SigningKeyError};
 use crate::allocation::Allocation;
@@ -169,6 +171,30 @@ impl Inner {
         let mut next = Registry::clone(&current);
         change(&mut next);
         *current = Arc::new(next);
+    }
+
+    /// Makes changes for a client. Returns once they are on the disk, unless the client is ahead of it and they are not awaited there.
+    pub async fn write(
+        &self,
+        ahead: Option<&Ahead>,
+        writes: Vec<Write>,
+        urgency: Urgency,
+    ) -> Result<Vec<Arc<Object>>, WriteError> {
+        match ahead {
+            Some(ahead) => ahead.write(writes, urgency).await,
+            None => self.store.write(writes).await,
+        }
+    }
+
+    /// [`Inner::write`] of a single change.
+    pub async fn write_one(
+        &self,
+        ahead: Option<&Ahead>,
+        write: Write,
+        urgency: Urgency,
+    ) -> Result<Arc<Object>, WriteError> {
+        let key = write.key.clone();
+        self.write(ahead, vec![write], urgency).await?.pop().ok_or(WriteError::Missing(key))
     }
 
     /// What follows at once from a write: definitions begin or cease to be served, addresses become free.

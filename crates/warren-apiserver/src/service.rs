@@ -10,6 +10,7 @@ use http::{Method, Request, Response, StatusCode, header, request};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
 use tower::BoxError;
+use warren_store::Ahead;
 
 use crate::access::{self, Attributes};
 use crate::call::Call;
@@ -34,6 +35,17 @@ pub struct InProcess {
     server: ApiServer,
     identity: Arc<Identity>,
     without_managed_fields: bool,
+    ahead: Option<Arc<Ahead>>,
+}
+
+/// Tells a client that writes ahead of the disk that it has to begin again.
+pub struct Lost(Arc<Ahead>);
+
+impl Lost {
+    /// Returns when something that the client was told of did not reach the disk.
+    pub async fn wait(&self) {
+        self.0.lost().await;
+    }
 }
 
 /// An extension of requests whose answers need no `managedFields`.
@@ -42,7 +54,7 @@ struct WithoutManagedFields;
 
 impl InProcess {
     pub(crate) fn new(server: ApiServer, identity: Identity) -> InProcess {
-        InProcess { server, identity: Arc::new(identity), without_managed_fields: false }
+        InProcess { server, identity: Arc::new(identity), without_managed_fields: false, ahead: None }
     }
 
     /// Leaves `managedFields` out of every object that is handed out, for clients that never look at them. They are kept all the
@@ -50,6 +62,14 @@ impl InProcess {
     #[must_use]
     pub fn without_managed_fields(self) -> InProcess {
         InProcess { without_managed_fields: true, ..self }
+    }
+
+    /// Answers changes of objects once they are in order, ahead of the disk, for a client that keeps what it reads to itself. When one of
+    /// them is lost after all, every later write is refused, and [`Lost`] says so: the client has to begin again.
+    #[must_use]
+    pub fn ahead_of_the_disk(self) -> (InProcess, Lost) {
+        let ahead = Arc::new(self.server.inner.store.ahead());
+        (InProcess { ahead: Some(Arc::clone(&ahead)), ..self }, Lost(ahead))
     }
 }
 
@@ -70,6 +90,9 @@ where
         request.extensions_mut().insert(Arc::clone(&self.identity));
         if self.without_managed_fields {
             request.extensions_mut().insert(WithoutManagedFields);
+        }
+        if let Some(ahead) = &self.ahead {
+            request.extensions_mut().insert(Arc::clone(ahead));
         }
         let server = Arc::clone(&self.server.inner);
         Box::pin(async move {
@@ -293,8 +316,10 @@ where
         }
         asked_for => asked_for,
     };
+    let ahead = parts.extensions.get::<Arc<Ahead>>().cloned();
     let call = Call {
         representation,
+        ahead: ahead.as_deref(),
         target,
         namespace: path.namespace,
         name: path.name,

@@ -139,6 +139,7 @@ fn refused(call: &Call<'_>, name: &str, error: WriteError) -> ApiError {
                 false => ApiError::internal(format!("{error}, nothing was written: {cause}")),
             }
         }
+        WriteError::Unfounded => ApiError::unavailable(error.to_string()),
         WriteError::Closed => ApiError::unavailable("the server is shutting down"),
     }
 }

@@ -75,11 +75,15 @@ impl Home {
     }
 
     /// Creates objects until one is refused; the acknowledged names and the refusal.
-    async fn create_until_refused(&self, prefix: &str) -> (BTreeSet<String>, (StatusCode, Value)) {
+    async fn create_until_refused(
+        &self,
+        prefix: &str,
+        size: usize,
+    ) -> (BTreeSet<String>, (StatusCode, Value)) {
         let mut created = BTreeSet::new();
         for number in 0..1000 {
             let name = format!("{prefix}-{number}");
-            let (status, answer) = self.create(&name, 100_000).await;
+            let (status, answer) = self.create(&name, size).await;
             if status != StatusCode::CREATED {
                 return (created, (status, answer));
             }
@@ -102,7 +106,7 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_goes_on_when_there_is_room
         acknowledged.insert(format!("before-{number}"));
     }
     home.disk.fill().expect("fill the disk");
-    let (created, (status, refusal)) = home.create_until_refused("full").await;
+    let (created, (status, refusal)) = home.create_until_refused("full", 100_000).await;
     acknowledged.extend(created);
     assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE, "{refusal}");
     assert_eq!((&refusal["kind"], &refusal["status"]), (&json!("Status"), &json!("Failure")));
@@ -136,7 +140,7 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_goes_on_when_there_is_room
 
     // Full again; this time room comes back while it runs.
     home.disk.fill().expect("fill the disk");
-    let (created, (status, _)) = home.create_until_refused("again").await;
+    let (created, (status, _)) = home.create_until_refused("again", 100_000).await;
     acknowledged.extend(created);
     assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE);
     home.disk.make_room().expect("make room");
@@ -169,6 +173,58 @@ async fn a_full_disk_does_not_keep_it_from_starting() {
     assert_eq!(home.names().await, BTreeSet::from(["before".to_owned()]));
     home.disk.make_room().expect("make room");
     assert_eq!(home.create("after", 1000).await.0, StatusCode::CREATED);
+}
+
+/// The controllers go ahead of the disk, and what they count on may be lost there. Then they begin again.
+#[tokio::test]
+async fn what_the_controllers_lose_on_a_full_disk_they_do_again() {
+    if skip_without_root() {
+        return;
+    }
+    const SANDBOXES: &str = "/apis/agents.x-k8s.io/v1beta1/namespaces/default/sandboxes";
+    let mut home = Home::new(SmallDisk::in_memory(64).expect("make a disk"));
+    home.up();
+    let until = async |what: &str, is_so: &dyn Fn(&Value) -> bool| {
+        let begun = std::time::Instant::now();
+        loop {
+            let (_, sandbox) = home.send(Method::GET, &format!("{SANDBOXES}/expires"), &Value::Null).await;
+            if is_so(&sandbox) {
+                return;
+            }
+            assert!(begun.elapsed() < DEADLINE, "not {what}: {}\n{}", sandbox["status"], home.words());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let ready = |sandbox: &Value| {
+        let conditions = sandbox["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default()
+    };
+    // The time is set while there is room, and comes when there is none.
+    let shutdown = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(8);
+    let sandbox = json!({
+        "apiVersion": "agents.x-k8s.io/v1beta1",
+        "kind": "Sandbox",
+        "metadata": {"name": "expires"},
+        "spec": {
+            "shutdownTime": format!("{shutdown:.0}"), "shutdownPolicy": "Retain",
+            "podTemplate": {"spec": {
+                "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
+                "containers": [{"name": "main", "image": "warren.dev/host", "command": ["sleep", "100000"]}],
+            }},
+        },
+    });
+    let (status, answer) = home.send(Method::POST, SANDBOXES, &sandbox).await;
+    assert_eq!(status, StatusCode::CREATED, "{answer}");
+    until("ready", &|sandbox| ready(sandbox)["status"] == "True").await;
+    home.disk.fill().expect("fill the disk");
+    // Large objects, then small ones: the controllers write little.
+    home.create_until_refused("large", 100_000).await;
+    home.create_until_refused("small", 1).await;
+    until("refused what the controllers wrote", &|_| home.words().contains("they begin again")).await;
+    let (_, sandbox) = home.send(Method::GET, &format!("{SANDBOXES}/expires"), &Value::Null).await;
+    assert_eq!(ready(&sandbox)["status"], "True", "nobody sees what the disk does not have: {sandbox}");
+    home.disk.make_room().expect("make room");
+    until("expired", &|sandbox| ready(sandbox)["reason"] == "SandboxExpired").await;
 }
 
 /// With a pod's own limit far away, the disk is full at once; the pod is evicted all the same, although at first nobody can
@@ -270,7 +326,7 @@ async fn a_disk_that_turns_read_only_refuses_writes_and_keeps_what_it_has() {
     }
     // What the kernel does when it meets an error: the file system is read-only at once, with files open for writing.
     home.disk.shell("mount -o remount,abort \"$PLACE\"").expect("abort the file system");
-    let (created, (status, refusal)) = home.create_until_refused("broken").await;
+    let (created, (status, refusal)) = home.create_until_refused("broken", 100_000).await;
     assert_eq!(created, BTreeSet::new());
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{refusal}");
     let message = refusal["message"].as_str().expect("a message");

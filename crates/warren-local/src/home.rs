@@ -16,14 +16,15 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 use warren_apiserver::pki::Pki;
-use warren_apiserver::{ApiServer, AuditConfig, Identity, Limits, Storage, TlsAccess, serve_tls, serve_unix};
-use warren_controllers::Controllers;
-use warren_controllers::telemetry::{self, Telemetry};
+use warren_apiserver::{
+    ApiServer, AuditConfig, Identity, InProcess, Limits, Storage, TlsAccess, serve_tls, serve_unix,
+};
 use warren_node::{Node, NodeConfig};
 use warren_oci::privileges::Privileges;
 use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::Zygote;
 
+use crate::controllers::LocalControllers;
 use crate::dialer::LocalDialer;
 use crate::{Config, StartError, descriptors, kubeconfig};
 
@@ -55,17 +56,7 @@ pub async fn serve(
     let dialer = LocalDialer::default();
     let pki = open_pki(&config)?;
     let server = open_server(&config, &pki, dialer.clone()).await?;
-    let transport = |name: &str| {
-        server.as_user(Identity::new(name, ["system:masters".to_owned()])).without_managed_fields()
-    };
-    let telemetry = Telemetry::default();
-    let measured = telemetry.client_layer("in-process", None).around(transport("warren-controllers"));
-    let client = kube::Client::new(measured, "default");
-    let controllers = Controllers::stand_by(client, controllers_config(), telemetry);
-    let scrape = controllers.scrape();
-    server.serve_metrics(telemetry::CONTENT_TYPE, move || scrape.text());
-    // One machine has one home: nobody else could lead.
-    controllers.lead();
+    let controllers = LocalControllers::start(&server);
     let node_config = NodeConfig {
         registries: config.registries.clone(),
         runtimes,
@@ -74,7 +65,7 @@ pub async fn serve(
         ..NodeConfig::local(
             NODE_NAME.to_owned(),
             config.directory.clone(),
-            kube::Client::new(transport("system:node:local"), "default"),
+            kube::Client::new(in_process(&server, "system:node:local"), "default"),
             zygote,
             config.executable.clone(),
         )
@@ -144,31 +135,9 @@ pub fn watch_zygote(zygote: Arc<Zygote>) -> io::Result<oneshot::Receiver<()>> {
     Ok(receiver)
 }
 
-/// How long a claim may wait in a home of one machine, where nobody adds nodes meanwhile: what is not ready by then will not be.
-const CLAIM_DEADLINE: Duration = Duration::from_secs(5 * 60);
-
-/// A pool is refilled when no claim has taken from it for this long, so that claims are not held up by the starts of containers
-/// that replace what they take: one start is the work of several claims. Claims that come at random have no such pauses unless
-/// they are few.
-const REFILL_AFTER: Duration = Duration::from_millis(500);
-
-/// Below this part of a pool, claims that do not pause are not waited for.
-const RESERVE: f64 = 0.25;
-
-/// Members of a pool that are started at the same time. Enough to keep two cores busy; few enough that a claim which comes
-/// meanwhile does not wait for hundreds of them.
-const STARTS: usize = 8;
-
-/// One machine has one home, so claims, pools and templates are always served.
-fn controllers_config() -> warren_controllers::Config {
-    warren_controllers::Config {
-        extensions: true,
-        claim_deadline: Some(CLAIM_DEADLINE),
-        sandbox_warm_pool_replenish_delay: REFILL_AFTER,
-        sandbox_warm_pool_reserve: RESERVE,
-        sandbox_warm_pool_max_starting: Some(STARTS),
-        ..warren_controllers::Config::default()
-    }
+/// The server for a part of this process.
+pub fn in_process(server: &ApiServer, user: &str) -> InProcess {
+    server.as_user(Identity::new(user, ["system:masters".to_owned()])).without_managed_fields()
 }
 
 async fn open_server(config: &Config, pki: &Pki, dialer: LocalDialer) -> Result<ApiServer, StartError> {

@@ -5,6 +5,7 @@
 //! outside of this process and do not notice its end. Start reading at [`run`]; [`run_member`] is the node without the rest,
 //! for a cluster.
 
+mod controllers;
 mod descriptors;
 mod dialer;
 pub mod doctor;

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::Value;
-use warren_store::{Action, Body, Expect, Key, Write, WriteError};
+use warren_store::{Action, Body, Expect, Key, Urgency, Write, WriteError};
 
 use super::{refused, track, warn};
 use crate::access::check_escalation;
@@ -97,7 +97,8 @@ pub(super) async fn create_object(
         let tree = if may_try_again { object.clone() } else { std::mem::take(&mut object) };
         let action = Action::Put(Body { tree, managed_fields: managed_fields.clone() });
         writes.insert(0, Write { key: call.key_of(&name), expect: Expect::Absent, action });
-        match server.store.write(writes).await.map(|stored| stored.into_iter().next()) {
+        match server.write(call.ahead, writes, Urgency::Awaited).await.map(|stored| stored.into_iter().next())
+        {
             Ok(None) => return Err(ApiError::internal("the store lost a write")),
             Ok(Some(stored)) => {
                 server.written(&stored, None);

@@ -4,7 +4,7 @@ use futures::{StreamExt, TryStreamExt};
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use warren_store::deletion::{self, Outcome, Propagation};
-use warren_store::{Action, Body, Expect, Key, List, ListRequest, Object, Write, WriteError};
+use warren_store::{Action, Ahead, Body, Expect, Key, List, ListRequest, Object, Urgency, Write, WriteError};
 
 use super::refused;
 use crate::admission;
@@ -115,7 +115,7 @@ pub(super) async fn delete(
     body: &[u8],
 ) -> Result<Response<ResponseBody>, ApiError> {
     let options = DeleteOptions::read(call, body)?;
-    let removal = remove(server, &call.target.definition, &call.key()?, &options, call.now)
+    let removal = remove(server, &call.target.definition, &call.key()?, &options, call.now, call.ahead)
         .await
         .map_err(|error| error.into_api_error(call, call.name.unwrap_or_default()))?;
     let returns_object = call.target.definition.behaviour.returns_deleted;
@@ -145,7 +145,7 @@ pub(super) async fn evict(
         dry_run: call.dry_run()? || sent["dryRun"].as_array().is_some_and(|list| !list.is_empty()),
         propagation: None,
     };
-    remove(server, &call.target.definition, &call.key()?, &options, call.now)
+    remove(server, &call.target.definition, &call.key()?, &options, call.now, call.ahead)
         .await
         .map_err(|error| error.into_api_error(call, call.name.unwrap_or_default()))?;
     let status = json!({
@@ -179,7 +179,7 @@ async fn remove_listed(
     object: Arc<Object>,
     options: &DeleteOptions,
 ) -> Result<Option<Arc<Object>>, ApiError> {
-    match remove(server, &call.target.definition, &object.key, options, call.now).await {
+    match remove(server, &call.target.definition, &object.key, options, call.now, call.ahead).await {
         // Somebody else was quicker, which is what was wanted.
         Err(RemoveError::Write(WriteError::Missing(_))) => Ok(None),
         Err(error) => Err(error.into_api_error(call, &object.key.name)),
@@ -216,6 +216,7 @@ pub(crate) async fn remove(
     key: &Key,
     options: &DeleteOptions,
     now: jiff::Timestamp,
+    ahead: Option<&Ahead>,
 ) -> Result<Removal, RemoveError> {
     for _ in 0..ATTEMPTS {
         let current =
@@ -261,7 +262,11 @@ pub(crate) async fn remove(
             });
         }
         let action = match outcome {
-            Outcome::Unchanged => return Ok(Removal::Waiting(current)),
+            Outcome::Unchanged => {
+                // It may just have been marked, and not yet for good.
+                server.store.reaches_disk(current.version).await.map_err(RemoveError::Write)?;
+                return Ok(Removal::Waiting(current));
+            }
             Outcome::Remove => Action::Delete,
             Outcome::Mark(marked) => Action::Put(with_managers(marked)),
         };
@@ -277,7 +282,7 @@ pub(crate) async fn remove(
             }
             None => vec![write(expect, action)],
         };
-        match server.store.write(writes).await.map(|mut stored| stored.pop()) {
+        match server.write(ahead, writes, Urgency::Awaited).await.map(|mut stored| stored.pop()) {
             Ok(Some(stored)) => {
                 server.written(&stored, Some(&current));
                 return Ok(if gone { Removal::Gone(stored) } else { Removal::Waiting(stored) });

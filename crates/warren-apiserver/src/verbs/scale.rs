@@ -2,7 +2,7 @@
 
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use warren_store::{Action, Body, Expect, Object, Write, WriteError};
+use warren_store::{Action, Body, Expect, Object, Urgency, Write, WriteError};
 
 use super::{refused, track};
 use crate::admission;
@@ -75,7 +75,7 @@ async fn change(
         admission::check(call, &new, Some(&old.tree))?;
         let action = Action::Put(Body { tree: new, managed_fields });
         let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
-        match server.store.write_one(write).await {
+        match server.write_one(call.ahead, write, Urgency::Awaited).await {
             Ok(stored) => return Ok(respond::json(StatusCode::OK, &scale_of(paths, &stored))),
             Err(WriteError::Conflict { .. }) => {}
             Err(error) => return Err(refused(call, name, error)),

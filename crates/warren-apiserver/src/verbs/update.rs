@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
-use warren_store::{Action, Body, Expect, Object, Write, WriteError, deletion};
+use warren_store::{Action, Body, Expect, Object, Urgency, Write, WriteError, deletion};
 
 use super::create::Ownership;
 use super::{create, refused, track, warn};
@@ -204,6 +204,14 @@ async fn change(
         };
         // A write that would change nothing but the times of its managers is not made.
         if is_equal(&new, &old.tree) && same_but_for_time(&old.managed_fields, &managed_fields) {
+            // Somebody else may just have made it so, and not yet for good.
+            if call.ahead.is_none() {
+                server
+                    .store
+                    .reaches_disk(current.version)
+                    .await
+                    .map_err(|error| refused(call, name, error))?;
+            }
             return Ok((Changed::Stored(current), warnings));
         }
         let holds_namespace = new["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty())
@@ -215,8 +223,9 @@ async fn change(
             true => (Action::Delete, Some(body.whole())),
             false => (Action::Put(body), None),
         };
+        let urgency = urgency(call, &action);
         let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
-        match server.store.write_one(write).await {
+        match server.write_one(call.ahead, write, urgency).await {
             Ok(stored) => {
                 server.written(&stored, Some(&current));
                 return Ok((last.map_or(Changed::Stored(stored), Changed::DryRun), warnings));
@@ -229,6 +238,18 @@ async fn change(
         }
     }
     Err(ApiError::modified(subject))
+}
+
+/// How soon a changed object must be on the disk for a client that writes ahead of it. It need not wait as long as nothing but its answer
+/// follows from the change, as is the case for custom objects; and what it writes of a status is for others to see.
+fn urgency(call: &Call<'_>, action: &Action) -> Urgency {
+    match action {
+        Action::Put(_) if call.target.definition.custom => match call.subresource {
+            Some("status") => Urgency::Shown,
+            _ => Urgency::CanWait,
+        },
+        Action::Put(_) | Action::Delete => Urgency::Awaited,
+    }
 }
 
 /// The object that the client asks for, in stored form and without managers.
@@ -375,7 +396,7 @@ pub(super) async fn bind(
         pod["status"]["conditions"] = others.chain([scheduled]).collect();
         let action = Action::Put(Body { tree: pod, managed_fields });
         let write = Write { key: key.clone(), expect: Expect::Version(current.version), action };
-        match server.store.write_one(write).await {
+        match server.write_one(call.ahead, write, Urgency::Awaited).await {
             Ok(_) => {
                 let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
                 return Ok(respond::json(StatusCode::CREATED, &status));
