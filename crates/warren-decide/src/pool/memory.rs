@@ -13,8 +13,8 @@ use crate::step::{Note, Severity};
 /// After this long an event that has not come is not waited for any more, and the members are counted at the server.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
-/// The part of the starts at a time that is left to a pool below its reserve while claims are taking members.
-const SLOW: usize = 4;
+/// The part of the starts at a time that an empty pool has while claims are taking members; one at its reserve has a single start.
+const SLOW: f64 = 0.5;
 
 /// What rounding may take from a token.
 const ROUNDING: f64 = 1e-6;
@@ -157,7 +157,8 @@ impl Memory {
     /// Takes note of the members that are there, and says how fast to refill.
     ///
     /// Fewer members than last time mean that claims are taking them: then refilling waits, so that it does not compete
-    /// with more claims. The first look after a start never waits, and a pool that is down to its reserve is refilled slowly.
+    /// with more claims. The first look after a start never waits, and a pool that is down to its reserve is refilled beside them: the
+    /// emptier it is, the faster, so that it ends up as fast as claims come.
     pub(super) fn pace(
         &mut self,
         active: usize,
@@ -171,12 +172,15 @@ impl Memory {
             self.hold_until = Some(uptime + settings.replenish_delay);
         }
         self.last_count = Some(active);
-        let spare = active as f64 - desired as f64 * settings.reserve;
-        self.spare = spare.max(0.0) as usize;
+        let reserve = desired as f64 * settings.reserve;
+        self.spare = (active as f64 - reserve).max(0.0) as usize;
         let rest = self.hold_until.map_or(Duration::ZERO, |until| until.saturating_sub(uptime));
         let most = match rest.is_zero() {
             true => settings.max_starting,
-            false if spare < 0.0 => settings.max_starting.map(|most| most.div_ceil(SLOW)),
+            false if (active as f64) < reserve => {
+                let missing = 1.0 - active as f64 / reserve;
+                settings.max_starting.map(|most| (most as f64 * SLOW * missing).ceil() as usize)
+            }
             false => Some(0),
         };
         Pace { most, rest }

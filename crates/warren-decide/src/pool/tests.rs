@@ -323,17 +323,19 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
     assert_eq!(pass(2, 8).0, 2, "nor does one from the future count");
 
     let waiting = Settings { replenish_delay: Duration::from_secs(5), reserve: 0.5, ..Settings::default() };
-    let passes = |settings: &Settings, counts: &[usize]| -> Vec<usize> {
+    let passes_of = |replicas: usize, settings: &Settings, counts: &[usize]| -> Vec<usize> {
         let mut memory = Memory::default();
         let creations = counts.iter().zip(0..).map(|(count, second)| {
             let members =
                 (0..*count).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect();
-            let plan = decide(&world(json!({"replicas": 4}), members), &mut memory, settings, at(second));
+            let pool = world(json!({"replicas": replicas}), members);
+            let plan = decide(&pool, &mut memory, settings, at(second));
             (0..plan.creations.len()).for_each(|_| memory.expectations.creation_settled());
             plan.creations.len()
         });
         creations.collect()
     };
+    let passes = |settings: &Settings, counts: &[usize]| passes_of(4, settings, counts);
     assert_eq!(
         passes(&waiting, &[4, 3, 2, 1]),
         [0, 0, 0, 3],
@@ -341,6 +343,11 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
     );
     let slowly = Settings { max_starting: Some(8), ..waiting };
     assert_eq!(passes(&slowly, &[4, 1]), [0, 2], "which is made up for slowly while they go on");
+    assert_eq!(
+        passes_of(80, &slowly, &[80, 40, 39, 30, 25, 15, 5, 0]),
+        [0, 0, 1, 1, 2, 3, 4, 4],
+        "the emptier it is, the faster"
+    );
     let never = Settings { replenish_delay: Duration::ZERO, ..slowly };
     assert_eq!(passes(&never, &[4, 1]), [0, 3]);
 }
