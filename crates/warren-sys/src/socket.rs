@@ -71,7 +71,7 @@ impl Seqpacket {
 
     /// Receives one message of at most `limit` bytes; `None` when the peer has closed its end.
     pub fn receive(&self, limit: usize) -> io::Result<Option<Packet>> {
-        let mut bytes = vec![0; limit];
+        let mut bytes = vec![0; self.next_length()?.min(limit)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
@@ -101,6 +101,19 @@ impl Seqpacket {
         }
         bytes.truncate(received.bytes);
         Ok(Some(Packet { bytes, descriptors }))
+    }
+
+    /// How long the next message is; nothing when the peer has closed its end. Asking costs less than a buffer for the longest: in a
+    /// process that has just been forked, each page that is touched is copied or made.
+    fn next_length(&self) -> io::Result<usize> {
+        loop {
+            match rustix::net::recv(&self.0, &mut [0u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC) {
+                Ok((_, length)) => return Ok(length),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::CONNRESET) => return Ok(0),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 

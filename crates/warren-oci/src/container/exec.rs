@@ -9,7 +9,7 @@ use warren_sys::{namespace, pty};
 
 use super::child::{self, Failure, Streams};
 use super::rootfs::{self, Step, StepError};
-use super::{Container, Keeper, Workshop, clone_inside, finish_child, pipe, refusal};
+use super::{Container, Keeper, Workshop, clone_inside, finish_child, pipe};
 use crate::defaults;
 use crate::idmap::IdRange;
 use crate::protocol::{ExecRequest, Refusal, TerminalSize};
@@ -40,14 +40,14 @@ pub(crate) fn exec(
         ..container.spec.process.clone()
     };
     let environment = environment(&program, &request.env, request.terminal);
-    let ends = make_ends(ids, container, &program.user, request).map_err(refusal)?;
+    let ends = make_ends(ids, container, &program.user, request).map_err(Refusal::from)?;
     match &container.keeper {
         Keeper::Itself { pid_namespace } => {
-            start(workshop, container, pid_namespace, &program, &environment, ends).map_err(refusal)
+            start(workshop, container, pid_namespace, &program, &environment, ends).map_err(Refusal::from)
         }
         Keeper::Runtime(runtime) => {
             let (keeper, entrance) = (container.child.pid(), &container.entrance);
-            runtime.exec(workshop, keeper, entrance, &program, &environment, ends).map_err(refusal)
+            runtime.exec(workshop, keeper, entrance, &program, &environment, ends).map_err(Refusal::from)
         }
     }
 }

@@ -3,8 +3,8 @@
 //! 1. The shim clones a child into new namespaces.
 //! 2. While the child makes its network namespace (a quarter of all the work), the shim makes directories and cgroups,
 //!    writes the id maps, makes the mounts that need the host's rights, detached, and sends all descriptors over.
-//! 3. The child enters the cgroups, attaches the mounts, changes its root, gives up what it must not have, and becomes
-//!    the program ([`child`]).
+//! 3. The child enters the cgroups, hands over its network, to which the shim connects the pod's device meanwhile, attaches the mounts,
+//!    changes its root, gives up what it must not have, and becomes the program ([`child`]).
 //!
 //! The child says how it went through a pipe that its exec closes: an empty pipe is a success. The shim reads it in its
 //! event loop, so that a program on a slow disk does not hold up the other containers.
@@ -41,7 +41,7 @@ use self::streams::Outside;
 use crate::defaults;
 use crate::kernel::{self, Layering};
 use crate::privileges::{OwnIds, Privileges};
-use crate::protocol::{ContainerRequest, PodNetwork, PodRequest, Refusal, RefusalReason};
+use crate::protocol::{ContainerRequest, PodRequest, Refusal, RefusalReason};
 use crate::spec::{Rlimit, Spec};
 use crate::timeline::Timeline;
 use crate::wire;
@@ -198,17 +198,20 @@ pub(crate) fn start(
     let request = &*workshop.adapt(request);
     let started = match &pod.runtime {
         None => start_steps(workshop, pod, namespaces, request, timeline),
-        Some(program) => other_runtime::start(workshop, pod, program, namespaces, request),
+        Some(program) => {
+            other_runtime::start(workshop, pod, program, namespaces, request).map_err(Refusal::from)
+        }
     };
-    started.map_err(|failure| {
+    started.inspect_err(|_| {
         // The child, if there was one, is dead and reaped, so the cgroup is empty.
         let _ = Cgroup::named(&workshop.hierarchy, &cgroup_name(pod, request)).remove();
-        refusal(failure)
     })
 }
 
-fn refusal(error: StepError) -> Refusal {
-    Refusal { reason: RefusalReason::CreateFailed, message: format!("{}: {}", error.step, error.source) }
+impl From<StepError> for Refusal {
+    fn from(error: StepError) -> Self {
+        Failure::from(error).into()
+    }
 }
 
 fn start_steps(
@@ -217,7 +220,7 @@ fn start_steps(
     namespaces: &mut Option<PodNamespaces>,
     request: &ContainerRequest,
     timeline: &mut Timeline,
-) -> Result<Container, StepError> {
+) -> Result<Container, Refusal> {
     let (outside, inside) = streams::before_mounts(pod.ids, &request.spec.process)?;
     let (report, report_inside) = pipe().step(|| "make a pipe".to_owned())?;
     let (starter, starter_inside) = Seqpacket::pair().step(|| "make a socket pair".to_owned())?;
@@ -247,8 +250,7 @@ fn start_steps(
                 child_before_mounts(pod, is_first, born_inside, has_terminal, &starter_inside, timeline)?;
             let terminal = equipment.terminal.take();
             let streams = inside.streams(&null, terminal.as_ref())?;
-            let network = pod.network.as_ref().filter(|_| is_first).map(|network| (network, &starter_inside));
-            child_after_mounts(workshop, &request.spec, equipment, network, streams, timeline)
+            child_after_mounts(workshop, pod, &request.spec, equipment, &starter_inside, streams, timeline)
         };
         finish_child(&report_inside, life)
     };
@@ -276,7 +278,8 @@ fn start_steps(
         Err(error) => {
             let _ = child.signal(libc::SIGKILL);
             let _ = child.wait();
-            Err(error)
+            // A child that had failed by itself knows why; here it was only seen that it was gone.
+            Err(read_report(&report).unwrap_or_else(|| error.into()))
         }
     }
 }
@@ -497,11 +500,42 @@ fn equip(
     Ok((pid_namespace, terminals_kept, terminal))
 }
 
-/// What the shim sends: mounts with their places, the way into the cgroups, and a terminal if there is to be one.
+/// What the shim sends: mounts with their places, the way into the cgroups, and a terminal if there is to be one. And what the first
+/// container's process has made for the whole pod.
 struct Equipment {
     mounts: Vec<Detached>,
     cgroups: Option<Entrance>,
     terminal: Option<OwnedFd>,
+    network: Option<OwnNetwork>,
+}
+
+/// The pod's network namespace, and where programs in it reach the proxy.
+struct OwnNetwork {
+    namespace: OwnedFd,
+    way_out: Option<OwnedFd>,
+}
+
+impl OwnNetwork {
+    fn make(pod: &PodRequest) -> Result<Self, StepError> {
+        let namespace = child::make_network()?;
+        let way_out = match pod.proxy_port {
+            // Listened on before any program runs that could take its place or find it missing.
+            Some(port) => Some(
+                std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, port))
+                    .step(|| format!("listen on port {port} for the proxy"))?
+                    .into(),
+            ),
+            None => None,
+        };
+        Ok(Self { namespace, way_out })
+    }
+
+    /// For the pod's device, which the shim makes, and for the pod's other containers.
+    fn hand_over(&self, shim: &Seqpacket) -> Result<(), StepError> {
+        let descriptors: Vec<BorrowedFd<'_>> =
+            std::iter::once(&self.namespace).chain(&self.way_out).map(AsFd::as_fd).collect();
+        shim.send(b"net", &descriptors).step(|| "hand over the network namespace".to_owned())
+    }
 }
 
 /// The first half of a child's life: what needs nothing from the shim.
@@ -516,21 +550,10 @@ fn child_before_mounts(
     child::die_with_parent()?;
     rustix::process::setsid().step(|| "make a session".to_owned())?;
     process::join_new_session_keyring().step(|| "make a keyring".to_owned())?;
+    let mut network = None;
     if is_first {
         rustix::system::sethostname(pod.hostname.as_bytes()).step(|| "set the host name".to_owned())?;
-        let network = child::make_network()?;
-        let way_out = match pod.proxy_port {
-            // Listened on before any program runs that could take its place or find it missing.
-            Some(port) => Some(
-                std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, port))
-                    .step(|| format!("listen on port {port} for the proxy"))?,
-            ),
-            None => None,
-        };
-        // The shim reads it when it has time, for the pod's other containers.
-        let descriptors: Vec<BorrowedFd<'_>> =
-            std::iter::once(network.as_fd()).chain(way_out.as_ref().map(AsFd::as_fd)).collect();
-        starter.send(b"net", &descriptors).step(|| "hand over the network namespace".to_owned())?;
+        network = Some(OwnNetwork::make(pod)?);
     }
     timeline.mark("container", "session, network");
     let step = || "take over the mounts".to_owned();
@@ -548,15 +571,17 @@ fn child_before_mounts(
         .zip(descriptors)
         .map(|((target, is_directory), mount)| Detached { mount, target, is_directory })
         .collect();
-    Ok(Equipment { mounts, cgroups: (!born_inside).then(|| Entrance::from_files(cgroups)), terminal })
+    let cgroups = (!born_inside).then(|| Entrance::from_files(cgroups));
+    Ok(Equipment { mounts, cgroups, terminal, network })
 }
 
 /// The second half: into the cgroups, the root and the program.
 fn child_after_mounts(
     workshop: &Workshop,
+    pod: &PodRequest,
     spec: &Spec,
     equipment: Equipment,
-    network: Option<(&PodNetwork, &Seqpacket)>,
+    starter: &Seqpacket,
     streams: Streams<'_>,
     timeline: &mut Timeline,
 ) -> Result<std::convert::Infallible, Failure> {
@@ -566,12 +591,16 @@ fn child_after_mounts(
     child::hide_cgroups()?;
     child::become_root(workshop.groups())?;
     let proc = child::make_proc()?;
+    let network = pod.network.as_ref().filter(|_| equipment.network.is_some());
     if network.is_some() {
         pod_network::without_version_6(proc.as_fd()).step(|| "switch off IP version 6".to_owned())?;
     }
+    if let Some(own) = equipment.network {
+        own.hand_over(starter)?;
+    }
     child::enter_root(spec, &proc, equipment.mounts)?;
     timeline.mark("container", "root file system");
-    if let Some((network, starter)) = network {
+    if let Some(network) = network {
         // The shim makes the devices meanwhile. If it cannot, it kills this process and says why.
         let step = || "set up the network".to_owned();
         starter.receive(16).step(step)?;

@@ -92,21 +92,18 @@ fn without_address_of_version_6(netlink: &mut Netlink, device: u32) -> io::Resul
     }
 }
 
-/// The pod's device has no IP version 6 at all, also for a program that may set up devices: no rule of ours is about it. Loopback
-/// keeps it.
+/// The pod's device will have no IP version 6 at all, also for a program that may set up devices: no rule of ours is about it. To be
+/// said before the device comes: it takes over what is said of all, which the kernel writes down at once, while whoever tells a device
+/// spins as long as another changes the network. Loopback keeps version 6.
 ///
 /// `proc` is the container's own procfs, if it has one: in the host's, the kernel looks through the settings of all pods for those
 /// of one.
 pub(super) fn without_version_6(proc: BorrowedFd<'_>) -> io::Result<()> {
-    // The device may come at any moment: in this order it is told, whenever that is.
-    for device in ["default", INSIDE] {
-        let path = format!("sys/net/ipv6/conf/{device}/disable_ipv6");
-        match rustix::fs::openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
-            Ok(file) => rustix::io::write(file, b"1").map(drop)?,
-            // No such device yet, or a kernel without it.
-            Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
-        }
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    match rustix::fs::openat(proc, "sys/net/ipv6/conf/default/disable_ipv6", flags, Mode::empty()) {
+        Ok(file) => Ok(rustix::io::write(file, b"1").map(drop)?),
+        // A kernel without it.
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
     }
-    Ok(())
 }

@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::buffer::spare_capacity;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -271,14 +272,16 @@ impl Netlink {
     }
 
     fn receive(&self) -> io::Result<Vec<Received>> {
-        let mut buffer = vec![0; LONGEST_ANSWER];
-        let length = loop {
-            match rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
+        // Not zeroed: most answers are short, and in a process that has just been forked each page that is touched is copied or made.
+        let mut buffer = Vec::with_capacity(LONGEST_ANSWER);
+        loop {
+            match rustix::net::recv(&self.socket, spare_capacity(&mut buffer), RecvFlags::empty()) {
+                Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                other => break other?.0,
+                Err(error) => return Err(error.into()),
             }
-        };
-        let mut rest = &buffer[..length];
+        }
+        let mut rest = &buffer[..];
         let mut answers = Vec::new();
         while let Some((header, _)) = rest.split_at_checked(HEADER) {
             let word =
