@@ -20,8 +20,10 @@ const CLAIM_DEADLINE: Duration = Duration::from_secs(5 * 60);
 /// they are few.
 const REFILL_AFTER: Duration = Duration::from_millis(500);
 
-/// Below this part of a pool, claims that do not pause are not waited for.
-const RESERVE: f64 = 0.25;
+/// Below this part of a pool, claims that do not pause are not waited for: members are started beside them, at first one at a time. With
+/// less, claims that go on for a minute would find containers being started at full speed when there are most of them, and each
+/// costs the more the more there are.
+const RESERVE: f64 = 0.5;
 
 /// Members of a pool that are started at the same time. Enough to keep two cores busy; few enough that a claim which comes
 /// meanwhile does not wait for hundreds of them.

@@ -13,9 +13,6 @@ use crate::step::{Note, Severity};
 /// After this long an event that has not come is not waited for any more, and the members are counted at the server.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
-/// The part of the starts at a time that an empty pool has while claims are taking members; one at its reserve has a single start.
-const SLOW: f64 = 0.5;
-
 /// What rounding may take from a token.
 const ROUNDING: f64 = 1e-6;
 /// Nobody is asked to look again sooner than this; looking again after nothing would be never.
@@ -116,8 +113,8 @@ pub struct Memory {
     hold_until: Option<Duration>,
     /// How many members there should be, after the last pass and what it created; nothing before the first pass.
     last_count: Option<usize>,
-    /// How many members may still leave before the pool is down to its reserve.
-    spare: usize,
+    /// How many members are left, of those that there were at the last pass.
+    left: usize,
     /// When the last status was published.
     last_status: Option<Duration>,
     /// The tokens left for creating, and when that was.
@@ -173,25 +170,26 @@ impl Memory {
         }
         self.last_count = Some(active);
         let reserve = desired as f64 * settings.reserve;
-        self.spare = (active as f64 - reserve).max(0.0) as usize;
+        self.left = active;
         let rest = self.hold_until.map_or(Duration::ZERO, |until| until.saturating_sub(uptime));
         let most = match rest.is_zero() {
             true => settings.max_starting,
             false if (active as f64) < reserve => {
+                // By the square: little for as long as there are many, everything for claims that would find none.
                 let missing = 1.0 - active as f64 / reserve;
-                settings.max_starting.map(|most| (most as f64 * SLOW * missing).ceil() as usize)
+                settings.max_starting.map(|most| (most as f64 * missing * missing).ceil() as usize)
             }
             false => Some(0),
         };
         Pace { most, rest }
     }
 
-    /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: refilling would
-    /// wait for more claims anyway, unless this one has brought the pool below its reserve.
+    /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: as long as there are
+    /// others, that claims are served comes first.
     pub fn member_taken(&mut self, settings: &Settings) -> Duration {
-        match self.spare.checked_sub(1) {
-            Some(rest) => {
-                self.spare = rest;
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
                 (settings.replenish_delay / 2).clamp(SHORTEST_GATHER, LONGEST_GATHER)
             }
             None => Duration::ZERO,

@@ -345,7 +345,7 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
     assert_eq!(passes(&slowly, &[4, 1]), [0, 2], "which is made up for slowly while they go on");
     assert_eq!(
         passes_of(80, &slowly, &[80, 40, 39, 30, 25, 15, 5, 0]),
-        [0, 0, 1, 1, 2, 3, 4, 4],
+        [0, 0, 1, 1, 2, 4, 7, 8],
         "the emptier it is, the faster"
     );
     let never = Settings { replenish_delay: Duration::ZERO, ..slowly };
@@ -353,15 +353,14 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
 }
 
 #[test]
-fn what_claims_take_is_looked_at_late_until_the_reserve_is_touched() {
+fn what_claims_take_is_looked_at_late_until_nothing_is_left() {
     let delay = Duration::from_millis(400);
-    let settings = Settings { replenish_delay: delay, reserve: 0.25, ..Settings::default() };
+    let settings = Settings { replenish_delay: delay, ..Settings::default() };
     let mut memory = Memory::default();
     assert!(memory.member_taken(&settings).is_zero(), "nobody has looked yet");
-    let members = (0..4).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect();
+    let members = (0..2).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect();
     let pool = world(json!({"replicas": 6}), members);
     decide(&pool, &mut memory, &settings, at(0));
-    // A quarter of six is one and a half: two are left above it, one is below.
     let mut taken = || memory.member_taken(&settings).as_millis();
     assert_eq!([taken(), taken(), taken(), taken()], [200, 200, 0, 0]);
     decide(&pool, &mut memory, &Settings::default(), at(1));
