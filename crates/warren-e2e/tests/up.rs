@@ -6,6 +6,7 @@ use rustix::process::{Pid, Signal, getpriority_process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use warren_e2e::embedded::connect;
 use warren_e2e::foreground::{Foreground, zygote_of};
+use warren_e2e::local_home::LocalHome;
 use warren_testkit::privileges::skip_without_root;
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -117,6 +118,30 @@ fn it_goes_ahead_of_what_runs_in_sandboxes() {
     for of_sandboxes in of_node.into_iter().chain([zygote_of(pid)]) {
         assert_eq!(priority_of(of_sandboxes), usual);
     }
+}
+
+/// Where the kernel shares the processors among sessions first, the priorities of threads say nothing to those of other sessions.
+#[test]
+fn its_session_goes_ahead_of_those_of_sandboxes_but_never_the_terminal_it_was_started_from() {
+    let (Some(home), Some(usual)) = (LocalHome::new(), session_of(std::process::id())) else { return };
+    let may = std::thread::spawn(|| rustix::process::nice(-1).is_ok()).join().expect("the thread");
+    let pid = home.up();
+    let ahead = if may { "nice -10" } else { "nice 0" };
+    let session = session_of(pid).expect("it has a session");
+    assert!(session.ends_with(ahead), "{session}");
+    let of_sandboxes = session_of(zygote_of(pid)).expect("it has a session");
+    assert!(of_sandboxes.ends_with("nice 0"), "{of_sandboxes}");
+
+    let directory = tempfile::tempdir().expect("make a data directory");
+    let log = directory.path().join("log");
+    Foreground::spawn(directory.path(), &[], &[], &log).expect_ready();
+    assert_eq!(session_of(std::process::id()), Some(usual));
+}
+
+/// A process's session as the scheduler sees it, with its priority; nothing where it looks at processes alone.
+fn session_of(process: u32) -> Option<String> {
+    let session = std::fs::read_to_string(format!("/proc/{process}/autogroup")).ok()?;
+    Some(session.trim().to_owned()).filter(|session| !session.is_empty())
 }
 
 fn priority_of(thread: u32) -> i32 {

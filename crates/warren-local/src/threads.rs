@@ -19,10 +19,21 @@ pub fn of_node() -> io::Result<Runtime> {
 /// many are being started, clients must not wait for it. To be made when the zygote and the threads of the node exist, which stay
 /// where they are: each thread begins as its maker.
 pub fn of_api() -> io::Result<Runtime> {
-    if let Err(error) = rustix::process::nice(-AHEAD) {
+    if let Err(error) = rustix::process::nice(-AHEAD).map_err(io::Error::from).and(session_ahead()) {
         tracing::debug!(%error, "no priority over what runs in sandboxes");
     }
     workers("api")
+}
+
+/// Sessions share the processors before their processes do, where the kernel groups processes by session (`autogroup`): without this, each
+/// sandbox that is being started has as much as the whole daemon, whatever their priorities. Not for a session that is somebody's
+/// terminal.
+fn session_ahead() -> io::Result<()> {
+    let is_own = rustix::process::getsid(None)? == rustix::process::getpid();
+    match is_own {
+        true => std::fs::write("/proc/self/autogroup", format!("-{AHEAD}")),
+        false => Ok(()),
+    }
 }
 
 fn workers(name: &str) -> io::Result<Runtime> {
