@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 
 use crate::support::{Home, Pod, eventually, skipped};
-use warren_oci::protocol::{Answer, Call, ContainerStatus, RefusalReason, Target, TerminalSize};
+use warren_oci::protocol::{Answer, Call, ContainerStatus, PodNetwork, RefusalReason, Target, TerminalSize};
 use warren_oci::spec::{Limits, Mount, MountKind, User};
 
 #[test]
@@ -131,6 +131,23 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
     let ContainerStatus::Failed { refusal, .. } = state.status else { unreachable!() };
     assert_eq!(refusal.reason, RefusalReason::CreateFailed);
     assert!(refusal.message.contains("/data"), "{refusal}");
+    pod.shutdown();
+}
+
+#[test]
+fn a_first_process_that_fails_while_its_shim_waits_for_its_network_says_why() {
+    if skipped() {
+        return;
+    }
+    let home = Home::new();
+    let mut request = home.request("long", vec![home.container("long", "main", &["true"])]);
+    request.hostname = "x".repeat(65);
+    let (device, address, gateway) = ("wrn-never".to_owned(), [127, 9, 9, 2].into(), [127, 9, 9, 1].into());
+    request.network = Some(PodNetwork { device, address, gateway, routes: Vec::new() });
+    let pod = home.pod_of(&request);
+    let state = pod.wait("main", |container| matches!(container.status, ContainerStatus::Failed { .. }));
+    let ContainerStatus::Failed { refusal, .. } = state.status else { unreachable!() };
+    assert!(refusal.message.starts_with("set the host name: "), "{refusal}");
     pod.shutdown();
 }
 

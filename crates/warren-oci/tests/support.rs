@@ -125,16 +125,19 @@ impl Home {
     }
 
     pub fn pod(&self, uid: &str, containers: Vec<ContainerRequest>) -> Pod {
-        let (shim_pid, first_id) = self.spawn(uid, containers);
-        let directory = self.directory(uid);
+        self.pod_of(&self.request(uid, containers))
+    }
+
+    pub fn pod_of(&self, request: &PodRequest) -> Pod {
+        let (shim_pid, first_id) = self.spawn(request);
+        let directory = request.directory.clone();
         let client = eventually("the shim listens", || ShimClient::connect(&directory).ok());
         Pod { client, directory, shim_pid, first_id }
     }
 
-    /// Spawns a shim; its pid and the pod's first id.
-    pub fn spawn(&self, uid: &str, containers: Vec<ContainerRequest>) -> (i32, u32) {
+    pub fn request(&self, uid: &str, containers: Vec<ContainerRequest>) -> PodRequest {
         let ids = self.allocator.lock().unwrap().allocate(uid).unwrap();
-        let request = PodRequest {
+        PodRequest {
             uid: uid.to_owned(),
             directory: self.directory(uid),
             cgroup: format!("{}/{uid}", cleanup::home_cgroup(&self.id)),
@@ -146,15 +149,19 @@ impl Home {
             limits: Limits::default(),
             containers,
             trace: false,
-        };
+        }
+    }
+
+    /// Spawns a shim; its pid and the pod's first id.
+    pub fn spawn(&self, request: &PodRequest) -> (i32, u32) {
         let mut guard = self.harness.lock().unwrap();
         let harness = guard.as_mut().expect("the daemon lives");
-        let mut line = serde_json::to_string(&request).unwrap();
+        let mut line = serde_json::to_string(request).unwrap();
         line.push('\n');
         harness.input.write_all(line.as_bytes()).unwrap();
         let mut answer = String::new();
         harness.output.read_line(&mut answer).unwrap();
-        (answer.trim().parse().expect("the harness says the shim's pid"), ids.first)
+        (answer.trim().parse().expect("the harness says the shim's pid"), request.ids.first)
     }
 
     /// What `kill -9` of the daemon is.

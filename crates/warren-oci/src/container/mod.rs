@@ -557,9 +557,9 @@ fn child_before_mounts(
     }
     timeline.mark("container", "session, network");
     let step = || "take over the mounts".to_owned();
-    let (list, mut descriptors) = wire::receive::<Vec<(PathBuf, bool)>>(starter)
-        .and_then(|message| message.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()))
-        .step(step)?;
+    let Some((list, mut descriptors)) = wire::receive::<Vec<(PathBuf, bool)>>(starter).step(step)? else {
+        given_up()
+    };
     timeline.mark("container", "wait for mounts");
     let terminal = if has_terminal { descriptors.pop() } else { None };
     if descriptors.len() < list.len() {
@@ -603,7 +603,9 @@ fn child_after_mounts(
     if let Some(network) = network {
         // The shim makes the devices meanwhile. If it cannot, it kills this process and says why.
         let step = || "set up the network".to_owned();
-        starter.receive(16).step(step)?;
+        if starter.receive(16).step(step)?.is_none() {
+            given_up()
+        }
         pod_network::configure(network).step(step)?;
         timeline.mark("container", "network");
     }
@@ -611,6 +613,11 @@ fn child_after_mounts(
         exec::environment(&spec.process, &[], spec.process.terminal.then_some(streams::FIRST_SIZE));
     timeline.flush();
     child::become_program(&spec.process, &environment, streams, &workshop.filter, workshop.groups())
+}
+
+/// The shim has ended the conversation: it has failed and says why itself, so this process has nothing to report.
+fn given_up() -> ! {
+    process::exit_now(127)
 }
 
 /// Runs the rest of a child's life and never returns: neither a failure nor a panic may go on as a second shim.
