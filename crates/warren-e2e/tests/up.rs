@@ -1,5 +1,6 @@
 //! `warren up` as a process: where it listens, and how it ends.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getpriority_process};
@@ -136,6 +137,19 @@ fn its_session_goes_ahead_of_those_of_sandboxes_but_never_the_terminal_it_was_st
     let log = directory.path().join("log");
     Foreground::spawn(directory.path(), &[], &[], &log).expect_ready();
     assert_eq!(session_of(std::process::id()), Some(usual));
+}
+
+/// In some containers a process's session began outside, and its leader has no number there.
+#[test]
+fn it_starts_where_its_session_cannot_be_seen() {
+    if skip_without_root() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("make a data directory");
+    let log = directory.path().join("log");
+    let wrapper = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"].map(OsString::from);
+    let mut daemon = Foreground::spawn(directory.path(), &wrapper, &[], &log);
+    assert_eq!(daemon.expect_ready().pid, 1, "the first of its process namespace");
 }
 
 /// A process's session as the scheduler sees it, with its priority; nothing where it looks at processes alone.

@@ -29,8 +29,7 @@ pub fn of_api() -> io::Result<Runtime> {
 /// sandbox that is being started has as much as the whole daemon, whatever their priorities. Not for a session that is somebody's
 /// terminal.
 fn session_ahead() -> io::Result<()> {
-    let is_own = rustix::process::getsid(None)? == rustix::process::getpid();
-    match is_own {
+    match warren_sys::process::leads_its_session() {
         true => std::fs::write("/proc/self/autogroup", format!("-{AHEAD}")),
         false => Ok(()),
     }

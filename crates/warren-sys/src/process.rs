@@ -343,6 +343,12 @@ pub fn start_ticks(pid: i32) -> io::Result<u64> {
     })
 }
 
+/// Whether the process leads its session. One whose session began outside of its process namespace, as in some containers, does not.
+pub fn leads_its_session() -> bool {
+    // SAFETY: both calls only return numbers. For a leader that cannot be seen from here the kernel says 0, which rustix takes to be impossible.
+    unsafe { libc::getsid(0) == libc::getpid() }
+}
+
 /// Puts `descriptor` in the place of the standard descriptor `number` (0, 1 or 2).
 pub fn replace_standard_descriptor(descriptor: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
     // SAFETY: dup2 onto 0, 1 or 2 invalidates no owned descriptor: the standard library never owns those.
