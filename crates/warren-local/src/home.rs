@@ -67,7 +67,6 @@ pub async fn serve(
             config.directory.clone(),
             kube::Client::new(in_process(&server, "system:node:local"), "default"),
             zygote,
-            config.executable.clone(),
         )
     };
     dialer.connect(start_node(node_config, node_threads)?);

@@ -27,7 +27,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use init::{container_init, init_command};
+pub use init::init_command;
 pub use lock::{Holder, LockError, holder, wait_for_start};
 pub use member::{Member, MemberConfig, MemberError, run_member};
 pub use ordinary_user::{OrdinaryUserError, enter_user_namespace};
@@ -58,8 +58,6 @@ pub struct Config {
     pub program_path: Option<OsString>,
     /// Where the kubeconfig for that goes.
     pub kubeconfig: PathBuf,
-    /// The binary that containers run as their init: this one.
-    pub executable: PathBuf,
     /// What to call ourselves in the lock file.
     pub version: String,
 }

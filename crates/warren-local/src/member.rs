@@ -59,8 +59,6 @@ pub struct MemberConfig {
     pub serve_claims: bool,
     /// How long pods may take to leave when the node is asked to stop; zero leaves them running.
     pub drain: Duration,
-    /// The binary that containers run as their init: this one.
-    pub executable: PathBuf,
     /// What to call ourselves in the lock file.
     pub version: String,
 }
@@ -223,7 +221,7 @@ async fn serve(
         heartbeat: Some(HEARTBEAT),
         registries: config.registries.clone(),
         runtimes,
-        ..NodeConfig::local(name.clone(), config.directory.clone(), client, zygote, config.executable.clone())
+        ..NodeConfig::local(name.clone(), config.directory.clone(), client, zygote)
     })?;
     let mut listening = pin!(node.listen(listener, &config.access)?);
     drop(starting);

@@ -25,8 +25,6 @@ pub struct NodeConfig {
     pub zygote: Arc<Zygote>,
     /// What we may do on this machine, and hence what pods can have.
     pub privileges: Privileges,
-    /// The `warren` binary: containers on the built-in image run it as their init.
-    pub executable: PathBuf,
     /// Whether to take pods that no scheduler has placed.
     pub bind_unassigned: bool,
     /// Addresses for pods; `None`: a range that nobody on this machine uses.
@@ -50,20 +48,13 @@ pub struct NodeConfig {
 
 impl NodeConfig {
     /// The only node of root's local home: takes every pod, serves every volume claim, renews no lease.
-    pub fn local(
-        name: String,
-        data_dir: PathBuf,
-        client: kube::Client,
-        zygote: Arc<Zygote>,
-        executable: PathBuf,
-    ) -> NodeConfig {
+    pub fn local(name: String, data_dir: PathBuf, client: kube::Client, zygote: Arc<Zygote>) -> NodeConfig {
         NodeConfig {
             name,
             data_dir,
             client,
             zygote,
             privileges: Privileges::Machine,
-            executable,
             bind_unassigned: true,
             pod_range: None,
             host_ip: IpAddr::V4(Ipv4Addr::LOCALHOST),

@@ -136,7 +136,6 @@ impl Node {
         };
         let builder = Builder {
             image: HostImage::prepare(&config.data_dir)?,
-            executable: config.executable.clone(),
             node_name: config.name.clone(),
             host_ip: config.host_ip.to_string(),
             home_cgroup: cleanup::home_cgroup(&home_id),

@@ -34,7 +34,6 @@ const LONGEST_HOSTNAME: usize = 63;
 #[derive(Debug)]
 pub(crate) struct Builder {
     pub(crate) image: HostImage,
-    pub(crate) executable: PathBuf,
     pub(crate) node_name: String,
     pub(crate) host_ip: String,
     pub(crate) home_cgroup: String,
@@ -326,7 +325,7 @@ impl Builder {
         Mount {
             destination: INIT_PATH.into(),
             kind: MountKind::Bind,
-            source: Some(self.executable.clone()),
+            source: Some(self.image.init()),
             options: ["ro", "nosuid", "nodev"].map(str::to_owned).to_vec(),
         }
     }
@@ -342,7 +341,7 @@ impl Builder {
                 },
                 user: User::default(),
                 rootfs: {
-                    let mut rootfs = self.image.rootfs(&self.executable);
+                    let mut rootfs = self.image.rootfs();
                     // Without a network, the image's own will do.
                     if let Some(root) = rootfs.overlays.first_mut().filter(|_| directory.lease().is_some()) {
                         root.lower.insert(0, directory.own_layer());
@@ -443,7 +442,6 @@ fn termination_mount(
     Ok(Some(Mount { destination: destination.into(), kind: MountKind::Bind, source, options }))
 }
 
-/// The capabilities of a container that wants others than the default. What it may not have was refused before.
 fn capabilities(container: &Container) -> Option<spec::Capabilities> {
     let wanted = container.security_context.as_ref()?.capabilities.as_ref()?;
     let named = |names: &Option<Vec<String>>| -> Vec<String> {

@@ -1,7 +1,7 @@
 //! A daemon in miniature for the tests: it starts a zygote before it has any thread, then spawns a shim for every pod
 //! request that it reads from standard input, one JSON document a line, and answers with the shim's pid.
 //!
-//! `warren-oci-harness init` is the init of the test containers; `warren-oci-harness measure [STARTS]` says where the
+//! `warren-oci-harness measure [STARTS]` says where the
 //! time of a start goes. With `WARREN_OCI_LAYERING=attached` overlays are made as kernels before 6.15 want them.
 
 mod measure;
@@ -15,13 +15,12 @@ use warren_oci::zygote::Zygote;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
-        Some("init") => Ok(warren_oci::init::run()?),
         Some("measure") => {
             let starts = arguments.next().map_or(Ok(200), |text| text.parse())?;
             measure::run(&start_zygote()?, starts)
         }
         Some("serve") => serve(),
-        _ => Err("usage: warren-oci-harness init | serve | measure [STARTS]".into()),
+        _ => Err("usage: warren-oci-harness serve | measure [STARTS]".into()),
     }
 }
 

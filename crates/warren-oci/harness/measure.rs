@@ -32,14 +32,13 @@ fn measure(zygote: &Zygote, data: &Path, starts: usize) -> Result<(), Failure> {
     let pods = data.join("pods");
     let image = HostImage::prepare(data)?;
     let mut allocator = IdAllocator::load(&pods, HOME)?;
-    let init = std::env::current_exe()?;
     let mut totals: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
     let mut steps: Vec<(String, Vec<Duration>)> = Vec::new();
     for number in 0..starts {
         let uid = format!("pod-{number}");
         let ids = allocator.allocate(&uid)?;
         let directory = pods.join(&uid);
-        let pod = pod_request(&uid, &directory, ids, &image, &init);
+        let pod = pod_request(&uid, &directory, ids, &image);
         let wall = jiff::Timestamp::now();
         let begin = Instant::now();
         let shim = zygote.spawn_shim(&pod)?;
@@ -72,7 +71,6 @@ fn pod_request(
     directory: &Path,
     ids: warren_oci::idmap::IdRange,
     image: &HostImage,
-    init: &Path,
 ) -> PodRequest {
     let mut process = Process::new(HostImage::default_command());
     process.env = HostImage::default_environment();
@@ -97,7 +95,7 @@ fn pod_request(
             name: "main".to_owned(),
             attempt: 0,
             spec,
-            rootfs: image.rootfs(init),
+            rootfs: image.rootfs(),
             log: LogFile::new(directory.join("main.log")),
         }],
         trace: true,

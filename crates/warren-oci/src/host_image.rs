@@ -7,9 +7,11 @@
 mod private_files;
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+
+use warren_sys::init;
 
 use self::private_files::Covers;
 use crate::protocol::{Overlay, Rootfs};
@@ -17,8 +19,8 @@ use crate::protocol::{Overlay, Rootfs};
 /// Where the program that is the image's default entry point appears inside.
 pub const INIT_PATH: &str = "/.warren/init";
 
-/// Its first argument: the binary runs [`crate::init::run`] when it sees it.
-pub const INIT_ARGUMENT: &str = "init";
+/// Where the skeleton has it.
+const INIT: &str = ".warren/init";
 
 /// The prepared image.
 #[derive(Debug, Clone)]
@@ -138,7 +140,6 @@ const WRITTEN: &[(&str, &str)] = &[
     ("etc/hostname", "sandbox\n"),
     ("etc/shells", "/bin/sh\n/bin/bash\n"),
     ("etc/fstab", ""),
-    (".warren/init", ""),
 ];
 
 impl HostImage {
@@ -164,20 +165,25 @@ impl HostImage {
         Ok(Self { skeleton, system, covers })
     }
 
-    /// The root file system of a container on this image. `init` is the binary that appears at [`INIT_PATH`]. The first
-    /// call may wait, for at most as long as it takes to look at every file of the system directories.
-    pub fn rootfs(&self, init: &Path) -> Rootfs {
+    /// The file of the program that appears at [`INIT_PATH`].
+    pub fn init(&self) -> PathBuf {
+        self.skeleton.join(INIT)
+    }
+
+    /// The root file system of a container on this image. The first call may wait, for at most as long as it takes to look at every
+    /// file of the system directories.
+    pub fn rootfs(&self) -> Rootfs {
         let mut overlays = vec![Overlay { target: "/".into(), lower: vec![self.skeleton.clone()] }];
         overlays.extend(self.system.iter().map(|directory| {
             let lower = self.covers.of(directory).into_iter().chain([directory.clone()]).collect();
             Overlay { target: directory.clone(), lower }
         }));
-        Rootfs { overlays, files: vec![(init.to_owned(), INIT_PATH.into())] }
+        Rootfs { overlays, files: vec![(self.init(), INIT_PATH.into())] }
     }
 
     /// The default command of the image.
     pub fn default_command() -> Vec<String> {
-        vec![INIT_PATH.to_owned(), INIT_ARGUMENT.to_owned()]
+        vec![INIT_PATH.to_owned()]
     }
 
     /// The default environment of the image.
@@ -191,11 +197,13 @@ fn stamp() -> String {
     use std::os::unix::fs::MetadataExt;
     // FNV-1a: a name for a set of times, not a guard against anybody.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut add = |number: u64| {
-        for byte in number.to_le_bytes() {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let mut add_bytes = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
     };
+    add_bytes(init::PROGRAM);
+    let mut add = |number: u64| add_bytes(&number.to_le_bytes());
     add(LAYOUT_VERSION);
     for name in
         COPIED.iter().map(|name| Path::new("/etc").join(name)).chain(ROOT_LINKS.iter().map(PathBuf::from))
@@ -210,7 +218,7 @@ fn stamp() -> String {
 }
 
 /// Counts up when [`fill`] makes something else from the same host.
-const LAYOUT_VERSION: u64 = 1;
+const LAYOUT_VERSION: u64 = 2;
 
 /// Directories that on a merged system are links into `/usr` and on others hold programs themselves.
 const ROOT_LINKS: &[&str] = &["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
@@ -251,7 +259,16 @@ fn fill(skeleton: &Path) -> Result<(), PrepareError> {
         at(&path, fs::write(&path, text))?;
         at(&path, fs::set_permissions(&path, fs::Permissions::from_mode(0o644)))?;
     }
-    Ok(())
+    let path = skeleton.join(INIT);
+    at(&path, write_program(&path, init::PROGRAM))
+}
+
+/// Returns when it is on the disk: nobody would look at it again.
+fn write_program(path: &Path, program: &[u8]) -> io::Result<()> {
+    let mut file = fs::File::create_new(path)?;
+    file.write_all(program)?;
+    file.set_permissions(fs::Permissions::from_mode(0o755))?;
+    file.sync_all()
 }
 
 /// Copies what everybody on the host may read: links as links, and only files that are readable by all, so that a key put

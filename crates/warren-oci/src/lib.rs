@@ -22,7 +22,6 @@ mod container;
 pub mod defaults;
 pub mod host_image;
 pub mod idmap;
-pub mod init;
 pub mod kernel;
 pub mod machine;
 pub mod privileges;

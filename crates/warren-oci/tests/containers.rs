@@ -229,7 +229,7 @@ fn volumes_are_there_and_keep_their_rules() {
     let source = home.data.join("volume");
     std::fs::create_dir(&source).unwrap();
     std::fs::write(source.join("file"), "content").unwrap();
-    let mut container = home.container("volumes", "main", &["/.warren/init", "init"]);
+    let mut container = home.container("volumes", "main", &["/.warren/init"]);
     let bind = |destination: &str, options: &[&str]| Mount {
         destination: destination.into(),
         kind: MountKind::Bind,
@@ -360,7 +360,7 @@ fn a_limit_on_the_pod_holds_for_all_its_containers() {
         return;
     }
     let home = Home::new();
-    let mut container = home.container("cpu", "main", &["/.warren/init", "init"]);
+    let mut container = home.container("cpu", "main", &["/.warren/init"]);
     container.spec.linux.resources = Limits {
         cpu: Some(warren_oci::spec::CpuQuota::from_millis(500)),
         cpu_shares: Some(512),
@@ -387,8 +387,7 @@ fn a_container_after_one_that_could_not_be_made_is_as_shut_in_as_any() {
     let mut broken = home.container("second", "broken", &["true"]);
     broken.rootfs.files.push(("/no/such/file".into(), "/x".into()));
     let failing = home.container("second", "failing", &["/no/such/program"]);
-    let pod = home
-        .pod("second", vec![broken, failing, home.container("second", "main", &["/.warren/init", "init"])]);
+    let pod = home.pod("second", vec![broken, failing, home.container("second", "main", &["/.warren/init"])]);
     pod.wait("broken", |container| matches!(container.status, ContainerStatus::Failed { .. }));
     pod.wait("failing", |container| matches!(container.status, ContainerStatus::Failed { .. }));
     pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));
@@ -415,7 +414,7 @@ fn deep_directories_and_long_environments_are_no_obstacle() {
     }
     // Longer than a socket's address and than an option of a mount may be.
     let home = Home::below(&format!("{}/{}", "d".repeat(200), "e".repeat(200)));
-    let mut container = home.container("deep", "main", &["/.warren/init", "init"]);
+    let mut container = home.container("deep", "main", &["/.warren/init"]);
     container.spec.process.env.extend((0..20).map(|number| format!("LONG{number}={}", "x".repeat(10_000))));
     let pod = home.pod("deep", vec![container]);
     pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));

@@ -34,7 +34,7 @@ fn the_hosts_processes_files_and_secrets_are_not_there() {
         "ls -A /home /root /mnt /srv /opt; ls /proc | grep -c '^[0-9]'; cat /proc/1/cmdline | tr '\\0' ' '",
     );
     assert!(output.stdout.starts_with("/home:\n\n/mnt:\n\n/opt:\n\n/root:\n\n/srv:\n"), "{output:?}");
-    assert!(output.stdout.contains("/.warren/init init"), "{output:?}");
+    assert!(output.stdout.contains("/.warren/init "), "{output:?}");
     let processes: usize = output.stdout.lines().nth(9).unwrap().parse().unwrap();
     assert!(processes <= 5, "{output:?}");
     for secret in [
@@ -165,7 +165,7 @@ fn a_fork_bomb_stays_inside_and_is_counted() {
         return;
     }
     let home = Home::new();
-    let mut container = home.container("bomb", "main", &["/.warren/init", "init"]);
+    let mut container = home.container("bomb", "main", &["/.warren/init"]);
     container.spec.linux.resources.pids = Some(64);
     let pod = home.pod("bomb", vec![container]);
     pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));
@@ -185,7 +185,7 @@ fn a_memory_bomb_is_killed_and_said_to_be() {
         return;
     }
     let home = Home::new();
-    let mut container = home.container("memory", "main", &["/.warren/init", "init"]);
+    let mut container = home.container("memory", "main", &["/.warren/init"]);
     container.spec.linux.resources.memory_bytes = Some(32 << 20);
     let pod = home.pod("memory", vec![container]);
     pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));
@@ -236,7 +236,7 @@ fn set_user_id_programs_gain_nothing_unless_asked_for_and_then_only_inside() {
     }
     let home = Home::new();
     for (uid, no_new_privileges, expected) in [("suid-off", true, "1000"), ("suid-on", false, "0")] {
-        let mut container = home.container(uid, "main", &["/.warren/init", "init"]);
+        let mut container = home.container(uid, "main", &["/.warren/init"]);
         container.spec.process.no_new_privileges = no_new_privileges;
         let pod = home.pod(uid, vec![container]);
         pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));

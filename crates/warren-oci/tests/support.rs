@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -106,7 +106,7 @@ impl Home {
             name: name.to_owned(),
             attempt: 0,
             spec,
-            rootfs: self.image.rootfs(Path::new(env!("CARGO_BIN_EXE_warren-oci-harness"))),
+            rootfs: self.image.rootfs(),
             log: LogFile::new(self.directory(uid).join("logs").join(name).join("0.log")),
         }
     }

@@ -187,7 +187,7 @@ fn a_shim_killed_at_any_moment_of_a_start_leaves_nothing_that_cleanup_cannot_rem
     for round in 0..60u32 {
         let uid = format!("round-{round}");
         let (shim, first_id) =
-            home.spawn(&home.request(&uid, vec![home.container(&uid, "main", &["/.warren/init", "init"])]));
+            home.spawn(&home.request(&uid, vec![home.container(&uid, "main", &["/.warren/init"])]));
         // Later in each round, to beyond the end of a start.
         let moment = std::time::Instant::now() + std::time::Duration::from_micros(u64::from(round) * 200);
         while std::time::Instant::now() < moment {

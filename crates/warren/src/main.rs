@@ -35,11 +35,6 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const OWN_FAILURE: u8 = 125;
 
 fn main() -> ExitCode {
-    // The first process of a container on the built-in image is this binary too. It is looked for before anything
-    // else: it has no use for arguments, logging or a runtime.
-    if let Some(code) = warren_local::container_init() {
-        return code;
-    }
     let cli = cli::Cli::parse_from(controller::normalise(std::env::args_os()));
     match &cli.command {
         Command::Controller(flags) => log(flags.logging.zap_log_level, flags.logging.zap_encoder == "json"),

@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use warren_client::home::DataDir;
@@ -78,7 +77,6 @@ pub fn node(arguments: &Node) -> anyhow::Result<()> {
         program_path: std::env::var_os("PATH"),
         serve_claims: arguments.serve_volume_claims,
         drain: Duration::from_secs(arguments.drain_timeout),
-        executable: std::env::current_exe().context("find this program's own file")?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     warren_local::run_member(config, |member| announce(&data_dir, member, arguments.output.output))?;

@@ -308,7 +308,7 @@ mod tests {
         let container =
             |arguments: &[&str]| sandbox(arguments)["spec"]["podTemplate"]["spec"]["containers"][0].clone();
         let own = container(&["--image", "busybox", "true"]);
-        assert_eq!(own["command"], serde_json::json!(["/.warren/init", "init"]));
+        assert_eq!(own["command"], serde_json::json!(["/.warren/init"]));
         assert_eq!(own["imagePullPolicy"], "IfNotPresent");
         assert!(container(&["true"]).get("command").is_none());
         assert!(container(&["--kubeconfig", "x", "--image", "busybox", "true"]).get("command").is_none());

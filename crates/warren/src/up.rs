@@ -112,7 +112,6 @@ fn config(
         runtimes: runtimes.runtime.clone(),
         host_paths: host_paths.allow_host_path.clone(),
         program_path: std::env::var_os("PATH"),
-        executable: std::env::current_exe().context("find this program's own file")?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
 }

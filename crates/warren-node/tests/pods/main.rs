@@ -55,13 +55,6 @@ const MEASURE: &[(&str, Scenario)] = scenarios![measure];
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let wanted = arguments.next();
-    if wanted.as_deref() == Some(warren_oci::host_image::INIT_ARGUMENT) {
-        // We are the first process of a container.
-        return match warren_oci::init::run() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        };
-    }
     let zygote = Arc::new(Zygote::start().expect("no thread yet"));
     let wanted = wanted.filter(|name| !name.starts_with('-')).unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
@@ -74,7 +67,6 @@ async fn run(zygote: Arc<Zygote>, wanted: &str) -> usize {
     if std::env::var_os("WARREN_LOG").is_some() {
         tracing_subscriber::fmt().with_env_filter("warren_node=debug").init();
     }
-    let executable = std::env::current_exe().expect("a path of our own");
     let nodes = Arc::new(Nodes::default());
     let mut servers = vec![("embedded", api_servers::embedded(nodes.clone()).await)];
     if cfg!(feature = "kube-tests") {
@@ -82,13 +74,8 @@ async fn run(zygote: Arc<Zygote>, wanted: &str) -> usize {
     }
     let mut failed = 0;
     for (server, client) in servers {
-        let machine = Machine {
-            client,
-            zygote: zygote.clone(),
-            executable: executable.clone(),
-            nodes: nodes.clone(),
-            embedded: server == "embedded",
-        };
+        let machine =
+            Machine { client, zygote: zygote.clone(), nodes: nodes.clone(), embedded: server == "embedded" };
         let chosen = if wanted == "measure" { MEASURE } else { SCENARIOS };
         for (name, scenario) in chosen.iter().filter(|(name, _)| name.contains(wanted)) {
             let start = Instant::now();

@@ -2,7 +2,6 @@
 
 pub mod kubelet;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +24,6 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 pub struct Machine {
     pub client: kube::Client,
     pub zygote: Arc<Zygote>,
-    pub executable: PathBuf,
     pub nodes: Arc<Nodes>,
     /// Whether the server is ours, and hence reaches the node.
     pub embedded: bool,
@@ -72,7 +70,6 @@ impl Home {
                 self.data.path().to_owned(),
                 machine.client.clone(),
                 machine.zygote.clone(),
-                machine.executable.clone(),
             )
         };
         let node = Arc::new(Node::start(config).unwrap());
