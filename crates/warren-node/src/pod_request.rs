@@ -237,10 +237,7 @@ impl Builder {
             security.and_then(|security| security.allow_privilege_escalation) != Some(true);
         spec.linux.resources = spec::Limits {
             memory_bytes: Some(limits.memory_bytes),
-            cpu: Some(CpuQuota {
-                quota: limits.cpu_millis * CPU_PERIOD_MICROSECONDS / 1000,
-                period: CPU_PERIOD_MICROSECONDS,
-            }),
+            cpu: cpu_quota(limits.cpu_millis, warren_sys::process::online_processors()),
             pids: Some(limits.pids),
             ..spec::Limits::default()
         };
@@ -442,6 +439,14 @@ fn termination_mount(
     Ok(Some(Mount { destination: destination.into(), kind: MountKind::Bind, source, options }))
 }
 
+/// How much of the processors a container may use; `None` for one that may use all there are: the kernel goes through the quotas of all
+/// containers for each that it is told.
+fn cpu_quota(millis: u64, processors: u64) -> Option<CpuQuota> {
+    (millis < processors * 1000)
+        .then(|| CpuQuota { quota: millis * CPU_PERIOD_MICROSECONDS / 1000, period: CPU_PERIOD_MICROSECONDS })
+}
+
+/// The capabilities of a container that wants others than the default. What it may not have was refused before.
 fn capabilities(container: &Container) -> Option<spec::Capabilities> {
     let wanted = container.security_context.as_ref()?.capabilities.as_ref()?;
     let named = |names: &Option<Vec<String>>| -> Vec<String> {
@@ -463,6 +468,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_limit_of_all_processors_is_none() {
+        assert_eq!(cpu_quota(500, 2), Some(CpuQuota { quota: 50_000, period: 100_000 }));
+        assert_eq!(cpu_quota(1999, 2), Some(CpuQuota { quota: 199_900, period: 100_000 }));
+        assert_eq!(cpu_quota(2000, 2), None);
+        assert_eq!(cpu_quota(4000, 2), None);
+    }
 
     fn words(container: serde_json::Value) -> Vec<String> {
         let mut whole = json!({"name": "main"});

@@ -349,6 +349,13 @@ pub fn leads_its_session() -> bool {
     unsafe { libc::getsid(0) == libc::getpid() }
 }
 
+/// How many processors the machine runs on at the moment, whether or not we may use them.
+pub fn online_processors() -> u64 {
+    // SAFETY: returns a number.
+    let number = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    u64::try_from(number).unwrap_or(1).max(1)
+}
+
 /// Puts `descriptor` in the place of the standard descriptor `number` (0, 1 or 2).
 pub fn replace_standard_descriptor(descriptor: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
     // SAFETY: dup2 onto 0, 1 or 2 invalidates no owned descriptor: the standard library never owns those.
