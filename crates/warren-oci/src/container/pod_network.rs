@@ -50,9 +50,10 @@ pub(super) fn connect(network: &PodNetwork, namespace: BorrowedFd<'_>) -> io::Re
     without_address_of_version_6(&mut netlink, device)?;
     let (destination, source) = (network.address, Some(network.gateway));
     netlink.apply(&[
-        Setting::Up { device },
-        // To other pods and out, if the host's rules let it.
+        // To other pods and out, if the host's rules let it. To be said before it is up, as above: the other end is not yet, and the
+        // kernel would look through all routes for those that lead nowhere.
         Setting::Forward { device },
+        Setting::Up { device },
         Setting::Route(Route { destination, prefix: 32, device, gateway: None, source }),
         Setting::Neighbour { device, address: network.address, hardware: pod_hardware(network.address) },
     ])
