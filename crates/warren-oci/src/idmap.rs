@@ -75,6 +75,8 @@ pub struct IdAllocator {
     /// Where this home begins to look, so that two homes on one machine seldom meet.
     start: u32,
     taken: BTreeSet<u32>,
+    /// So many from there on are taken for certain, and need not be looked at.
+    full: u32,
     /// What every pod has, where each cannot have its own.
     shared: Option<IdRange>,
 }
@@ -99,13 +101,13 @@ pub enum AllocateError {
 impl IdAllocator {
     /// Gives all pods the same ids.
     pub fn shared(pods: &Path, range: IdRange) -> Self {
-        Self { pods: pods.to_owned(), start: 0, taken: BTreeSet::new(), shared: Some(range) }
+        Self { pods: pods.to_owned(), start: 0, taken: BTreeSet::new(), full: 0, shared: Some(range) }
     }
 
     /// Reads which ranges are taken. `home_id` only spreads homes over the space.
     pub fn load(pods: &Path, home_id: &str) -> io::Result<Self> {
-        let mut allocator =
-            Self { pods: pods.to_owned(), start: spread(home_id), taken: BTreeSet::new(), shared: None };
+        let (pods_of, start) = (pods.to_owned(), spread(home_id));
+        let mut allocator = Self { pods: pods_of, start, taken: BTreeSet::new(), full: 0, shared: None };
         let entries = match std::fs::read_dir(pods) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(allocator),
             other => other?,
@@ -129,10 +131,11 @@ impl IdAllocator {
         if let Some(range) = read_range(&directory) {
             return Ok(range);
         }
-        let range = (0..SLOTS)
-            .map(|step| IdRange::starting_at(FIRST + (self.start + step) % SLOTS * RANGE))
-            .find(|range| !self.taken.contains(&range.first))
-            .ok_or(AllocateError::Exhausted)?;
+        let free = (self.full..SLOTS)
+            .map(|step| (step, IdRange::starting_at(FIRST + (self.start + step) % SLOTS * RANGE)))
+            .find(|(_, range)| !self.taken.contains(&range.first));
+        self.full = free.map_or(SLOTS, |(step, _)| step);
+        let (_, range) = free.ok_or(AllocateError::Exhausted)?;
         let path = directory.join("ids");
         make_directory(&directory)
             .and_then(|()| std::fs::write(&path, format!("{}\n", range.first)))
@@ -144,6 +147,8 @@ impl IdAllocator {
     /// Gives a range back, after the pod's directory has been removed.
     pub fn release(&mut self, range: IdRange) {
         self.taken.remove(&range.first);
+        let slot = range.first.saturating_sub(FIRST) / RANGE;
+        self.full = self.full.min((slot + SLOTS - self.start) % SLOTS);
     }
 }
 
