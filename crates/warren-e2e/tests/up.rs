@@ -113,12 +113,23 @@ fn it_goes_ahead_of_what_runs_in_sandboxes() {
     let writer = threads_of(pid).into_iter().find(|(_, name)| name == "store-writer");
     let (writer, _) = writer.expect("it has a store");
     assert_eq!(priority_of(writer), (usual - 2 * ahead).max(-20), "everybody waits for the disk");
+    assert_eq!(is_first_at_disks(writer), may);
     let of_node: Vec<u32> =
         threads_of(pid).into_iter().filter(|(_, name)| name == "node").map(|(thread, _)| thread).collect();
     assert!(!of_node.is_empty());
     for of_sandboxes in of_node.into_iter().chain([zygote_of(pid)]) {
         assert_eq!(priority_of(of_sandboxes), usual);
+        assert!(!is_first_at_disks(of_sandboxes));
     }
+}
+
+/// Whether disks serve a thread before others.
+fn is_first_at_disks(thread: u32) -> bool {
+    let output = std::process::Command::new("ionice")
+        .args(["-p", &thread.to_string()])
+        .output()
+        .expect("run `ionice`");
+    String::from_utf8_lossy(&output.stdout).starts_with("realtime")
 }
 
 /// Where the kernel shares the processors among sessions first, the priorities of threads say nothing to those of other sessions.

@@ -19,7 +19,13 @@ pub fn of_node() -> io::Result<Runtime> {
 /// many are being started, clients must not wait for it. To be made when the zygote and the threads of the node exist, which stay
 /// where they are: each thread begins as its maker.
 pub fn of_api() -> io::Result<Runtime> {
-    if let Err(error) = rustix::process::nice(-AHEAD).map_err(io::Error::from).and(session_ahead()) {
+    let ahead = [
+        rustix::process::nice(-AHEAD).map(drop).map_err(io::Error::from),
+        session_ahead(),
+        // Others have the kernel write thousands of files at once, and leave it to it when.
+        warren_sys::process::first_at_disks(),
+    ];
+    for error in ahead.into_iter().filter_map(Result::err) {
         tracing::debug!(%error, "no priority over what runs in sandboxes");
     }
     workers("api")
