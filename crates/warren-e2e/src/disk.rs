@@ -24,6 +24,14 @@ impl SmallDisk {
         Self::hold(&format!("mount -t tmpfs -o size={megabytes}m,mode=0700 none \"$PLACE\""))
     }
 
+    /// One in memory from which no programs are run.
+    ///
+    /// # Errors
+    /// What the tools said.
+    pub fn without_programs(megabytes: u32) -> Result<Self, String> {
+        Self::hold(&format!("mount -t tmpfs -o size={megabytes}m,mode=0700,noexec none \"$PLACE\""))
+    }
+
     /// An ext4 file system on a loop device, over a file in memory.
     ///
     /// # Errors

@@ -14,7 +14,19 @@ use warren_e2e::foreground::Foreground;
 use warren_testkit::privileges::skip_without_root;
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
+const PODS: &str = "/api/v1/namespaces/default/pods";
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A pod of one container that runs this, or what its image says.
+fn pod(name: &str, command: Option<&[&str]>) -> Value {
+    json!({
+        "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
+            "containers": [{"name": "main", "image": "warren.dev/host", "command": command}],
+        },
+    })
+}
 
 struct Home {
     disk: SmallDisk,
@@ -74,6 +86,26 @@ impl Home {
         list["metadata"]["resourceVersion"].as_str().expect("a version").parse().expect("a number")
     }
 
+    /// The status of a pod once it is in this phase, or gone.
+    async fn until(&self, name: &str, phase: &str) -> Value {
+        let begun = std::time::Instant::now();
+        loop {
+            let (_, pod) = self.send(Method::GET, &format!("{PODS}/{name}"), &Value::Null).await;
+            if pod["status"]["phase"] == phase || pod["code"] == 404 {
+                return pod["status"].clone();
+            }
+            assert!(begun.elapsed() < DEADLINE, "{name} is not {phase}: {}\n{}", pod["status"], self.words());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Removes a pod, and waits until it is gone.
+    async fn remove(&self, name: &str) {
+        let (status, answer) = self.send(Method::DELETE, &format!("{PODS}/{name}"), &Value::Null).await;
+        assert_eq!(status, StatusCode::OK, "{answer}");
+        self.until(name, "gone").await;
+    }
+
     /// Creates objects until one is refused; the acknowledged names and the refusal.
     async fn create_until_refused(
         &self,
@@ -91,6 +123,18 @@ impl Home {
         }
         panic!("a full disk takes everything");
     }
+}
+
+#[tokio::test]
+async fn sandboxes_run_on_a_disk_that_has_no_programs_to_be_run() {
+    if skip_without_root() {
+        return;
+    }
+    let mut home = Home::new(SmallDisk::without_programs(64).expect("make a disk"));
+    home.up();
+    assert_eq!(home.send(Method::POST, PODS, &pod("idle", None)).await.0, StatusCode::CREATED);
+    assert_eq!(home.until("idle", "Running").await["phase"], "Running");
+    home.remove("idle").await;
 }
 
 #[tokio::test]
@@ -241,46 +285,21 @@ async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
             return;
         }
     };
-    const PODS: &str = "/api/v1/namespaces/default/pods";
     let mut home = Home::new(disk);
     home.up();
     let fill = "head -c 1073741824 /dev/zero > /var/fill; exec sleep 100000";
-    let pod = |name: &str, command: &[&str]| {
-        json!({
-            "metadata": {"name": name},
-            "spec": {
-                "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
-                "containers": [{"name": "main", "image": "warren.dev/host", "command": command}],
-            },
-        })
-    };
-    for pod in [pod("small", &["sleep", "100000"]), pod("large", &["sh", "-c", fill])] {
+    for pod in [pod("small", Some(&["sleep", "100000"])), pod("large", Some(&["sh", "-c", fill]))] {
         assert_eq!(home.send(Method::POST, PODS, &pod).await.0, StatusCode::CREATED);
     }
-    let until = async |name: &str, phase: &str| {
-        let begun = std::time::Instant::now();
-        loop {
-            let (_, pod) = home.send(Method::GET, &format!("{PODS}/{name}"), &Value::Null).await;
-            if pod["status"]["phase"] == phase || pod["code"] == 404 {
-                return pod["status"].clone();
-            }
-            assert!(begun.elapsed() < DEADLINE, "{name} is not {phase}: {}\n{}", pod["status"], home.words());
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    let evicted = until("large", "Failed").await;
+    let evicted = home.until("large", "Failed").await;
     assert_eq!(evicted["reason"], "Evicted", "{evicted}");
     let message = evicted["message"].as_str().expect("a message");
     assert!(message.starts_with("The node was low on resource: ephemeral-storage. "), "{message}");
     assert!(message.contains("Container main was using "), "{message}");
-    assert_eq!(until("small", "Running").await["phase"], "Running");
+    assert_eq!(home.until("small", "Running").await["phase"], "Running");
     assert_eq!(home.create("after", 100_000).await.0, StatusCode::CREATED);
     for name in ["small", "large"] {
-        assert_eq!(
-            home.send(Method::DELETE, &format!("{PODS}/{name}"), &Value::Null).await.0,
-            StatusCode::OK
-        );
-        until(name, "gone").await;
+        home.remove(name).await;
     }
     home.daemon.as_ref().expect("a daemon").signal(Signal::TERM);
     assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));

@@ -198,7 +198,7 @@ impl Builder {
         let pod_ip = self.pod_ip(pod, directory);
         let own_variables = environment(pod, container, &self.addresses(&pod_ip), sources)?;
         let values: HashMap<String, String> = own_variables.iter().cloned().collect();
-        let base = self.base(image, directory)?;
+        let mut base = self.base(image, directory)?;
 
         let mut variables = base.config.env.clone();
         if let Some(lease) = lease.filter(|lease| lease.mode == Mode::Restricted) {
@@ -224,10 +224,11 @@ impl Builder {
         spec.process.stdin = standard_input(container);
         spec.root.readonly =
             security.and_then(|security| security.read_only_root_filesystem).unwrap_or(false);
+        // The init of the built-in image, for a container on another one that asks to run it.
         if matches!(image, ContainerImage::Stored(_))
             && spec.process.args.first().is_some_and(|word| word == INIT_PATH)
         {
-            spec.mounts.push(self.init_mount());
+            base.rootfs.files.push((self.image.init(), INIT_PATH.into()));
         }
         spec.mounts.extend(self.volume_mounts(pod, container, directory, sources, &values)?);
         spec.mounts.extend(termination_mount(container, attempt, directory, ids)?);
@@ -315,16 +316,6 @@ impl Builder {
             mounts.push(Mount { destination, kind, source: Some(source), options });
         }
         Ok(mounts)
-    }
-
-    /// The init of the built-in image, for a container on another one that asks to run it.
-    fn init_mount(&self) -> Mount {
-        Mount {
-            destination: INIT_PATH.into(),
-            kind: MountKind::Bind,
-            source: Some(self.image.init()),
-            options: ["ro", "nosuid", "nodev"].map(str::to_owned).to_vec(),
-        }
     }
 
     /// What an image gives to every container on it.

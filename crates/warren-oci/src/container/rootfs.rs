@@ -259,7 +259,8 @@ pub(crate) fn terminals(ids: IdRange) -> Result<Detached, StepError> {
     Ok(Detached { mount, target: "/dev/pts".into(), is_directory: true })
 }
 
-/// Files of the host that appear read-only.
+/// Files of the host that appear read-only, and as programs if they are some: also from a disk that has none to be run, which an
+/// ordinary user cannot change.
 pub(crate) fn files(files: &[(PathBuf, PathBuf)]) -> Result<Vec<Detached>, StepError> {
     files
         .iter()
@@ -267,6 +268,10 @@ pub(crate) fn files(files: &[(PathBuf, PathBuf)]) -> Result<Vec<Detached>, StepE
             let step = || format!("show {} inside", source.display());
             let mount = mount::copy_mount(source, false).step(step)?;
             mount::restrict(mount.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), None, false).step(step)?;
+            match mount::allow_programs(mount.as_fd()) {
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                other => other.step(step)?,
+            }
             Ok(Detached { mount, target: target.clone(), is_directory: false })
         })
         .collect()
