@@ -11,6 +11,7 @@ use warren_sys::init;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
+#[expect(clippy::disallowed_methods, reason = "a condition is polled, with a deadline")]
 fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + DEADLINE;
     while !holds() {
