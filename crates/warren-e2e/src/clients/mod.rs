@@ -171,6 +171,8 @@ static MASKS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         (r"\nNo resource quota\.\n\nNo LimitRange resource\.\n", ""),
         // How wide a column is depends on what was masked in it.
         (r"(\S)  +", "$1  "),
+        // A real server looks through the addresses of services now and then, and may complain of one that is just being given.
+        (r"Events:\n  Type .*\n  ---- .*\n(  \w+  ClusterIPNotAllocated  .*\n)+", "Events:  <none>\n"),
     ]
     .into_iter()
     .map(|(pattern, replacement)| (Regex::new(pattern).expect("a pattern"), replacement))
@@ -210,6 +212,10 @@ mod tests {
         let masked =
             "NAME  TYPE  CLUSTER-IP  AGE\nweb  ClusterIP  <address> <age>\nresourceVersion: <version>\n";
         assert_eq!(mask(text), masked);
+        let events = "Events:\n  Type     Reason                 Age  From  Message\n  ----     ------                 ----  ----  -------\n";
+        let repair = "  Warning  ClusterIPNotAllocated  2s    ipallocator-repair-controller  Cluster IP [IPv4]: 10.0.0.7 is not allocated; repairing\n";
+        assert_eq!(mask(&format!("{events}{repair}")), "Events:  <none>\n");
+        assert!(mask(&format!("{events}  Normal  Made  2s  me  made it\n")).contains("made it"));
         assert_eq!(mask("  replicas: 3\nsize 5Gi of 10\n"), "  replicas: 3\nsize 5Gi of 10\n");
     }
 
