@@ -431,7 +431,7 @@ fn termination_mount(
 }
 
 /// How much of the processors a container may use; `None` for one that may use all there are: the kernel goes through the quotas of all
-/// containers for each that it is told.
+/// containers for each that it is told. A machine that is given more processors later does not keep a running container from them.
 fn cpu_quota(millis: u64, processors: u64) -> Option<CpuQuota> {
     (millis < processors * 1000)
         .then(|| CpuQuota { quota: millis * CPU_PERIOD_MICROSECONDS / 1000, period: CPU_PERIOD_MICROSECONDS })

@@ -158,7 +158,8 @@ pub fn restrict(
     set_attributes(mount, &attribute, recursive)
 }
 
-/// Lets programs be run from a mount, also where that it is a copy of says that they are not. Only whoever made that can.
+/// Lets programs be run from a copy of a mount that forbids it. Refused where the original is not ours to change, as it is for ordinary
+/// users.
 pub fn allow_programs(mount: BorrowedFd<'_>) -> io::Result<()> {
     let no_exec = u64::from(MountAttrFlags::MOUNT_ATTR_NOEXEC.bits());
     let attribute = libc::mount_attr { attr_set: 0, attr_clr: no_exec, propagation: 0, userns_fd: 0 };

@@ -345,7 +345,8 @@ pub fn start_ticks(pid: i32) -> io::Result<u64> {
 
 /// Whether the process leads its session. One whose session began outside of its process namespace, as in some containers, does not.
 pub fn leads_its_session() -> bool {
-    // SAFETY: both calls only return numbers. For a leader that cannot be seen from here the kernel says 0, which rustix takes to be impossible.
+    // SAFETY: both calls only return numbers. For a leader that cannot be seen from here the kernel says 0, which rustix takes to
+    // be impossible.
     unsafe { libc::getsid(0) == libc::getpid() }
 }
 

@@ -1,4 +1,4 @@
-//! The containers' init, run as what it is: the first process of a process namespace.
+//! The containers' init by itself, in the place of a shell that has a child. As a container's first process, the tests of containers run it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -259,8 +259,8 @@ pub(crate) fn terminals(ids: IdRange) -> Result<Detached, StepError> {
     Ok(Detached { mount, target: "/dev/pts".into(), is_directory: true })
 }
 
-/// Files of the host that appear read-only, and as programs if they are some: also from a disk that has none to be run, which an
-/// ordinary user cannot change.
+/// Files of the host that appear read-only, and as programs if they are some, also from a disk that forbids it. For ordinary users it
+/// stays forbidden.
 pub(crate) fn files(files: &[(PathBuf, PathBuf)]) -> Result<Vec<Detached>, StepError> {
     files
         .iter()
