@@ -259,22 +259,20 @@ pub(crate) fn terminals(ids: IdRange) -> Result<Detached, StepError> {
     Ok(Detached { mount, target: "/dev/pts".into(), is_directory: true })
 }
 
-/// Files of the host that appear read-only, and as programs if they are some, also from a disk that forbids it. For ordinary users it
-/// stays forbidden.
+/// Files of the host that appear read-only, and as programs if they are some, also from a disk that forbids it. Where ordinary users cannot
+/// change that, the image's own file of that name is left in view, if it has one.
 pub(crate) fn files(files: &[(PathBuf, PathBuf)]) -> Result<Vec<Detached>, StepError> {
-    files
-        .iter()
-        .map(|(source, target)| {
-            let step = || format!("show {} inside", source.display());
-            let mount = mount::copy_mount(source, false).step(step)?;
-            mount::restrict(mount.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), None, false).step(step)?;
-            match mount::allow_programs(mount.as_fd()) {
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-                other => other.step(step)?,
-            }
-            Ok(Detached { mount, target: target.clone(), is_directory: false })
-        })
-        .collect()
+    let shown = files.iter().map(|(source, target)| {
+        let step = || format!("show {} inside", source.display());
+        let mount = mount::copy_mount(source, false).step(step)?;
+        mount::restrict(mount.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), None, false).step(step)?;
+        match mount::allow_programs(mount.as_fd()) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
+            other => other.step(step)?,
+        }
+        Ok(Some(Detached { mount, target: target.clone(), is_directory: false }))
+    });
+    shown.filter_map(Result::transpose).collect()
 }
 
 /// The mounts that the specification asks for.
