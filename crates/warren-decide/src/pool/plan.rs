@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 use warren_api::conditions::{EventAction, EventReason};
 use warren_api::{Sandbox, SandboxWarmPoolStatus, labels};
@@ -178,7 +179,7 @@ fn roll(world: &World, rules: &Rules, memory: &mut Memory, count: &mut Count<'_>
 }
 
 /// Members that have had their time to become ready and have not: replaced, unless the cluster has no room for them, in
-/// which case a replacement would have none either.
+/// which case a replacement would have none either. Their time begins with their creation, or when room was found for them.
 fn collect_stuck(
     world: &World,
     memory: &mut Memory,
@@ -195,13 +196,16 @@ fn collect_stuck(
         if member.is_ready {
             return true;
         }
-        let age = Duration::try_from(now.duration_since(member.created.unwrap_or(now))).unwrap_or_default();
+        let pod = pod_of(world, member.sandbox);
+        // It cannot begin to start before it has a place.
+        let begun = member.created.max(pod.and_then(placed_at));
+        let age = Duration::try_from(now.duration_since(begun.unwrap_or(now))).unwrap_or_default();
         if age <= grace {
             let remaining = grace.saturating_sub(age);
             soonest = Some(soonest.map_or(remaining, |earlier| earlier.min(remaining)));
             return true;
         }
-        let is_held = pod_of(world, member.sandbox).is_some_and(is_unschedulable);
+        let is_held = pod.is_some_and(is_unschedulable);
         if is_held {
             *held += 1;
         } else {
@@ -391,12 +395,20 @@ fn pod_of<'a>(world: &'a World, member: &Sandbox) -> Option<&'a Pod> {
     world.pods.get(member.metadata.name.as_deref()?).map(|pod| &**pod)
 }
 
+/// What the scheduler has to say.
+fn scheduling(pod: &Pod) -> Option<&PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_deref()?;
+    conditions.iter().find(|condition| condition.type_ == "PodScheduled")
+}
+
 fn is_unschedulable(pod: &Pod) -> bool {
-    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     pod.metadata.deletion_timestamp.is_none()
-        && conditions.iter().any(|condition| {
-            condition.type_ == "PodScheduled"
-                && condition.status == "False"
-                && condition.reason.as_deref() == Some("Unschedulable")
+        && scheduling(pod).is_some_and(|condition| {
+            condition.status == "False" && condition.reason.as_deref() == Some("Unschedulable")
         })
+}
+
+fn placed_at(pod: &Pod) -> Option<Timestamp> {
+    let placed = scheduling(pod).filter(|condition| condition.status == "True")?;
+    placed.last_transition_time.as_ref().map(|Time(since)| *since)
 }

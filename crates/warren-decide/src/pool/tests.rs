@@ -202,6 +202,28 @@ fn row_26_a_member_has_its_grace_from_creation_and_an_unschedulable_one_is_held(
         status: 2 of which 1 ready
         look again in 60s"#]]
     .assert_eq(&render(&stuck, &mut memory, &Settings::default(), at(1)));
+    // Room is found: it has the time to start that others have.
+    let placed = |since| {
+        let condition =
+            json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": at(since).to_string()});
+        let pod = json!({"metadata": {"name": "stuck"}, "status": {"conditions": [condition]}});
+        Arc::new(serde_json::from_value(pod).unwrap())
+    };
+    let mut found = stuck.clone();
+    found.pods.insert("stuck".to_owned(), placed(1));
+    check(
+        &found,
+        expect![[r#"
+        status: 2 of which 1 ready
+        look again in 302s"#]],
+    );
+    found.pods.insert("stuck".to_owned(), placed(-301));
+    check(
+        &found,
+        expect![[r#"
+        repair: delete Sandbox stuck
+        status: 1 of which 1 ready"#]],
+    );
     let fine = ["stuck", "fine"].map(|name| member(name, &template("a"), -301, true)).to_vec();
     expect![[r#"
         status: 2 of which 2 ready
