@@ -243,30 +243,27 @@ async fn what_the_controllers_lose_on_a_full_disk_they_do_again() {
         let conditions = sandbox["status"]["conditions"].as_array().cloned().unwrap_or_default();
         conditions.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default()
     };
-    // The time is set while there is room, and comes when there is none.
+    // The time is set while there is room, and comes when there is none. There is no pod to delete first, which nobody does ahead of the
+    // disk, and what is written is larger than what was refused before.
     let shutdown = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(8);
     let sandbox = json!({
         "apiVersion": "agents.x-k8s.io/v1beta1",
         "kind": "Sandbox",
-        "metadata": {"name": "expires"},
+        "metadata": {"name": "expires", "annotations": {"note": "x".repeat(50_000)}},
         "spec": {
-            "shutdownTime": format!("{shutdown:.0}"), "shutdownPolicy": "Retain",
-            "podTemplate": {"spec": {
-                "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false,
-                "containers": [{"name": "main", "image": "warren.dev/host", "command": ["sleep", "100000"]}],
-            }},
+            "shutdownTime": format!("{shutdown:.0}"), "shutdownPolicy": "Retain", "operatingMode": "Suspended",
+            "podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}},
         },
     });
     let (status, answer) = home.send(Method::POST, SANDBOXES, &sandbox).await;
     assert_eq!(status, StatusCode::CREATED, "{answer}");
-    until("ready", &|sandbox| ready(sandbox)["status"] == "True").await;
+    until("suspended", &|sandbox| ready(sandbox)["reason"] == "SandboxSuspended").await;
     home.disk.fill().expect("fill the disk");
-    // Large objects, then small ones: the controllers write little.
     home.create_until_refused("large", 100_000).await;
     home.create_until_refused("small", 1).await;
     until("refused what the controllers wrote", &|_| home.words().contains("they begin again")).await;
     let (_, sandbox) = home.send(Method::GET, &format!("{SANDBOXES}/expires"), &Value::Null).await;
-    assert_eq!(ready(&sandbox)["status"], "True", "nobody sees what the disk does not have: {sandbox}");
+    assert_eq!(ready(&sandbox)["reason"], "SandboxSuspended", "nobody sees what the disk does not have");
     home.disk.make_room().expect("make room");
     until("expired", &|sandbox| ready(sandbox)["reason"] == "SandboxExpired").await;
 }
