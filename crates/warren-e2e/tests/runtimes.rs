@@ -2,6 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use futures::SinkExt as _;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
@@ -153,10 +154,21 @@ fn processes(marker: &str) -> Vec<String> {
         .collect()
 }
 
-/// What a pod's shim wrote down about itself.
-fn shim_pid(pods: &Pods, uid: &str) -> i32 {
+/// What a pod's shim wrote down about itself. It tells of a start before it writes it down.
+async fn shim_pid(pods: &Pods, uid: &str) -> i32 {
     let path = pods.home.path().join("pods").join(uid).join("state.json");
-    let state: Value = serde_json::from_slice(&std::fs::read(path).expect("read the state")).expect("JSON");
+    let written = async {
+        loop {
+            match std::fs::read(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                read => return read.expect("read the state"),
+            }
+        }
+    };
+    let state = tokio::time::timeout(DEADLINE, written).await.expect("the state is written");
+    let state: Value = serde_json::from_slice(&state).expect("JSON");
     i32::try_from(state["shim"]["pid"].as_i64().expect("a pid")).expect("a small number")
 }
 
@@ -227,7 +239,7 @@ async fn lives(runtime: &Runtime) -> Option<Pods> {
             if !memory.is_empty() && memory != "0" {
                 return;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
     tokio::time::timeout(DEADLINE, used).await.expect("the pod's memory is counted");
@@ -323,7 +335,7 @@ async fn nothing_is_left_when_the_shim_is_killed() {
     start(&pods, "gvisor", "box", json!({"command": ["sleep", "1234567"]}), json!({})).await;
     let uid = pods.api.get("box").await.expect("read the pod").uid().expect("a uid");
     assert!(!processes(&uid).is_empty(), "the runtime's processes name the pod");
-    let shim = Pid::from_raw(shim_pid(&pods, &uid)).expect("a process");
+    let shim = Pid::from_raw(shim_pid(&pods, &uid).await).expect("a process");
     kill_process(shim, Signal::KILL).expect("kill the shim");
     pods.wait("box", "ended", |pod| exit_code(pod).is_some()).await;
     delete(&pods, "box").await;
