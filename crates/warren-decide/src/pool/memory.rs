@@ -155,7 +155,8 @@ impl Memory {
     ///
     /// Fewer members than last time mean that claims are taking them: then refilling waits, so that it does not compete
     /// with more claims. The first look after a start never waits, and a pool that is down to its reserve is refilled beside them: the
-    /// emptier it is, the faster, so that it ends up as fast as claims come.
+    /// emptier it is, the faster, so that it ends up as fast as claims come. After a wait refilling begins with one start, and twice as many
+    /// may be on their way each time that no claim has come for as long again: a short pause is no sign that there will be a long one.
     pub(super) fn pace(
         &mut self,
         active: usize,
@@ -173,7 +174,7 @@ impl Memory {
         self.left = active;
         let rest = self.hold_until.map_or(Duration::ZERO, |until| until.saturating_sub(uptime));
         let most = match rest.is_zero() {
-            true => settings.max_starting,
+            true => settings.max_starting.map(|most| most.min(self.ramp(settings, uptime))),
             false if (active as f64) < reserve => {
                 // By the square: little for as long as there are many, everything for claims that would find none.
                 let missing = 1.0 - active as f64 / reserve;
@@ -182,6 +183,13 @@ impl Memory {
             false => Some(0),
         };
         Pace { most, rest }
+    }
+
+    /// How many members may be on their way by how long no claim has come.
+    fn ramp(&self, settings: &Settings, uptime: Duration) -> usize {
+        let Some(until) = self.hold_until else { return usize::MAX };
+        let doublings = uptime.saturating_sub(until).div_duration_f64(settings.replenish_delay) as u32;
+        1_usize.checked_shl(doublings).unwrap_or(usize::MAX)
     }
 
     /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: as long as there are

@@ -370,6 +370,13 @@ fn few_members_are_started_at_a_time_and_a_low_pool_does_not_wait() {
         [0, 0, 1, 1, 2, 4, 7, 8],
         "the emptier it is, the faster"
     );
+    let brief = Settings { replenish_delay: Duration::from_secs(1), reserve: 0.0, ..slowly.clone() };
+    assert_eq!(
+        passes_of(80, &brief, &[80, 40, 40, 41, 43, 47, 55, 54]),
+        [0, 0, 1, 2, 4, 8, 8, 0],
+        "after a pause at first one at a time"
+    );
+    assert_eq!(passes_of(80, &brief, &[0, 8]), [8, 8], "but not after a start");
     let never = Settings { replenish_delay: Duration::ZERO, ..slowly };
     assert_eq!(passes(&never, &[4, 1]), [0, 3]);
 }
