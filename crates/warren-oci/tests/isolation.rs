@@ -253,3 +253,34 @@ fn set_user_id_programs_gain_nothing_unless_asked_for_and_then_only_inside() {
         pod.shutdown();
     }
 }
+
+/// Seen by somebody with the power to take the root of a container off, which nobody inside has.
+#[test]
+fn below_a_containers_root_there_is_nothing_of_the_host() {
+    if skipped() {
+        return;
+    }
+    let home = Home::new();
+    let pod = home.idle_pod("below");
+    let running = pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));
+    let ContainerStatus::Running { process, .. } = running.status else { unreachable!() };
+    let (setns, umount) = (libc::SYS_setns, libc::SYS_umount2);
+    let program = format!(
+        "sub enter {{ syscall({setns}, fileno $_[0], 0) == 0 or die \"setns: $!\" }}
+         sub names {{ opendir my $d, $_[0] or die \"$_[0]: $!\"; print join(' ', sort grep !/^\\./, readdir $d), \"\\n\" }}
+         open my $mounts, '<', \"/proc/$ARGV[0]/ns/mnt\"; open my $user, '<', \"/proc/$ARGV[0]/ns/user\";
+         enter($mounts); my $root = '/'; syscall({umount}, $root, 2) == 0 or die \"umount: $!\"; enter($mounts);
+         enter($user); $( = $) = 0; $< = $> = 0;
+         names('/'); names('/dev'); names('/nothing'); names('/sys/class/net');
+         print join(' ', sort map {{ $_ == $$ ? 'self' : $_ == $ARGV[0] ? 'init' : -e \"/proc/$_\" ? 'other' : () }} 1..99999), \"\\n\";
+         print open(my $f, '>', '/file') ? 'writable' : $!, \"\\n\";"
+    );
+    let ended = std::process::Command::new("perl")
+        .args(["-e", &program, &process.pid.to_string()])
+        .output()
+        .expect("run perl");
+    let expected =
+        "dev nothing proc sys\nfull null random tty urandom zero\n\n\ninit self\nRead-only file system\n";
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), expected, "{ended:?}");
+    pod.shutdown();
+}

@@ -226,3 +226,11 @@ pub fn change_root(root: BorrowedFd<'_>) -> io::Result<()> {
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     Ok(rustix::process::chdir("/")?)
 }
+
+/// Takes the mount behind `root`, which is attached on top of the root of this mount namespace, for the root of this process. Whoever enters
+/// the namespace later finds it there, too.
+pub fn enter_root(root: BorrowedFd<'_>) -> io::Result<()> {
+    rustix::process::fchdir(root)?;
+    rustix::process::chroot(".")?;
+    Ok(rustix::process::chdir("/")?)
+}

@@ -12,6 +12,7 @@ pub(super) async fn mount_something(arena: &Arena) -> Result<()> {
             ("remount", libc::SYS_mount, "'none', '/proc/sys', 'none', 4128, 0"),
             ("proc", libc::SYS_mount, "'proc', '/mnt', 'proc', 0, 0"),
             ("umount2", libc::SYS_umount2, "'/proc/sys', 2"),
+            ("umount2 of the root", libc::SYS_umount2, "'/', 2"),
             ("pivot_root", libc::SYS_pivot_root, "'/', '/mnt'"),
         ])
         .await

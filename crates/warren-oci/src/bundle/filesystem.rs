@@ -222,7 +222,7 @@ pub(super) fn set_up(config: &Config, prepared: Prepared) -> Result<(), Error> {
     if let Some(propagation) = &config.linux.rootfs_propagation {
         set_root_propagation(propagation)?;
     }
-    restrict_paths(&config.linux.readonly_paths, &config.linux.masked_paths)
+    restrict_paths(&config.linux.readonly_paths, &config.linux.masked_paths, None)
         .map_err(|error| Error::Step { step: error.step, source: error.source })?;
     if config.root.readonly {
         mount::restrict(prepared.root.as_fd(), Attributes::NONE.read_only(), None, false)

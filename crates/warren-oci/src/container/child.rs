@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit, Signal};
@@ -21,10 +21,6 @@ use super::rootfs::{Detached, Step, StepError};
 use crate::defaults;
 use crate::protocol::{Refusal, RefusalReason};
 use crate::spec::{Process, Spec};
-
-/// Where the new root is attached for the moment before it becomes the root. Every Linux system has this directory,
-/// everybody may walk to it, and nothing here needs the host's `/proc` by its path.
-const STAGING: &str = "/proc";
 
 /// Why a process never came to run its program.
 #[derive(Debug)]
@@ -57,10 +53,11 @@ pub(super) fn make_proc() -> Result<OwnedFd, StepError> {
     mount::new_file_system("proc", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC).step(|| "make /proc".to_owned())
 }
 
-/// Sets up the root file system and never sees the host's again. Runs as the container's root in its new namespaces.
+/// Sets up the root file system on top of the empty one that this process was born with ([`super::birthplace`]), and never sees that again.
+/// Runs as the container's root in its new namespaces.
 pub(super) fn enter_root(spec: &Spec, proc: &OwnedFd, mut mounts: Vec<Detached>) -> Result<(), StepError> {
-    // A new procfs or sysfs is only granted while an old one is in full view, so both are made before the host's mounts
-    // go; the same is true of the device nodes, which are the host's.
+    // A new procfs or sysfs is only granted while an old one is in full view, so both are made before the root covers them; the same is
+    // true of the device nodes.
     let sys = mount::new_file_system("sysfs", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())
         .step(|| "make /sys".to_owned())?;
     let devices = DEVICES
@@ -69,10 +66,12 @@ pub(super) fn enter_root(spec: &Spec, proc: &OwnedFd, mut mounts: Vec<Detached>)
             mount::copy_mount(&Path::new("/dev").join(name), false).step(|| format!("take /dev/{name}"))
         })
         .collect::<Result<Vec<_>, _>>()?;
+    let nothing =
+        mount::copy_mount(Path::new(NOTHING), false).step(|| "take an empty directory".to_owned())?;
 
     let root = mounts.remove(0).mount;
-    mount::attach(root.as_fd(), Path::new(STAGING)).step(|| "attach the root file system".to_owned())?;
-    mount::change_root(root.as_fd()).step(|| "change the root".to_owned())?;
+    mount::attach(root.as_fd(), Path::new("/")).step(|| "attach the root file system".to_owned())?;
+    mount::enter_root(root.as_fd()).step(|| "change the root".to_owned())?;
 
     // From here on every path is the container's, and the worst that a link in its image can do is to lead elsewhere in
     // the same image.
@@ -90,6 +89,7 @@ pub(super) fn enter_root(spec: &Spec, proc: &OwnedFd, mut mounts: Vec<Detached>)
     restrict_paths(
         &given(&spec.linux.readonly_paths, defaults::READONLY_PATHS),
         &given(&spec.linux.masked_paths, defaults::MASKED_PATHS),
+        Some(nothing),
     )?;
     if spec.root.readonly {
         mount::restrict(root.as_fd(), Attributes::NONE.read_only(), None, false)
@@ -98,10 +98,13 @@ pub(super) fn enter_root(spec: &Spec, proc: &OwnedFd, mut mounts: Vec<Detached>)
     Ok(())
 }
 
-const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+/// What a process is born with, for its container to have.
+pub(super) const NOTHING: &str = "/nothing";
+pub(super) const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
 fn make_dev(devices: &[OwnedFd]) -> Result<(), StepError> {
-    let options = [FsOption::Text("mode", "755"), FsOption::Text("size", "64k")];
+    // As much as `/dev/shm` may hold, which is a part of it: each file system of its own makes every start and end cost more.
+    let options = [FsOption::Text("mode", "755"), FsOption::Text("size", "64m")];
     let attributes = Attributes { no_suid: true, no_exec: true, ..Attributes::NONE };
     let dev = mount::new_file_system("tmpfs", &options, attributes).step(|| "make /dev".to_owned())?;
     attach(&dev, "/dev")?;
@@ -120,12 +123,16 @@ fn make_dev(devices: &[OwnedFd]) -> Result<(), StepError> {
     ] {
         symlink(target, link).step(|| format!("make {link}"))?;
     }
-    for name in ["pts", "shm", "mqueue"] {
-        fs::create_dir(Path::new("/dev").join(name)).step(|| format!("make /dev/{name}"))?;
+    for (name, mode) in [("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o755)] {
+        let path = Path::new("/dev").join(name);
+        let step = || format!("make {}", path.display());
+        fs::create_dir(&path).step(step)?;
+        // Whatever the mask of new files is.
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).step(step)?;
     }
-    let options = [FsOption::Text("mode", "1777"), FsOption::Text("size", "64m")];
-    let shm = mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV_NO_EXEC)
-        .step(|| "make /dev/shm".to_owned())?;
+    let step = || "make /dev/shm".to_owned();
+    let shm = mount::copy_mount(Path::new("/dev/shm"), false).step(step)?;
+    mount::restrict(shm.as_fd(), Attributes::NO_SUID_NO_DEV_NO_EXEC, None, false).step(step)?;
     attach(&shm, "/dev/shm")?;
     let mqueue = mount::new_file_system("mqueue", &[], Attributes::NO_SUID_NO_DEV_NO_EXEC)
         .step(|| "make /dev/mqueue".to_owned())?;
@@ -182,8 +189,13 @@ pub(super) fn given(paths: &Option<Vec<PathBuf>>, default: &[&str]) -> Vec<PathB
     paths.clone().unwrap_or_else(|| default.iter().map(PathBuf::from).collect())
 }
 
-/// Keeps some paths from being written and others from being read. What is not there needs neither.
-pub(crate) fn restrict_paths(readonly: &[PathBuf], masked: &[PathBuf]) -> Result<(), StepError> {
+/// Keeps some paths from being written and others from being read. What is not there needs neither. `nothing` is an empty directory to
+/// mask others with; without it, one is made.
+pub(crate) fn restrict_paths(
+    readonly: &[PathBuf],
+    masked: &[PathBuf],
+    mut nothing: Option<OwnedFd>,
+) -> Result<(), StepError> {
     for path in readonly {
         let step = || format!("make {} read-only", path.display());
         let copy = match mount::copy_mount(path, true) {
@@ -204,11 +216,7 @@ pub(crate) fn restrict_paths(readonly: &[PathBuf], masked: &[PathBuf]) -> Result
         let cover = match (is_directory, &empty) {
             (false, _) => mount::copy_mount(Path::new("/dev/null"), false),
             (true, Some(covered)) => mount::copy_mount(covered, false),
-            (true, None) => mount::new_file_system(
-                "tmpfs",
-                &[FsOption::Text("size", "0"), FsOption::Text("nr_inodes", "1")],
-                Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only(),
-            ),
+            (true, None) => nothing.take().map_or_else(make_nothing, Ok),
         };
         mount::attach(cover.step(step)?.as_fd(), path).step(step)?;
         if is_directory && empty.is_none() {
@@ -216,6 +224,11 @@ pub(crate) fn restrict_paths(readonly: &[PathBuf], masked: &[PathBuf]) -> Result
         }
     }
     Ok(())
+}
+
+fn make_nothing() -> io::Result<OwnedFd> {
+    let options = [FsOption::Text("size", "0"), FsOption::Text("nr_inodes", "1")];
+    mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only())
 }
 
 fn is_absent(error: &io::Error) -> bool {

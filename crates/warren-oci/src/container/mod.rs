@@ -1,14 +1,15 @@
 //! How a container comes to be, from the shim's side.
 //!
-//! 1. The shim clones a child into new namespaces.
+//! 1. The shim clones a child into new namespaces, with an empty root ([`birthplace`]).
 //! 2. While the child makes its network namespace (a quarter of all the work), the shim makes directories and cgroups,
 //!    writes the id maps, makes the mounts that need the host's rights, detached, and sends all descriptors over.
-//! 3. The child enters the cgroups, hands over its network, to which the shim connects the pod's device meanwhile, attaches the mounts,
-//!    changes its root, gives up what it must not have, and becomes the program ([`child`]).
+//! 3. The child enters the cgroups, hands over its network, to which the shim connects the pod's device meanwhile, attaches the mounts
+//!    on top of the empty root, gives up what it must not have, and becomes the program ([`child`]).
 //!
 //! The child says how it went through a pipe that its exec closes: an empty pipe is a success. The shim reads it in its
 //! event loop, so that a program on a slow disk does not hold up the other containers.
 
+mod birthplace;
 mod child;
 mod exec;
 mod network;
@@ -46,6 +47,7 @@ use crate::spec::{Rlimit, Spec};
 use crate::timeline::Timeline;
 use crate::wire;
 
+pub(crate) use self::birthplace::Birthplace;
 pub(crate) use self::child::{make_mount_point, resource, restrict_paths, set_ids};
 pub(crate) use self::exec::{Exec, exec, resize};
 use self::other_runtime::RuntimeContainer;
@@ -59,6 +61,7 @@ pub(crate) struct Workshop {
     pub(crate) filter: Filter,
     pub(crate) hierarchy: Hierarchy,
     pub(crate) pid_namespace: OwnedFd,
+    pub(crate) birthplace: Birthplace,
     pub(crate) layering: Layering,
     pub(crate) privileges: Privileges,
     pub(crate) own_ids: OwnIds,
@@ -347,13 +350,15 @@ fn clone_container(
     let Some(namespaces) = namespaces else {
         let shared = Namespaces::USER.with(Namespaces::IPC).with(Namespaces::UTS);
         let options = CloneOptions { namespaces: own.with(shared), sibling: false, cgroup };
-        let cloned = process::clone(workshop.proof, options).map_err(kernel::explain_namespaces);
-        return match cloned.step(step)? {
+        let cloned = workshop.birthplace.clone_process(workshop.proof, options);
+        return match cloned.map_err(kernel::explain_namespaces).step(step)? {
             Fork::Child => Ok(None),
             Fork::Parent(child) => Ok(Some(child)),
         };
     };
     // The pod has its namespaces, and a process that enters the user namespace cannot come back.
+    let [network, ipc, uts, user] = namespaces;
+    let namespaces = [workshop.birthplace.as_fd(), network, ipc, uts, user];
     match clone_inside(workshop.proof, &namespaces, own, cgroup).step(step)? {
         Fork::Child => Ok(None),
         Fork::Parent(child) => Ok(Some(child)),

@@ -29,7 +29,7 @@ use self::clients::{Asker, Clients};
 use self::guest::{Guest, Visitor};
 use self::log::Stream;
 use crate::client::socket_path;
-use crate::container::{PodNamespaces, Workshop};
+use crate::container::{Birthplace, PodNamespaces, Workshop};
 use crate::kernel::{self, Layering};
 use crate::privileges::{OwnIds, Privileges};
 use crate::protocol::{Answer, PodRequest, PodState, ProcessName, Refusal, RefusalReason};
@@ -57,6 +57,8 @@ impl Prepared {
             // belongs to its user.
             namespace::unshare(Namespaces::NETWORK)?;
         }
+        let birthplace = Birthplace::make(proof)
+            .map_err(|error| io::Error::other(format!("{}: {}", error.step, error.source)))?;
         Ok(Self(Workshop {
             proof,
             filter: seccomp_profile::default_filter(),
@@ -64,6 +66,7 @@ impl Prepared {
             privileges,
             own_ids: OwnIds::of_this_process()?,
             pid_namespace: namespace::open(0, "pid")?,
+            birthplace,
             layering: match (kernel::probe()?, layering) {
                 (_, Some(wanted)) => wanted,
                 (found, None) => found,
@@ -106,7 +109,8 @@ pub(crate) fn run(prepared: Prepared, pod: PodRequest, client: Seqpacket) -> ! {
 fn live(workshop: Workshop, pod: PodRequest, client: Seqpacket) -> io::Result<()> {
     let _ = rustix::thread::set_name(c"warren-shim");
     rustix::process::setsid()?;
-    process::close_from(3, &[client.as_fd(), workshop.pid_namespace.as_fd()])?;
+    let kept = [client.as_fd(), workshop.pid_namespace.as_fd(), workshop.birthplace.as_fd()];
+    process::close_from(3, &kept)?;
     let mut timeline = Timeline::new(pod.trace, &pod.directory);
     timeline.mark("shim", "fork");
     detach_standard_streams(Some(&pod.directory.join("shim.log")))?;

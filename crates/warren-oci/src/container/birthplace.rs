@@ -1,0 +1,134 @@
+//! The mount namespace that containers' first processes are born in: a root with nothing in it but what a container's own mounts are made
+//! from. It is made once, by the zygote.
+//!
+//! A process that is born among the machine's mounts has to be moved away from them with `pivot_root`, for which the kernel looks at every
+//! thread of the machine, and each mount costs to be copied and to be dropped. Here a container's root is attached on top of the empty one.
+//! What is below can be reached by nobody without power over the container's own mounts, which nobody is given, and then is this: devices that
+//! every container has, an empty directory, and kernel file systems that show no process but the container's and no network device.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use warren_sys::mount::{self, Attributes, FsOption};
+use warren_sys::namespace;
+use warren_sys::process::{self, CloneOptions, Fork, Namespaces, SingleThreaded};
+use warren_sys::socket::Seqpacket;
+
+use super::child;
+use super::rootfs::{Step, StepError};
+
+/// Where the root is attached for the moment before it becomes the root. Every Linux system has this directory.
+const STAGING: &str = "/proc";
+
+#[derive(Debug)]
+pub(crate) struct Birthplace(OwnedFd);
+
+impl Birthplace {
+    /// Makes it in a process of its own, which then ends.
+    pub(crate) fn make(proof: SingleThreaded) -> Result<Self, StepError> {
+        let step = || "make an empty root".to_owned();
+        let (ours, theirs) = Seqpacket::pair().step(step)?;
+        match process::fork(proof).step(step)? {
+            Fork::Child => {
+                drop(ours);
+                let sent = furnish().and_then(|namespace| {
+                    theirs.send(b"mnt", &[namespace.as_fd()]).step(|| "hand over the namespace".to_owned())
+                });
+                if let Err(error) = sent {
+                    let _ = theirs.send(format!("{}: {}", error.step, error.source).as_bytes(), &[]);
+                }
+                process::exit_now(0)
+            }
+            Fork::Parent(helper) => {
+                drop(theirs);
+                let packet = ours.receive(4096);
+                let _ = helper.wait();
+                let packet =
+                    packet.and_then(|packet| packet.ok_or(io::ErrorKind::UnexpectedEof.into())).step(step)?;
+                let said = || io::Error::other(String::from_utf8_lossy(&packet.bytes).into_owned());
+                packet.descriptors.into_iter().next().ok_or_else(said).step(step).map(Self)
+            }
+        }
+    }
+
+    /// Clones a process there, with a copy of it for its own. This process is where it was afterwards.
+    pub(super) fn clone_process(&self, proof: SingleThreaded, options: CloneOptions<'_>) -> io::Result<Fork> {
+        let own = namespace::open(0, "mnt")?;
+        let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        namespace::enter_one(self.0.as_fd())?;
+        let cloned = process::clone(proof, options);
+        if matches!(cloned, Ok(Fork::Child)) {
+            return cloned;
+        }
+        namespace::enter_one(own.as_fd())?;
+        // Which has led to the root of the namespace; ours may be below it.
+        rustix::process::fchdir(&root)?;
+        rustix::process::chroot(".")?;
+        cloned
+    }
+}
+
+/// Its namespace, for those who go there and do not come back.
+impl AsFd for Birthplace {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Makes the namespace, with this process in it, and returns its descriptor.
+fn furnish() -> Result<OwnedFd, StepError> {
+    // A sysfs shows the devices of the network that it is made in.
+    namespace::unshare(Namespaces::MOUNT.with(Namespaces::NETWORK)).step(|| "make namespaces".to_owned())?;
+    mount::keep_mounts_private().step(|| "keep mounts private".to_owned())?;
+    let namespace = namespace::open(0, "mnt").step(|| "open the mount namespace".to_owned())?;
+
+    let options = [FsOption::Text("mode", "555"), FsOption::Text("size", "64k")];
+    let root = mount::new_file_system("tmpfs", &options, Attributes::NO_SUID_NO_DEV_NO_EXEC)
+        .step(|| "make the root".to_owned())?;
+    let hidden = [FsOption::Text("subset", "pid"), FsOption::Text("hidepid", "ptraceable")];
+    let proc = kernel_file_system("proc", "/proc", &hidden, Attributes::NO_SUID_NO_DEV_NO_EXEC)?;
+    let read_only = Attributes::NO_SUID_NO_DEV_NO_EXEC.read_only();
+    let sys = kernel_file_system("sysfs", "/sys", &[], read_only)?;
+    let devices = child::DEVICES
+        .iter()
+        .map(|name| {
+            let path = Path::new("/dev").join(name);
+            mount::copy_mount(&path, false)
+                .step(|| format!("take {}", path.display()))
+                .map(|copy| (path, copy))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+
+    mount::attach(root.as_fd(), Path::new(STAGING)).step(|| "attach the root".to_owned())?;
+    mount::change_root(root.as_fd()).step(|| "change the root".to_owned())?;
+    for (path, mounted) in [("/proc", proc), ("/sys", sys)] {
+        let step = || format!("attach {path}");
+        fs::create_dir(path).step(step)?;
+        mount::attach(mounted.as_fd(), Path::new(path)).step(step)?;
+    }
+    for path in ["/dev", child::NOTHING] {
+        fs::create_dir(path).step(|| format!("make {path}"))?;
+    }
+    for (path, device) in devices {
+        let step = || format!("attach {}", path.display());
+        fs::File::create_new(&path).step(step)?;
+        mount::attach(device.as_fd(), &path).step(step)?;
+    }
+    mount::restrict(root.as_fd(), read_only, None, false).step(|| "make the root read-only".to_owned())?;
+    Ok(namespace)
+}
+
+/// A new one, or where that is not ours to have, as for ordinary users, the one that is there.
+fn kernel_file_system(
+    kind: &str,
+    path: &str,
+    options: &[FsOption<'_>],
+    attributes: Attributes,
+) -> Result<OwnedFd, StepError> {
+    mount::new_file_system(kind, options, attributes)
+        .or_else(|_| mount::copy_mount(Path::new(path), true))
+        .step(|| format!("make {path}"))
+}
