@@ -17,6 +17,30 @@ pub struct Usage {
     pub cpu_seconds: f64,
 }
 
+/// Processor time of the whole machine so far, in ticks.
+#[derive(Debug, Clone, Copy)]
+pub struct MachineTime {
+    all: u64,
+    stolen: u64,
+}
+
+impl MachineTime {
+    /// Up to now.
+    pub fn now() -> anyhow::Result<MachineTime> {
+        let stat = fs::read_to_string("/proc/stat").context("look at the machine")?;
+        // user nice system idle iowait irq softirq steal; what guests had is in user already.
+        let line = stat.lines().next().and_then(|line| line.strip_prefix("cpu ")).unwrap_or_default();
+        let ticks: Vec<u64> =
+            line.split_whitespace().take(8).filter_map(|ticks| ticks.parse().ok()).collect();
+        Ok(MachineTime { all: ticks.iter().sum(), stolen: ticks.get(7).copied().unwrap_or_default() })
+    }
+
+    /// How much of the time since an earlier look a virtual machine's host has given to others, in percent.
+    pub fn stolen_since(self, earlier: MachineTime) -> f64 {
+        100.0 * (self.stolen - earlier.stolen) as f64 / (self.all - earlier.all).max(1) as f64
+    }
+}
+
 impl Usage {
     /// The sum over some processes.
     pub fn of(pids: &[u32]) -> anyhow::Result<Usage> {

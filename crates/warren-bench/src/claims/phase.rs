@@ -14,6 +14,7 @@ use super::place::Place;
 use super::pool::{CLAIMS, NAMESPACE, POOL_NAME};
 use super::report::Phase;
 use crate::connection::{Connection, Endpoint};
+use crate::process::MachineTime;
 use crate::summary::Summary;
 
 /// How many clients create claims at the same time, at most.
@@ -29,6 +30,7 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     // A connection that is silent for a whole load is closed by the server, so each of these has one of its own.
     let version = version_of(&mut place.endpoint.connect().await?, CLAIMS).await?;
     let before = place.usage()?;
+    let machine = MachineTime::now()?;
 
     let began = Instant::now();
     let mut creates = JoinSet::new();
@@ -47,6 +49,7 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     }
     let ready = observer.wait_for_ready(arrivals.len(), PATIENCE).await?;
     let after = place.usage()?;
+    let stolen = MachineTime::now()?.stolen_since(machine);
     let writes = version_of(&mut place.endpoint.connect().await?, CLAIMS).await?.saturating_sub(version);
     let now = place.counts().await?;
 
@@ -73,6 +76,7 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
         conflicts: now.conflicts.saturating_sub(counts.conflicts),
         controller: after.controller.since(before.controller),
         server: after.server.map(|after| after.since(before.server.unwrap_or_default())),
+        stolen,
     })
 }
 

@@ -51,6 +51,8 @@ pub struct Phase {
     pub controller: Usage,
     /// What API server and etcd used, where they are apart.
     pub server: Option<Usage>,
+    /// How much of the processors' time others had, on the machine that this one is a guest of, in percent.
+    pub stolen: f64,
 }
 
 /// What a store has waited for its disk during a load.
@@ -126,15 +128,15 @@ impl Report {
         }
         if !self.phases.is_empty() {
             println!(
-                "| home | load | claims | Ready | per second | p50 ms | p90 ms | p99 ms | writes per claim, refill included | writes per second | wait for a worker ms | conflicts | controller CPU s | MB | API server CPU s |"
+                "| home | load | claims | Ready | per second | p50 ms | p90 ms | p99 ms | writes per claim, refill included | writes per second | wait for a worker ms | conflicts | controller CPU s | MB | API server CPU s | stolen % |"
             );
-            println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
+            println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
         }
         for phase in &self.phases {
             let times = phase.times.as_ref();
             let (p50, p90, p99) = times.map_or((0.0, 0.0, 0.0), |times| (times.p50, times.p90, times.p99));
             println!(
-                "| {} | {} | {} | {} | {:.0} | {p50:.1} | {p90:.1} | {p99:.1} | {:.1} | {:.0} | {:.1} | {} | {:.1} | {:.0} | {} |",
+                "| {} | {} | {} | {} | {:.0} | {p50:.1} | {p90:.1} | {p99:.1} | {:.1} | {:.0} | {:.1} | {} | {:.1} | {:.0} | {} | {:.1} |",
                 phase.home,
                 phase.part.describe(),
                 phase.claims,
@@ -147,6 +149,7 @@ impl Report {
                 phase.controller.cpu_seconds,
                 phase.controller.rss_mb,
                 server_seconds(phase.server),
+                phase.stolen,
             );
         }
         let disks: Vec<_> =
