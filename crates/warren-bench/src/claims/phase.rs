@@ -39,8 +39,8 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
         creates.spawn(async move {
             tokio::time::sleep_until(at.into()).await;
             let name = format!("{part:?}-{number}").to_lowercase();
-            let sent = creators.create(&name).await?;
-            anyhow::Ok((name, sent))
+            let (sent, acknowledged) = creators.create(&name).await?;
+            anyhow::Ok((name, sent, acknowledged))
         });
     }
     let mut sent = Vec::with_capacity(arrivals.len());
@@ -56,7 +56,7 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     let took = began.elapsed().as_secs_f64();
     let mut times = Vec::with_capacity(sent.len());
     let mut last = began;
-    for (name, sent) in &sent {
+    for (name, sent, _) in &sent {
         if let Some((at, _)) = observer.history(name).ready {
             times.push(at.saturating_duration_since(*sent));
             last = last.max(at);
@@ -69,6 +69,10 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
         ready,
         per_second: ready as f64 / last.saturating_duration_since(began).as_secs_f64(),
         times: Summary::of("create to Ready", times),
+        creates: Summary::of(
+            "create",
+            sent.iter().map(|(_, sent, acknowledged)| *acknowledged - *sent).collect(),
+        ),
         writes_per_claim: writes as f64 / arrivals.len() as f64,
         writes_per_second: writes as f64 / took,
         wait_ms: now.wait_since(counts),
@@ -97,8 +101,8 @@ impl Creators {
         Ok(Creators { endpoint, free: Semaphore::new(count), connections: Mutex::new(connections) })
     }
 
-    /// Creates a claim and says when the request was sent.
-    async fn create(&self, name: &str) -> anyhow::Result<Instant> {
+    /// Creates a claim and says when the request was sent, and when it was answered.
+    async fn create(&self, name: &str) -> anyhow::Result<(Instant, Instant)> {
         let _permit = self.free.acquire().await?;
         let connection = self.connections.lock().await.pop();
         let mut connection = connection.ok_or_else(|| anyhow::anyhow!("more permits than connections"))?;
@@ -115,8 +119,9 @@ impl Creators {
         } else {
             created?;
         }
+        let acknowledged = Instant::now();
         self.connections.lock().await.push(connection);
-        Ok(sent)
+        Ok((sent, acknowledged))
     }
 }
 
