@@ -4,7 +4,8 @@
 //! A process that is born among the machine's mounts has to be moved away from them with `pivot_root`, for which the kernel looks at every
 //! thread of the machine, and each mount costs to be copied and to be dropped. Here a container's root is attached on top of the empty one.
 //! What is below can be reached by nobody without power over the container's own mounts, which nobody is given, and then is this: devices that
-//! every container has, an empty directory, and kernel file systems that show no process but the container's and no network device.
+//! every container has, an empty directory, and kernel file systems that show no process but the container's and no network device. (An ordinary
+//! user cannot have such a procfs; there it is the machine's, as that user sees it.)
 
 use std::fs;
 use std::io;
@@ -80,6 +81,8 @@ impl AsFd for Birthplace {
 
 /// Makes the namespace, with this process in it, and returns its descriptor.
 fn furnish() -> Result<OwnedFd, StepError> {
+    // Containers have other ids, and go by what everybody may do.
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     // A sysfs shows the devices of the network that it is made in.
     namespace::unshare(Namespaces::MOUNT.with(Namespaces::NETWORK)).step(|| "make namespaces".to_owned())?;
     mount::keep_mounts_private().step(|| "keep mounts private".to_owned())?;
