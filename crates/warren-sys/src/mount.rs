@@ -227,8 +227,8 @@ pub fn change_root(root: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
-/// Takes the mount behind `root`, which is attached on top of the root of this mount namespace, for the root of this process. Whoever enters
-/// the namespace later finds it there, too.
+/// Takes the directory behind `root` for the root of this process. Where it is that of a mount on top of the root of the mount namespace, whoever
+/// enters the namespace later finds it there, too.
 pub fn enter_root(root: BorrowedFd<'_>) -> io::Result<()> {
     rustix::process::fchdir(root)?;
     rustix::process::chroot(".")?;

@@ -66,8 +66,7 @@ impl Birthplace {
         }
         namespace::enter_one(own.as_fd())?;
         // Which has led to the root of the namespace; ours may be below it.
-        rustix::process::fchdir(&root)?;
-        rustix::process::chroot(".")?;
+        mount::enter_root(root.as_fd())?;
         cloned
     }
 }
@@ -131,7 +130,11 @@ fn kernel_file_system(
     options: &[FsOption<'_>],
     attributes: Attributes,
 ) -> Result<OwnedFd, StepError> {
-    mount::new_file_system(kind, options, attributes)
-        .or_else(|_| mount::copy_mount(Path::new(path), true))
-        .step(|| format!("make {path}"))
+    let made = match mount::new_file_system(kind, options, attributes) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            mount::copy_mount(Path::new(path), true)
+        }
+        other => other,
+    };
+    made.step(|| format!("make {path}"))
 }
