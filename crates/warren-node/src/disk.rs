@@ -21,6 +21,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 use warren_decide::pod::{DiskSpace, DiskUsage, disk_eviction, disk_room, low_disk_eviction};
+use warren_oci::cgroup_names;
 use warren_oci::privileges::Privileges;
 use warren_oci::protocol::ContainerStatus;
 use warren_sys::cgroup::{Cgroup, Hierarchy};
@@ -196,15 +197,14 @@ impl Keeper {
             } else if self.being_counted.insert(uid.clone()) {
                 let (lost, changes) = (self.lost, Some(self.changes));
                 let directory = entry.directory.clone();
-                let name = format!("{}/{uid}", self.shared.builder.home_cgroup);
-                let cgroup = Cgroup::named(&self.hierarchy, &name);
+                let cgroups = self.cgroups(&uid, &entry);
                 // An ordinary user may have no cgroups to find them by.
                 let first = (self.hierarchy == Hierarchy::Absent).then(|| first_processes(&entry));
                 self.counting.spawn_blocking(move || {
                     let begun = Instant::now();
                     let processes = match &first {
                         Some(first) => processes_beside(first),
-                        None => cgroup.processes().unwrap_or_default(),
+                        None => cgroups.iter().filter_map(|cgroup| cgroup.processes().ok()).flatten().collect(),
                     };
                     let (usage, result) = measure(&directory, &processes);
                     let room = disk_room(&pod, &usage);
@@ -218,6 +218,14 @@ impl Keeper {
             self.relieve(space);
         }
         if shrunk >= SHRINKING || self.is_low { PAUSE_WHILE_SHRINKING } else { PAUSE }
+    }
+
+    fn cgroups(&self, uid: &str, entry: &Entry) -> Vec<Cgroup> {
+        let names = cgroup_names::pod(&self.shared.home_id, uid);
+        let state = entry.state.borrow();
+        let containers = state.iter().flat_map(|state| state.containers.keys());
+        let named = |name: &String| Cgroup::named(&self.hierarchy, &cgroup_names::container(&names, name));
+        containers.map(named).collect()
     }
 
     /// The pods that are new or may be over their limits, dead ones among them; and forgets those that are gone. Most pods are

@@ -138,7 +138,7 @@ impl Node {
             image: HostImage::prepare(&config.data_dir)?,
             node_name: config.name.clone(),
             host_ip: config.host_ip.to_string(),
-            home_cgroup: cleanup::home_cgroup(&home_id),
+            home_id: home_id.clone(),
             claims: config.data_dir.join("volumes"),
             runtimes: config.runtimes.clone(),
             host_paths: config.host_paths.clone(),

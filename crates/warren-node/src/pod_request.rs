@@ -15,6 +15,7 @@ use warren_decide::pod::{
 use warren_image::manifest::RunConfig;
 use warren_image::store::Image;
 use warren_image::user::{self, UserError};
+use warren_oci::cgroup_names;
 use warren_oci::host_image::{HostImage, INIT_PATH};
 use warren_oci::idmap::IdRange;
 use warren_oci::protocol::{ContainerRequest, LogFile, Overlay, PodRequest, Rootfs, RuntimeProgram};
@@ -36,7 +37,7 @@ pub(crate) struct Builder {
     pub(crate) image: HostImage,
     pub(crate) node_name: String,
     pub(crate) host_ip: String,
-    pub(crate) home_cgroup: String,
+    pub(crate) home_id: String,
     /// Where claims keep their data.
     pub(crate) claims: PathBuf,
     /// Other runtimes, by the names of their classes.
@@ -169,7 +170,7 @@ impl Builder {
                 .map_err(|source| RequestError::Directory { path, source })?;
         }
         Ok(PodRequest {
-            cgroup: format!("{}/{uid}", self.home_cgroup),
+            cgroup: cgroup_names::pod(&self.home_id, &uid),
             uid,
             directory: directory.0.clone(),
             hostname,
@@ -177,7 +178,6 @@ impl Builder {
             network: None,
             runtime,
             proxy_port: lease.filter(|lease| !lease.is_reachable()).map(|_| network::PROXY_PORT),
-            limits: spec::Limits::default(),
             containers: Vec::new(),
             trace: false,
         })

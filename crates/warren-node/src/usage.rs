@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::Mutex;
+use warren_oci::cgroup_names;
 use warren_oci::privileges::Privileges;
 use warren_oci::protocol::{ContainerStatus, Stats};
 use warren_sys::cgroup::{Cgroup, Hierarchy};
@@ -86,7 +87,7 @@ impl Measured {
 
 impl Usage {
     /// What is used now, counted since things began.
-    pub(crate) async fn sample(&self, home_cgroup: &str, registry: &Registry) -> io::Result<Sample> {
+    pub(crate) async fn sample(&self, home_id: &str, registry: &Registry) -> io::Result<Sample> {
         let hierarchy = match self.hierarchy.get() {
             Some(known) => known.clone(),
             None => {
@@ -95,12 +96,12 @@ impl Usage {
             }
         };
         let running = running(registry);
-        let home = home_cgroup.to_owned();
+        let home = home_id.to_owned();
         tokio::task::spawn_blocking(move || take(&hierarchy, &home, running)).await.map_err(io::Error::other)
     }
 
     /// What is used now, with rates. Whoever asks at the same time gets the same answer.
-    pub(crate) async fn measure(&self, home_cgroup: &str, registry: &Registry) -> io::Result<Arc<Measured>> {
+    pub(crate) async fn measure(&self, home_id: &str, registry: &Registry) -> io::Result<Arc<Measured>> {
         let mut last = self.last.lock().await;
         let mut earlier = None;
         if let Some((sample, measured)) = &*last
@@ -114,12 +115,12 @@ impl Usage {
         let earlier = match earlier {
             Some(sample) => sample,
             None => {
-                let sample = self.sample(home_cgroup, registry).await?;
+                let sample = self.sample(home_id, registry).await?;
                 tokio::time::sleep(SHORTEST_WINDOW).await;
                 sample
             }
         };
-        let now = self.sample(home_cgroup, registry).await?;
+        let now = self.sample(home_id, registry).await?;
         let measured = Arc::new(compare(&earlier, now.clone()));
         *last = Some((now, measured.clone()));
         Ok(measured)
@@ -141,11 +142,11 @@ fn running(registry: &Registry) -> Vec<PodSample> {
     pods.collect()
 }
 
-fn take(hierarchy: &Hierarchy, home_cgroup: &str, mut pods: Vec<PodSample>) -> Sample {
+fn take(hierarchy: &Hierarchy, home_id: &str, mut pods: Vec<PodSample>) -> Sample {
     for pod in &mut pods {
-        let uid = &pod.uid;
+        let names = cgroup_names::pod(home_id, &pod.uid);
         pod.containers.retain_mut(|container| {
-            let name = format!("{home_cgroup}/{uid}/{}", container.name);
+            let name = cgroup_names::container(&names, &container.name);
             match Cgroup::named(hierarchy, &name).stats() {
                 Ok(stats) => container.stats = stats,
                 // It has ended since.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use warren_oci::cleanup;
 use warren_oci::client::ShimClient;
 use warren_oci::host_image::HostImage;
 use warren_oci::idmap::IdAllocator;
@@ -14,6 +13,7 @@ use warren_oci::protocol::{
 };
 use warren_oci::spec::{CpuQuota, Limits, Process, Spec};
 use warren_oci::zygote::Zygote;
+use warren_oci::{cgroup_names, cleanup};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -84,13 +84,12 @@ fn pod_request(
     PodRequest {
         uid: uid.to_owned(),
         directory: directory.to_owned(),
-        cgroup: format!("{}/{uid}", cleanup::home_cgroup(HOME)),
+        cgroup: cgroup_names::pod(HOME, uid),
         hostname: uid.to_owned(),
         ids,
         network: None,
         runtime: None,
         proxy_port: None,
-        limits: Limits::default(),
         containers: vec![ContainerRequest {
             name: "main".to_owned(),
             attempt: 0,

@@ -11,13 +11,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use warren_sys::cgroup::{Cgroup, Hierarchy};
 use warren_sys::process;
 
+use crate::cgroup_names;
 use crate::privileges::Privileges;
 use crate::protocol::{ContainerStatus, PodState};
-
-/// The cgroup that holds everything of one home.
-pub fn home_cgroup(home_id: &str) -> String {
-    format!("warren-{home_id}")
-}
 
 /// What a pod's shim last wrote down about it; `None` if it never got that far.
 pub fn read_state(pod_directory: &Path) -> io::Result<Option<PodState>> {
@@ -68,8 +64,12 @@ fn hierarchy() -> Result<Hierarchy, CleanupError> {
 /// Kills whatever is left of a pod and removes its cgroups. For a pod whose shim is gone; with a living shim use
 /// [`crate::protocol::Call::Shutdown`]. Safe to repeat. Its directory stays.
 pub fn kill_pod(home_id: &str, pod_uid: &str) -> Result<(), CleanupError> {
-    let hierarchy = hierarchy()?;
-    remove_cgroup(&Cgroup::named(&hierarchy, &format!("{}/{pod_uid}", home_cgroup(home_id))))
+    let (hierarchy, home) = (hierarchy()?, cgroup_names::home(home_id));
+    let all = hierarchy.children(&home).map_err(CleanupError::Cgroups)?;
+    let of_pod = all.iter().filter(|name| cgroup_names::uid_of(name) == pod_uid);
+    of_pod
+        .map(|name| Cgroup::named(&hierarchy, &format!("{home}/{name}")))
+        .try_for_each(|it| remove_cgroup(&it))
 }
 
 /// Kills the containers that a pod's record says are running. For a pod whose shim is gone, where there are no cgroups to find
@@ -105,8 +105,11 @@ pub fn remove_pod_directory(directory: &Path) -> Result<(), CleanupError> {
 
 /// The uids of pods that have cgroups in this home, dead or alive.
 pub fn pods_with_cgroups(home_id: &str) -> Result<Vec<String>, CleanupError> {
-    let hierarchy = hierarchy()?;
-    hierarchy.children(&home_cgroup(home_id)).map_err(CleanupError::Cgroups)
+    let all = hierarchy()?.children(&cgroup_names::home(home_id)).map_err(CleanupError::Cgroups)?;
+    let mut uids: Vec<String> = all.iter().map(|name| cgroup_names::uid_of(name).to_owned()).collect();
+    uids.sort_unstable();
+    uids.dedup();
+    Ok(uids)
 }
 
 /// Removes the home's own cgroup once no pod is left in it; a home with pods keeps it.
@@ -115,7 +118,7 @@ pub fn remove_home_cgroup(home_id: &str) -> Result<(), CleanupError> {
         return Ok(());
     }
     let hierarchy = hierarchy()?;
-    remove_cgroup(&Cgroup::named(&hierarchy, &home_cgroup(home_id)))
+    remove_cgroup(&Cgroup::named(&hierarchy, &cgroup_names::home(home_id)))
 }
 
 /// Kills what is in the cgroup until it can be removed.

@@ -16,6 +16,7 @@ macro_rules! complain {
 }
 
 pub mod bundle;
+pub mod cgroup_names;
 pub mod cleanup;
 pub mod client;
 mod container;

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::idmap::IdRange;
-use crate::spec::{Limits, Spec, User};
+use crate::spec::{Spec, User};
 
 /// A whole pod: what its shim needs to know to start it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub struct PodRequest {
     /// The pod's directory (`<data>/pods/<uid>`). It must exist; the shim puts `shim.sock`, `state.json`, `shim.log`
     /// and `containers/` into it.
     pub directory: PathBuf,
-    /// The pod's cgroup, relative to the root of the hierarchies: `warren-<home id>/<uid>`.
+    /// What the names of its containers' cgroups begin with ([`crate::cgroup_names::pod`]).
     pub cgroup: String,
     /// Host name inside.
     pub hostname: String,
@@ -38,9 +38,6 @@ pub struct PodRequest {
     /// that listens there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_port: Option<u16>,
-    /// Limits over all containers together.
-    #[serde(default)]
-    pub limits: Limits,
     /// Containers to start at once, in order; more can follow by [`Call::Start`].
     #[serde(default)]
     pub containers: Vec<ContainerRequest>,

@@ -355,7 +355,7 @@ fn fifty_pods_at_once() {
 }
 
 #[test]
-fn a_limit_on_the_pod_holds_for_all_its_containers() {
+fn limits_on_processors_are_those_of_the_cgroup() {
     if skipped() {
         return;
     }
@@ -371,7 +371,7 @@ fn a_limit_on_the_pod_holds_for_all_its_containers() {
     let directory = home.cgroups().into_iter().find(|path| path.join("cpu.cfs_quota_us").exists());
     // On version 2 the file has another name; the limit itself is the same.
     if let Some(directory) = directory {
-        let read = |name: &str| std::fs::read_to_string(directory.join("cpu/main").join(name)).unwrap();
+        let read = |name: &str| std::fs::read_to_string(directory.join("cpu.main").join(name)).unwrap();
         assert_eq!(read("cpu.cfs_quota_us"), "50000\n");
         assert_eq!(read("cpu.shares"), "512\n");
     }

@@ -8,7 +8,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use warren_oci::cleanup;
 use warren_oci::client::ShimClient;
 use warren_oci::host_image::HostImage;
 use warren_oci::idmap::IdAllocator;
@@ -17,6 +16,7 @@ use warren_oci::protocol::{
     Message, PodRequest, PodState, Refusal, TerminalSize,
 };
 use warren_oci::spec::{Limits, Process, Spec};
+use warren_oci::{cgroup_names, cleanup};
 
 /// Real containers need root. A run without it must not look like a pass, so it fails unless it is told to skip.
 pub fn skipped() -> bool {
@@ -140,13 +140,12 @@ impl Home {
         PodRequest {
             uid: uid.to_owned(),
             directory: self.directory(uid),
-            cgroup: format!("{}/{uid}", cleanup::home_cgroup(&self.id)),
+            cgroup: cgroup_names::pod(&self.id, uid),
             hostname: uid.to_owned(),
             ids,
             network: None,
             runtime: None,
             proxy_port: None,
-            limits: Limits::default(),
             containers,
             trace: false,
         }
@@ -172,7 +171,7 @@ impl Home {
     }
 
     pub fn cgroups(&self) -> Vec<PathBuf> {
-        let name = cleanup::home_cgroup(&self.id);
+        let name = cgroup_names::home(&self.id);
         // Version 2 has it at the top, version 1 below each controller.
         let roots = std::fs::read_dir("/sys/fs/cgroup").unwrap().map(|root| root.unwrap().path());
         std::iter::once(PathBuf::from("/sys/fs/cgroup"))

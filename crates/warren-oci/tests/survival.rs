@@ -124,7 +124,7 @@ fn nothing_is_left_after_a_shutdown() {
     drop(streams);
     eventually("the processes are gone", || (!alive(shim) && !alive(container)).then_some(()));
     assert!(!directory.exists());
-    assert!(home.cgroups().iter().all(|path| !path.join("trace-less").exists()));
+    assert!(home.cgroups().iter().all(|path| !path.join("trace-less.main").exists()));
     cleanup::remove_home_cgroup(&home.id).unwrap();
     assert_eq!(home.cgroups(), Vec::<std::path::PathBuf>::new());
     assert_eq!(mounts(), before);

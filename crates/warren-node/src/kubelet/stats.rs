@@ -12,7 +12,7 @@ use crate::usage::{Measured, PodSample, Sample};
 
 /// `/stats/summary`. One field is ours: `window`, over how many seconds the rates are.
 pub(super) async fn summary(shared: &Shared) -> Response<Body> {
-    match shared.usage.measure(&shared.builder.home_cgroup, &shared.registry).await {
+    match shared.usage.measure(&shared.home_id, &shared.registry).await {
         Ok(measured) => json_text(&summary_of(&measured, &shared.facts.name)),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("read the cgroups: {error}\n")),
     }
@@ -81,7 +81,7 @@ fn pod_summary(measured: &Measured, pod: &PodSample) -> Value {
 
 /// `/metrics/resource`: counted since things began, so one look is enough.
 pub(super) async fn resources(shared: &Shared) -> Response<Body> {
-    match shared.usage.sample(&shared.builder.home_cgroup, &shared.registry).await {
+    match shared.usage.sample(&shared.home_id, &shared.registry).await {
         Ok(sample) => page(resource_metrics(&sample)),
         Err(_) => page(
             "# HELP scrape_error 1 if there was an error while getting container metrics, 0 otherwise\n\

@@ -83,20 +83,24 @@ impl Worker {
             // One that was asked for, whose zygote died before it could say so, may be on its way.
             None => self.connect_to_earlier().await.ok(),
         };
+        // A shim that has shut down has left nothing.
+        let mut is_over = false;
         if let Some(mut shim) = shim {
             match shim.call(Call::Shutdown).await {
-                Ok(_) => {}
+                Ok(_) => is_over = true,
                 Err(problem) => {
-                    debug!(error = %chain(&problem), "shim did not shut down; its cgroup is killed")
+                    debug!(error = %chain(&problem), "shim did not shut down; its cgroups are killed")
                 }
             }
         }
         let (home, uid, directory) =
             (self.shared.home_id.clone(), self.uid.clone(), self.directory.0.clone());
         blocking(move || {
-            cleanup::kill_pod(&home, &uid)?;
-            if let Err(error) = cleanup::kill_recorded(&directory) {
-                warn!(%error, "containers of a lost shim not looked for");
+            if !is_over {
+                cleanup::kill_pod(&home, &uid)?;
+                if let Err(error) = cleanup::kill_recorded(&directory) {
+                    warn!(%error, "containers of a lost shim not looked for");
+                }
             }
             // From here on they tell of the next shim. Usually they are not there: no error.
             for name in ["shim.sock", "state.json"] {

@@ -39,6 +39,7 @@ use warren_sys::socket::Seqpacket;
 use self::child::{Failure, Groups, Streams};
 use self::rootfs::{Detached, Kept, Layers, Step};
 use self::streams::Outside;
+use crate::cgroup_names;
 use crate::defaults;
 use crate::kernel::{self, Layering};
 use crate::privileges::{OwnIds, Privileges};
@@ -207,7 +208,8 @@ pub(crate) fn start(
     };
     started.inspect_err(|_| {
         // The child, if there was one, is dead and reaped, so the cgroup is empty.
-        let _ = Cgroup::named(&workshop.hierarchy, &cgroup_name(pod, request)).remove();
+        let name = cgroup_names::container(&pod.cgroup, &request.name);
+        let _ = Cgroup::named(&workshop.hierarchy, &name).remove();
     })
 }
 
@@ -287,23 +289,20 @@ fn start_steps(
     }
 }
 
-fn cgroup_name(pod: &PodRequest, request: &ContainerRequest) -> String {
-    format!("{}/{}", pod.cgroup, request.name)
-}
-
-/// The container's cgroup, and the pod's if it is not there yet.
+/// The container's cgroup.
 fn make_cgroup(
     workshop: &Workshop,
     pod: &PodRequest,
     request: &ContainerRequest,
 ) -> Result<(Cgroup, Entrance), StepError> {
     let step = || "make the cgroup".to_owned();
-    Cgroup::create(&workshop.hierarchy, &pod.cgroup, &pod.limits).step(step)?;
     let mut limits = request.spec.linux.resources;
     if let Some(runtime) = &pod.runtime {
         limits.pids = limits.pids.map(|pids| other_runtime::threads(runtime.kind, pids));
     }
-    let cgroup = Cgroup::create(&workshop.hierarchy, &cgroup_name(pod, request), &limits).step(step)?;
+    let cgroup =
+        Cgroup::create(&workshop.hierarchy, &cgroup_names::container(&pod.cgroup, &request.name), &limits)
+            .step(step)?;
     let entrance = cgroup.entrance().step(step)?;
     Ok((cgroup, entrance))
 }

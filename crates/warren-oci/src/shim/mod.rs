@@ -28,6 +28,7 @@ use self::attach::Attachments;
 use self::clients::{Asker, Clients};
 use self::guest::{Guest, Visitor};
 use self::log::Stream;
+use crate::cgroup_names;
 use crate::client::socket_path;
 use crate::container::{Birthplace, PodNamespaces, Workshop};
 use crate::kernel::{self, Layering};
@@ -130,7 +131,6 @@ fn live(workshop: Workshop, pod: PodRequest, client: Seqpacket) -> io::Result<()
 struct Shim {
     workshop: Workshop,
     pod: PodRequest,
-    cgroup: Cgroup,
     name: ProcessName,
     listener: SeqpacketListener,
     clients: Clients,
@@ -165,7 +165,6 @@ impl Shim {
         client: Seqpacket,
         timeline: &mut Timeline,
     ) -> io::Result<Self> {
-        let cgroup = Cgroup::named(&workshop.hierarchy, &pod.cgroup);
         let containers = std::mem::take(&mut pod.containers);
         let mut clients = Clients::default();
         clients.add(client);
@@ -180,7 +179,6 @@ impl Shim {
             name: ProcessName::of(rustix::process::getpid().as_raw_pid())?,
             workshop,
             pod,
-            cgroup,
             listener,
             clients,
             namespaces,
@@ -378,6 +376,12 @@ impl Shim {
         }
     }
 
+    /// Of all containers that there ever were: something may be left of one that has ended.
+    fn cgroups(&self) -> impl Iterator<Item = Cgroup> {
+        let names = self.guests.keys().map(|name| cgroup_names::container(&self.pod.cgroup, name));
+        names.map(|name| Cgroup::named(&self.workshop.hierarchy, &name))
+    }
+
     /// Once everything is dead: removes the cgroups and tells those who asked.
     fn finish_closing(&mut self) {
         if self.closing.is_none()
@@ -387,7 +391,7 @@ impl Shim {
             return;
         }
         let askers = self.closing.take().unwrap_or_default();
-        let removed = crate::cleanup::remove_cgroup(&self.cgroup);
+        let removed = self.cgroups().try_for_each(|cgroup| crate::cleanup::remove_cgroup(&cgroup));
         self.shut_down = removed.is_ok();
         self.revision += 1;
         self.write_state();

@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use warren_sys::cgroup::Cgroup;
+
 use super::Shim;
 use super::clients::Asker;
 use super::guest::{Guest, Visitor};
@@ -57,11 +59,13 @@ impl Shim {
             Call::Resize { exec, size } => self.resize(exec, size),
             Call::Signal { target, signal } => self.signal(&target, signal),
             Call::Pause => {
-                self.cgroup.freeze().map_err(failed("pause"))?;
+                // All of it or none.
+                let frozen = self.cgroups_in_use().try_for_each(Cgroup::freeze);
+                frozen.inspect_err(|_| self.thaw()).map_err(failed("pause"))?;
                 self.set_paused(true)
             }
             Call::Resume => {
-                self.cgroup.thaw().map_err(failed("resume"))?;
+                self.cgroups_in_use().try_for_each(Cgroup::thaw).map_err(failed("resume"))?;
                 self.set_paused(false)
             }
             Call::Stats => {
@@ -218,9 +222,20 @@ impl Shim {
         }
         if self.paused {
             // Killed while frozen, they die the moment they thaw and run nothing more of their own.
-            let _ = self.cgroup.thaw();
+            self.thaw();
             self.paused = false;
         }
+    }
+
+    fn thaw(&self) {
+        for cgroup in self.cgroups_in_use() {
+            let _ = cgroup.thaw();
+        }
+    }
+
+    /// Those of containers that have not ended.
+    fn cgroups_in_use(&self) -> impl Iterator<Item = &Cgroup> {
+        self.guests.values().filter_map(|guest| Some(&guest.container.as_ref()?.cgroup))
     }
 }
 

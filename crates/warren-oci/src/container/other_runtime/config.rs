@@ -10,6 +10,7 @@ use super::super::exec::environment;
 use super::super::streams::FIRST_SIZE;
 use super::files::{Files, Shown};
 use crate::bundle::system_call_name;
+use crate::cgroup_names;
 use crate::defaults;
 use crate::protocol::{ContainerRequest, PodRequest, RuntimeKind};
 use crate::seccomp_profile;
@@ -48,7 +49,7 @@ pub(super) fn config(
         "linux": {
             "uidMappings": map,
             "gidMappings": map,
-            "cgroupsPath": format!("/{}", super::super::cgroup_name(pod, request)),
+            "cgroupsPath": format!("/{}", cgroup_names::container(&pod.cgroup, &request.name)),
             "maskedPaths": given(&spec.linux.masked_paths, defaults::MASKED_PATHS),
             "readonlyPaths": given(&spec.linux.readonly_paths, defaults::READONLY_PATHS),
         },
@@ -213,7 +214,7 @@ mod tests {
         assert_eq!(config["process"]["capabilities"]["effective"], json!([]));
         assert_eq!(config["process"]["capabilities"]["bounding"][0], json!("CAP_CHOWN"));
         assert_eq!(config["linux"]["uidMappings"][0]["hostID"], json!(1_879_048_192_u32));
-        assert_eq!(config["linux"]["cgroupsPath"], json!("/warren-0/u/main"));
+        assert_eq!(config["linux"]["cgroupsPath"], json!("/warren-0/u.main"));
         assert_eq!(config["mounts"][6]["options"], json!(["rbind", "nosuid", "nodev", "ro"]));
         let names = |value: &Value| value["syscalls"].to_string();
         let calls = names(&config["linux"]["seccomp"]);
