@@ -4,13 +4,13 @@
 //! Nothing tells who writes how much: quotas do, but few file systems are made with them, and an image or a file system of
 //! its own for each pod would cost more than its start. But a file system says in a microsecond how much room it has, and no
 //! pod can have grown by more than that has shrunk. So a pod's files are counted when the disk has lost as much as the pod
-//! may still write, and else once a minute, as kubelet does, if anything was written at all. While room shrinks, it is
+//! may still write, and else once a minute, as kubelet does, if anything was written at all, one pod after the other. While room shrinks, it is
 //! looked at ten times a second. What lies between two looks can be taken for a moment, and is given back with the
 //! eviction, which needs no room on the disk itself.
 
 mod measure;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -77,14 +77,27 @@ struct Present {
 }
 
 impl Known {
-    /// Whether the pod's files are to be counted again.
-    fn is_due(&self, present: Present) -> bool {
+    /// Whether the pod's files are to be counted again, and how soon.
+    fn due(&self, present: Present) -> Option<Due> {
         let oldest = if present.is_low { OLDEST_LOOK_WHEN_LOW } else { OLDEST_LOOK };
         let may_be_over = present.lost.saturating_sub(self.lost) >= self.room;
         let is_old =
             present.now.saturating_duration_since(self.at) >= oldest && self.changes != Some(present.changes);
-        may_be_over || is_old
+        match (may_be_over, is_old) {
+            (false, false) => None,
+            (false, true) if !present.is_low => Some(Due::InTurn),
+            _ => Some(Due::Now),
+        }
     }
+}
+
+/// When files are to be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    Now,
+    /// After those whose last count is older. Pods that were started together are due together, and all at once they would
+    /// have every processor.
+    InTurn,
 }
 
 /// One count.
@@ -115,6 +128,8 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
         known: HashMap::new(),
         counting: JoinSet::new(),
         being_counted: HashSet::new(),
+        line: VecDeque::new(),
+        in_turn: None,
     };
     let mut next = tokio::time::Instant::now();
     loop {
@@ -122,8 +137,16 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
             () = tokio::time::sleep_until(next) => {}
             // Each look is at all pods, and counts of a thousand pods end twenty times a second. One pod more or less that was
             // counted makes no difference to the others, except for who has most on a disk that is nearly full.
-            Some(Ok(counted)) = keeper.counting.join_next() => {
-                keeper.counted(counted);
+            Some(counted) = keeper.counting.join_next() => {
+                match counted {
+                    Ok(counted) => keeper.counted(counted),
+                    Err(error) => {
+                        warn!(%error, "files of a pod not counted");
+                        // Whose they were is not known; one that is counted twice does no harm.
+                        keeper.being_counted.clear();
+                        keeper.in_turn = None;
+                    }
+                }
                 if !keeper.is_low || !keeper.being_counted.is_empty() {
                     continue;
                 }
@@ -150,6 +173,10 @@ struct Keeper {
     known: HashMap<String, Known>,
     counting: JoinSet<Counted>,
     being_counted: HashSet<String>,
+    /// Pods that are to be counted in turn, as of the last look.
+    line: VecDeque<String>,
+    /// Whose turn it is.
+    in_turn: Option<String>,
 }
 
 impl Keeper {
@@ -175,6 +202,7 @@ impl Keeper {
         self.is_unsettled = self.is_low;
         let now = Instant::now();
         let present = Present { now, is_low: self.is_low, lost: self.lost, changes: self.changes };
+        let mut line = Vec::new();
         for (uid, entry) in self.suspects(present) {
             let Some((entry, pod)) = live(entry) else { continue };
             // One that was started since the last look has written since then; of those before us nothing is known.
@@ -189,35 +217,57 @@ impl Keeper {
                 lost: lost_before,
                 changes: None,
             });
-            if !known.is_due(present) {
-                continue;
-            }
+            let Some(due) = known.due(present) else { continue };
             if now.duration_since(known.at) < known.took * REST_AFTER_COUNTING {
                 self.is_unsettled = true;
-            } else if self.being_counted.insert(uid.clone()) {
-                let (lost, changes) = (self.lost, Some(self.changes));
-                let directory = entry.directory.clone();
-                let cgroups = self.cgroups(&uid, &entry);
-                // An ordinary user may have no cgroups to find them by.
-                let first = (self.hierarchy == Hierarchy::Absent).then(|| first_processes(&entry));
-                self.counting.spawn_blocking(move || {
-                    let begun = Instant::now();
-                    let processes = match &first {
-                        Some(first) => processes_beside(first),
-                        None => cgroups.iter().filter_map(|cgroup| cgroup.processes().ok()).flatten().collect(),
-                    };
-                    let (usage, result) = measure(&directory, &processes);
-                    let room = disk_room(&pod, &usage);
-                    let known =
-                        Known { usage, room, at: Instant::now(), took: begun.elapsed(), lost, changes };
-                    Counted { uid, known, result }
-                });
+            } else if due == Due::Now {
+                self.count(uid, &entry, pod);
+            } else if !self.being_counted.contains(&uid) {
+                line.push((known.at, uid));
             }
         }
+        line.sort_unstable();
+        self.line = line.into_iter().map(|(_, uid)| uid).collect();
+        self.next_turn();
         if self.is_low && self.being_counted.is_empty() {
             self.relieve(space);
         }
         if shrunk >= SHRINKING || self.is_low { PAUSE_WHILE_SHRINKING } else { PAUSE }
+    }
+
+    /// Has the next in line counted, unless it is somebody's turn.
+    fn next_turn(&mut self) {
+        while self.in_turn.is_none()
+            && let Some(uid) = self.line.pop_front()
+        {
+            if let Some((entry, pod)) = self.shared.registry.get(&uid).and_then(live) {
+                self.in_turn = Some(uid.clone());
+                self.count(uid, &entry, pod);
+            }
+        }
+    }
+
+    /// Has the files of a pod counted, unless they are already.
+    fn count(&mut self, uid: String, entry: &Entry, pod: Arc<Pod>) {
+        if !self.being_counted.insert(uid.clone()) {
+            return;
+        }
+        let (lost, changes) = (self.lost, Some(self.changes));
+        let directory = entry.directory.clone();
+        let cgroups = self.cgroups(&uid, entry);
+        // An ordinary user may have no cgroups to find them by.
+        let first = (self.hierarchy == Hierarchy::Absent).then(|| first_processes(entry));
+        self.counting.spawn_blocking(move || {
+            let begun = Instant::now();
+            let processes = match &first {
+                Some(first) => processes_beside(first),
+                None => cgroups.iter().filter_map(|cgroup| cgroup.processes().ok()).flatten().collect(),
+            };
+            let (usage, result) = measure(&directory, &processes);
+            let room = disk_room(&pod, &usage);
+            let known = Known { usage, room, at: Instant::now(), took: begun.elapsed(), lost, changes };
+            Counted { uid, known, result }
+        });
     }
 
     fn cgroups(&self, uid: &str, entry: &Entry) -> Vec<Cgroup> {
@@ -237,7 +287,7 @@ impl Keeper {
             known.retain(|uid, _| entries.contains_key(uid));
             let suspects = entries
                 .iter()
-                .filter(|(uid, _)| known.get(*uid).is_none_or(|known| known.is_due(present)))
+                .filter(|(uid, _)| known.get(*uid).is_none_or(|known| known.due(present).is_some()))
                 .map(|(uid, entry)| (uid.clone(), entry.clone()));
             suspects.collect()
         })
@@ -246,6 +296,10 @@ impl Keeper {
     fn counted(&mut self, counted: Counted) {
         let Counted { uid, known, result } = counted;
         self.being_counted.remove(&uid);
+        if self.in_turn.as_ref() == Some(&uid) {
+            self.in_turn = None;
+            self.next_turn();
+        }
         let Some(entry) = self.shared.registry.get(&uid) else { return };
         let Some((entry, pod)) = live(entry) else { return };
         debug!(%uid, bytes = known.usage.total(), took = ?known.took, "files of a pod counted");
@@ -331,14 +385,19 @@ mod tests {
             changes: Some(7),
         };
         let due = |seconds, is_low, lost, changes| {
-            known.is_due(Present { now: at + Duration::from_secs(seconds), is_low, lost, changes })
+            known.due(Present { now: at + Duration::from_secs(seconds), is_low, lost, changes })
         };
-        assert!(!due(1, false, 1_099, 8));
-        assert!(due(1, false, 1_100, 8), "the disk has lost all that the pod may still write");
-        assert!(!due(59, false, 1_000, 8));
-        assert!(due(60, false, 1_000, 8));
-        assert!(!due(60, false, 1_000, 7), "nothing was written since");
-        assert!(due(2, true, 1_000, 8), "a full disk");
-        assert!(!due(1, true, 1_000, 8));
+        assert_eq!(due(1, false, 1_099, 8), None);
+        assert_eq!(
+            due(1, false, 1_100, 8),
+            Some(Due::Now),
+            "the disk has lost all that the pod may still write"
+        );
+        assert_eq!(due(60, false, 1_100, 8), Some(Due::Now));
+        assert_eq!(due(59, false, 1_000, 8), None);
+        assert_eq!(due(60, false, 1_000, 8), Some(Due::InTurn));
+        assert_eq!(due(60, false, 1_000, 7), None, "nothing was written since");
+        assert_eq!(due(2, true, 1_000, 8), Some(Due::Now), "a full disk");
+        assert_eq!(due(1, true, 1_000, 8), None);
     }
 }
