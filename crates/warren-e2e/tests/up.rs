@@ -114,6 +114,9 @@ fn it_goes_ahead_of_what_runs_in_sandboxes() {
     let (writer, _) = writer.expect("it has a store");
     assert_eq!(priority_of(writer), (usual - 2 * ahead).max(-20), "everybody waits for the disk");
     assert_eq!(is_first_at_disks(writer), may);
+    if let (Some(turn), Some(usual)) = (turn_of(writer), turn_of(std::process::id())) {
+        assert!(turn < usual, "a turn of {turn} ns beside {usual} ns");
+    }
     let of_node: Vec<u32> =
         threads_of(pid).into_iter().filter(|(_, name)| name == "node").map(|(thread, _)| thread).collect();
     assert!(!of_node.is_empty());
@@ -172,6 +175,13 @@ fn session_of(process: u32) -> Option<String> {
 fn priority_of(thread: u32) -> i32 {
     let thread = Pid::from_raw(thread.cast_signed());
     getpriority_process(thread).expect("it runs")
+}
+
+/// How long a thread runs at a time, in nanoseconds, where the kernel says so.
+fn turn_of(thread: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{thread}/sched")).ok()?;
+    let line = text.lines().find(|line| line.starts_with("se.slice"))?;
+    line.rsplit(':').next()?.trim().parse().ok()
 }
 
 fn threads_of(pid: u32) -> Vec<(u32, String)> {

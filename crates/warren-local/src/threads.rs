@@ -22,6 +22,8 @@ pub fn of_api() -> io::Result<Runtime> {
     let ahead = [
         rustix::process::nice(-AHEAD).map(drop).map_err(io::Error::from),
         session_ahead(),
+        // What is ahead still waits until the turn of whoever runs is over, which may be milliseconds, unless its own turns are shorter.
+        warren_sys::process::in_short_turns(),
         // Others have the kernel write thousands of files at once, and leave it to it when.
         warren_sys::process::first_at_disks(),
     ];
