@@ -69,7 +69,7 @@ pub fn kill_pod(home_id: &str, pod_uid: &str) -> Result<(), CleanupError> {
     let of_pod = all.iter().filter(|name| cgroup_names::uid_of(name) == pod_uid);
     of_pod
         .map(|name| Cgroup::named(&hierarchy, &format!("{home}/{name}")))
-        .try_for_each(|it| remove_cgroup(&it))
+        .try_for_each(|cgroup| remove_cgroup(&cgroup))
 }
 
 /// Kills the containers that a pod's record says are running. For a pod whose shim is gone, where there are no cgroups to find

@@ -378,8 +378,12 @@ impl Shim {
 
     /// Of all containers that there ever were: something may be left of one that has ended.
     fn cgroups(&self) -> impl Iterator<Item = Cgroup> {
-        let names = self.guests.keys().map(|name| cgroup_names::container(&self.pod.cgroup, name));
-        names.map(|name| Cgroup::named(&self.workshop.hierarchy, &name))
+        // One whose name could not be a cgroup's was refused, but is there to tell so.
+        let names = self.guests.keys().filter(|name| serve::check_name(name).is_ok());
+        names.map(|name| {
+            let name = cgroup_names::container(&self.pod.cgroup, name);
+            Cgroup::named(&self.workshop.hierarchy, &name)
+        })
     }
 
     /// Once everything is dead: removes the cgroups and tells those who asked.
