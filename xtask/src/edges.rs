@@ -47,6 +47,7 @@ const TABLE: &[Row] = &[
     row("warren-store", &[], &[HTTP, CLIENT]),
     row("warren-sys", &[], &[ASYNC, KUBERNETES]),
     row("warren-oci", &["warren-sys"], &[ASYNC, KUBERNETES]),
+    row("warren-shim", &["warren-oci"], &[ASYNC, KUBERNETES]),
     row("warren-image", &[], &[HTTP]),
     row("warren-apiserver", &["warren-store"], &[ARGUMENTS]),
     row("warren-controllers", &["warren-api", "warren-decide"], &[DATABASE, ARGUMENTS]),

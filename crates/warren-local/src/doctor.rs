@@ -86,6 +86,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         user_namespaces(facts),
         cgroups(facts),
         seccomp(facts),
+        programs_in_memory(facts),
         overlay(facts),
         file_system(facts),
         disk(facts),
@@ -223,6 +224,20 @@ fn seccomp(facts: &Facts) -> Finding {
             "the kernel cannot filter system calls",
             "A sandbox could make every system call, so none is started.",
             "start a kernel with CONFIG_SECCOMP_FILTER, as those of all distributions have it",
+        ),
+    }
+}
+
+fn programs_in_memory(facts: &Facts) -> Finding {
+    const CHECK: &str = "programs-in-memory";
+    match facts.forbids_programs_in_memory {
+        false => Finding::ok(CHECK, "they can be run"),
+        true => Finding::bad(
+            CHECK,
+            Verdict::Problem,
+            "`vm.memfd_noexec` is 2, which forbids them",
+            "The program that looks after sandboxes is run from memory, so no home starts.",
+            "run `sysctl vm.memfd_noexec=1`, which allows them where they are asked for",
         ),
     }
 }

@@ -37,7 +37,7 @@ pub use warren_node::{HostPath, KubeletAccess, RegistryConfig};
 
 use lock::{Lock, Starting};
 use warren_oci::privileges::Privileges;
-use warren_oci::zygote::{StartZygoteError, Zygote};
+use warren_oci::zygote::StartZygoteError;
 
 /// Everything a home needs to know.
 #[derive(Clone, Debug)]
@@ -139,7 +139,7 @@ fn answers(socket: &Path) -> bool {
 
 /// Runs a home until SIGTERM or SIGINT. `on_ready` is called with our process id when the API answers.
 ///
-/// To be called by a process with one thread: the zygote is forked first. An ordinary user's comes here by way of
+/// To be called by a process with one thread: the zygote and the threads begin as their maker, each at its time. An ordinary user's comes here by way of
 /// [`enter_user_namespace`]. After a `kill -9` at any point, the next
 /// call finds the objects, the running sandboxes and whatever has to be cleaned up.
 pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError> {
@@ -155,7 +155,7 @@ pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError>
     // Their programs are asked who they are, which is for a process with one thread, too.
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
     privileges.claim_cgroups().map_err(StartError::Cgroups)?;
-    let zygote = Zygote::start()?;
+    let zygote = warren_node::start_zygote()?;
     let node = threads::of_node().map_err(StartError::Runtime)?;
     let api = threads::of_api().map_err(StartError::Runtime)?;
     api.spawn(rest::give_memory_back());

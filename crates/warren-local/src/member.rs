@@ -149,7 +149,7 @@ pub enum MemberError {
 /// Runs a member until SIGTERM or SIGINT, which empties the node first; a second one leaves at once. `on_ready` is called when the
 /// API server knows the node.
 ///
-/// To be called by a process with one thread: the zygote is forked first. After a `kill -9` at any point pods run on, and the next
+/// To be called by a process with one thread: the zygote and the threads begin as their maker, each at its time. After a `kill -9` at any point pods run on, and the next
 /// call finds them.
 pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Result<(), MemberError> {
     let privileges = Privileges::of_this_process().map_err(MemberError::Privileges)?;
@@ -165,7 +165,7 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.directory))?;
     // Their programs are asked who they are, which is for a process with one thread, too.
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
-    let zygote = Zygote::start()?;
+    let zygote = warren_node::start_zygote()?;
     let runtime = threads::of_node().map_err(MemberError::Runtime)?;
     runtime.spawn(rest::give_memory_back());
     let outcome = runtime.block_on(serve(config, other_runtimes, zygote, starting, on_ready));

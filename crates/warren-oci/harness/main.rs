@@ -1,4 +1,4 @@
-//! A daemon in miniature for the tests: it starts a zygote before it has any thread, then spawns a shim for every pod
+//! A daemon in miniature for the tests: it starts a zygote, which is this program again, then spawns a shim for every pod
 //! request that it reads from standard input, one JSON document a line, and answers with the shim's pid.
 //!
 //! `warren-oci-harness measure [STARTS]` says where the
@@ -7,13 +7,18 @@
 mod measure;
 
 use std::io::{BufRead, Write};
+use std::path::Path;
+use std::process::ExitCode;
 
 use warren_oci::kernel::Layering;
 use warren_oci::protocol::PodRequest;
-use warren_oci::zygote::Zygote;
+use warren_oci::zygote::{self, Zygote};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
+fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args();
+    if arguments.next().as_deref() == Some(zygote::NAME) {
+        return Ok(zygote::run());
+    }
     match arguments.next().as_deref() {
         Some("measure") => {
             let starts = arguments.next().map_or(Ok(200), |text| text.parse())?;
@@ -21,7 +26,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         Some("serve") => serve(),
         _ => Err("usage: warren-oci-harness serve | measure [STARTS]".into()),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn start_zygote() -> Result<Zygote, Box<dyn std::error::Error>> {
@@ -30,7 +36,7 @@ fn start_zygote() -> Result<Zygote, Box<dyn std::error::Error>> {
         Ok(other) => return Err(format!("`{other}` is not a layering: `attached` is").into()),
         Err(_) => None,
     };
-    Ok(Zygote::start_with(layering)?)
+    Ok(Zygote::start_with(Path::new("/proc/self/exe"), layering)?)
 }
 
 fn serve() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,7 +1,7 @@
 //! Containers on this machine by a thin path of our own: a zygote forks one shim per pod, the shim makes the pod's
 //! containers out of namespaces, an overlay, cgroups and a seccomp filter, owns their output, and writes down how they
 //! end. It knows nothing of Kubernetes, uses no async runtime, and never runs inside a threaded process: everything
-//! after [`zygote::Zygote::start`] happens in processes with one thread.
+//! after [`zygote::Zygote::start`] happens in a program of its own, `warren-shim`, in processes with one thread.
 //!
 //! Start reading at [`protocol`] (what can be asked), then [`zygote`], `shim`, and `container` (how one comes to
 //! be).

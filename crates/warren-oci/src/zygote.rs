@@ -1,11 +1,16 @@
-//! The zygote: a single-threaded process, forked before the daemon has any thread, that forks shims on request.
+//! The zygote: a single-threaded process that forks shims on request.
 //!
 //! Starting a pod costs a fork this way and no exec, and the threaded daemon never forks. The zygote ends when the
 //! daemon does; shims do not notice.
+//!
+//! Zygote and shims are a program of their own, which has [`run`] for its `main`: a shim has mapped what its zygote has, and thousands of
+//! processes with the daemon's whole code and heap would cost page tables, and time whenever the kernel asks who uses a page.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -23,7 +28,7 @@ pub struct Zygote {
     socket: Seqpacket,
     // One request at a time: the answer to each is the next packet.
     turn: Mutex<()>,
-    pid: i32,
+    pid: u32,
 }
 
 /// A new pod's shim.
@@ -42,12 +47,12 @@ pub struct ShimHandle {
 /// The zygote could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartZygoteError {
-    /// There are threads already.
-    #[error("start the zygote before any thread")]
-    Threads(#[source] io::Error),
-    /// The kernel refused.
-    #[error("fork the zygote")]
-    Fork(#[source] io::Error),
+    /// Its program could not be run.
+    #[error("run the zygote")]
+    Run(#[source] io::Error),
+    /// It has ended before it said anything.
+    #[error("talk to the new zygote")]
+    Connection(#[source] io::Error),
     /// The machine lacks something that every container needs.
     #[error("prepare the zygote: {0}")]
     Prepare(String),
@@ -69,44 +74,33 @@ pub enum SpawnShimError {
 struct Forked(Result<i32, String>);
 
 impl Zygote {
-    /// Forks the zygote. To be called at the very start of the daemon: it fails if the process already has threads.
-    pub fn start() -> Result<Self, StartZygoteError> {
-        Self::start_with(None)
+    /// Starts the zygote: a program that calls [`run`].
+    pub fn start(program: &Path) -> Result<Self, StartZygoteError> {
+        Self::start_with(program, None)
     }
 
     /// The same, with overlays made in a given way instead of the one that suits the kernel: new kernels can make them as
     /// old ones must, which is how that is tested.
-    pub fn start_with(layering: Option<Layering>) -> Result<Self, StartZygoteError> {
-        let proof = SingleThreaded::verify().map_err(StartZygoteError::Threads)?;
-        let (ours, theirs) = Seqpacket::pair().map_err(StartZygoteError::Fork)?;
-        match process::fork(proof).map_err(StartZygoteError::Fork)? {
-            Fork::Parent(child) => {
-                drop(theirs);
-                match wire::receive::<Forked>(&ours) {
-                    Ok(Some((Forked(Ok(_)), _))) => {
-                        Ok(Self { socket: ours, turn: Mutex::new(()), pid: child.pid() })
-                    }
-                    Ok(Some((Forked(Err(message)), _))) => Err(StartZygoteError::Prepare(message)),
-                    Ok(None) => Err(StartZygoteError::Fork(io::ErrorKind::UnexpectedEof.into())),
-                    Err(error) => Err(StartZygoteError::Fork(error)),
-                }
-            }
-            Fork::Child => {
-                drop(ours);
-                let code = match serve(proof, &theirs, layering) {
-                    Ok(()) => 0,
-                    Err(error) => {
-                        complain!("warren: zygote: {error}");
-                        1
-                    }
-                };
-                process::exit_now(code)
-            }
+    pub fn start_with(program: &Path, layering: Option<Layering>) -> Result<Self, StartZygoteError> {
+        let (ours, theirs) = Seqpacket::pair().map_err(StartZygoteError::Run)?;
+        let mut command = Command::new(program);
+        command.arg0(NAME).stdin(Stdio::from(OwnedFd::from(theirs)));
+        if layering == Some(Layering::Attached) {
+            command.arg(ATTACHED);
+        }
+        let zygote = command.spawn().map_err(StartZygoteError::Run)?;
+        // With it goes the other end of the conversation, or its end would not be noticed here.
+        drop(command);
+        match wire::receive::<Forked>(&ours) {
+            Ok(Some((Forked(Ok(_)), _))) => Ok(Self { socket: ours, turn: Mutex::new(()), pid: zygote.id() }),
+            Ok(Some((Forked(Err(message)), _))) => Err(StartZygoteError::Prepare(message)),
+            Ok(None) => Err(StartZygoteError::Connection(io::ErrorKind::UnexpectedEof.into())),
+            Err(error) => Err(StartZygoteError::Connection(error)),
         }
     }
 
     /// The zygote's process id.
-    pub fn pid(&self) -> i32 {
+    pub fn pid(&self) -> u32 {
         self.pid
     }
 
@@ -137,7 +131,25 @@ impl AsFd for Zygote {
     }
 }
 
-/// The zygote's life: one request, one fork, until the daemon is gone.
+/// What a zygote's program is called with as its own name, and what `ps` shows of zygote and shims.
+pub const NAME: &str = "warren-shim";
+/// The word that has overlays made as old kernels want them.
+const ATTACHED: &str = "attached";
+
+/// The life of a zygote's program, for its `main` to call. The daemon's socket is its standard input.
+pub fn run() -> ExitCode {
+    let layering = std::env::args().nth(1).filter(|word| word == ATTACHED).map(|_| Layering::Attached);
+    let socket = io::stdin().as_fd().try_clone_to_owned().map(Seqpacket::from);
+    match socket.and_then(|socket| serve(SingleThreaded::verify()?, &socket, layering)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain!("warren: zygote: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One request, one fork, until the daemon is gone.
 fn serve(proof: SingleThreaded, socket: &Seqpacket, layering: Option<Layering>) -> io::Result<()> {
     let _ = rustix::thread::set_name(c"warren-zygote");
     // A terminal's Ctrl-C is for the daemon, which then closes the socket.

@@ -46,6 +46,8 @@ pub struct Facts {
     pub cgroup_version: Result<u8, String>,
     /// Whether system calls can be filtered.
     pub seccomp: bool,
+    /// Nothing may be run from memory.
+    pub forbids_programs_in_memory: bool,
     /// Whether overlays can be mounted; an error if that could not be found out.
     pub overlay: Result<bool, String>,
     /// Whether packet rules can be set.
@@ -148,6 +150,7 @@ impl Facts {
             debian_forbids: number("/proc/sys/kernel/unprivileged_userns_clone") == Some(0),
             cgroup_version: machine::cgroup_version().map_err(in_words),
             seccomp: Path::new("/proc/sys/kernel/seccomp/actions_avail").exists(),
+            forbids_programs_in_memory: number("/proc/sys/vm/memfd_noexec") == Some(2),
             // An ordinary user has tried it already.
             overlay: if root || ordinary_user.is_err() { overlay(root).map_err(in_words) } else { Ok(true) },
             ordinary_user,

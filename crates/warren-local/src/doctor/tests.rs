@@ -13,6 +13,7 @@ fn healthy() -> Facts {
         debian_forbids: false,
         cgroup_version: Ok(2),
         seccomp: true,
+        forbids_programs_in_memory: false,
         overlay: Ok(true),
         packet_rules: Ok(()),
         runtimes: Vec::new(),
@@ -47,6 +48,7 @@ fn a_healthy_machine_has_nothing_wrong() {
             "user-namespaces",
             "cgroups",
             "seccomp",
+            "programs-in-memory",
             "overlay",
             "file-system",
             "disk",
@@ -105,6 +107,10 @@ fn each_thing_that_is_wrong_is_named_with_its_remedy() {
     );
     check(|facts| facts.cgroup_version = Err("none".to_owned()), &[("cgroups", Problem, "cgroup2")]);
     check(|facts| facts.seccomp = false, &[("seccomp", Problem, "CONFIG_SECCOMP_FILTER")]);
+    check(
+        |facts| facts.forbids_programs_in_memory = true,
+        &[("programs-in-memory", Problem, "`sysctl vm.memfd_noexec=1`")],
+    );
     check(|facts| facts.overlay = Ok(false), &[("overlay", Problem, "modprobe overlay")]);
     check(|facts| facts.file_system = FileSystem::Overlay, &[("file-system", Problem, "--data-dir")]);
     check(|facts| facts.file_system = FileSystem::Other(1), &[("file-system", Warning, "--data-dir")]);

@@ -55,7 +55,7 @@ const MEASURE: &[(&str, Scenario)] = scenarios![measure];
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let wanted = arguments.next();
-    let zygote = Arc::new(Zygote::start().expect("no thread yet"));
+    let zygote = Arc::new(warren_node::start_zygote().expect("start a zygote"));
     let wanted = wanted.filter(|name| !name.starts_with('-')).unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let failed = runtime.block_on(run(zygote, &wanted));

@@ -19,7 +19,7 @@ use crate::api_servers::Nodes;
 /// Long enough for a machine that builds something else meanwhile; nobody waits for it when all is well.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What all scenarios share: one zygote, started before any thread, and one API server.
+/// What all scenarios share: one zygote and one API server.
 #[derive(Clone)]
 pub struct Machine {
     pub client: kube::Client,
