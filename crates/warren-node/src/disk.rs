@@ -4,8 +4,8 @@
 //! Nothing tells who writes how much: quotas do, but few file systems are made with them, and an image or a file system of
 //! its own for each pod would cost more than its start. But a file system says in a microsecond how much room it has, and no
 //! pod can have grown by more than that has shrunk. So a pod's files are counted when the disk has lost as much as the pod
-//! may still write, and else once a minute, as kubelet does, if anything was written at all, one pod after the other. While room shrinks, it is
-//! looked at ten times a second. What lies between two looks can be taken for a moment, and is given back with the
+//! may still write, and else once a minute, as kubelet does, if anything was written at all, one pod after the other; and not while nobody in
+//! the pod has run, for then it has written nothing. While room shrinks, it is looked at ten times a second. What lies between two looks can be taken for a moment, and is given back with the
 //! eviction, which needs no room on the disk itself.
 
 mod measure;
@@ -59,6 +59,8 @@ struct Known {
     usage: DiskUsage,
     /// What may still be written before a limit is reached.
     room: u64,
+    /// How long its processes had run by then; `None` where nobody tells, or nobody has counted them all.
+    ran: Option<u64>,
     /// When they were counted, and how long that took.
     at: Instant,
     took: Duration,
@@ -212,6 +214,7 @@ impl Keeper {
                     true => 0,
                     false => disk_room(&pod, &DiskUsage::default()),
                 },
+                ran: None,
                 at: now,
                 took: Duration::ZERO,
                 lost: lost_before,
@@ -253,19 +256,25 @@ impl Keeper {
             return;
         }
         let (lost, changes) = (self.lost, Some(self.changes));
+        let before = self.known.get(&uid).and_then(|known| Some((known.usage.clone(), known.ran?)));
         let directory = entry.directory.clone();
         let cgroups = self.cgroups(&uid, entry);
         // An ordinary user may have no cgroups to find them by.
         let first = (self.hierarchy == Hierarchy::Absent).then(|| first_processes(entry));
         self.counting.spawn_blocking(move || {
             let begun = Instant::now();
-            let processes = match &first {
-                Some(first) => processes_beside(first),
-                None => cgroups.iter().filter_map(|cgroup| cgroup.processes().ok()).flatten().collect(),
-            };
-            let (usage, result) = measure(&directory, &processes);
+            // Before the files: what is written meanwhile is seen the next time.
+            let ran = cgroups.iter().map(|cgroup| cgroup.processor_nanoseconds().ok()).sum::<Option<u64>>();
+            let (usage, result) = unless_at_rest(before, ran, || {
+                let processes = match &first {
+                    Some(first) => processes_beside(first),
+                    None => cgroups.iter().filter_map(|cgroup| cgroup.processes().ok()).flatten().collect(),
+                };
+                measure(&directory, &processes)
+            });
             let room = disk_room(&pod, &usage);
-            let known = Known { usage, room, at: Instant::now(), took: begun.elapsed(), lost, changes };
+            let ran = ran.filter(|_| result.is_ok());
+            let known = Known { usage, room, ran, at: Instant::now(), took: begun.elapsed(), lost, changes };
             Counted { uid, known, result }
         });
     }
@@ -337,6 +346,19 @@ impl Keeper {
     }
 }
 
+/// Counts, unless the pod's processes have run for as long as at the count before: then that still holds. (What the node itself
+/// writes into a pod's volumes, a megabyte at most of each config map and secret, is counted when somebody there has run.)
+fn unless_at_rest(
+    before: Option<(DiskUsage, u64)>,
+    ran: Option<u64>,
+    count: impl FnOnce() -> (DiskUsage, Result<(), MeasureError>),
+) -> (DiskUsage, Result<(), MeasureError>) {
+    match before {
+        Some((usage, ran_before)) if ran == Some(ran_before) => (usage, Ok(())),
+        _ => count(),
+    }
+}
+
 /// Whether a pod has run before a time, or before the run that is shown.
 fn is_older(entry: &Entry, time: Timestamp) -> bool {
     let state = entry.state.borrow();
@@ -379,6 +401,7 @@ mod tests {
         let known = Known {
             usage: DiskUsage::default(),
             room: 100,
+            ran: None,
             at,
             took: Duration::ZERO,
             lost: 1_000,
@@ -399,5 +422,16 @@ mod tests {
         assert_eq!(due(60, false, 1_000, 7), None, "nothing was written since");
         assert_eq!(due(2, true, 1_000, 8), Some(Due::Now), "a full disk");
         assert_eq!(due(1, true, 1_000, 8), None);
+    }
+
+    #[test]
+    fn files_are_not_counted_again_while_nobody_runs() {
+        let usage = |others| DiskUsage { others, ..DiskUsage::default() };
+        let counted = |before, ran| unless_at_rest(before, ran, || (usage(2), Ok(()))).0;
+        assert_eq!(counted(None, Some(5)), usage(2), "never counted");
+        assert_eq!(counted(Some((usage(1), 5)), Some(5)), usage(1));
+        assert_eq!(counted(Some((usage(1), 5)), Some(6)), usage(2), "somebody has run");
+        assert_eq!(counted(Some((usage(1), 5)), Some(0)), usage(2), "it was started anew");
+        assert_eq!(counted(Some((usage(1), 5)), None), usage(2), "nobody tells");
     }
 }

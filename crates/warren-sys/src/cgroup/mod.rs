@@ -339,6 +339,15 @@ impl Cgroup {
         })
     }
 
+    /// Processor time used so far, in nanoseconds.
+    pub fn processor_nanoseconds(&self) -> io::Result<u64> {
+        match &self.hierarchy {
+            Hierarchy::V1(mounts) => v1::processor_nanoseconds(mounts, &self.name),
+            Hierarchy::V2(root) => v2::processor_nanoseconds(&root.join(&self.name)),
+            Hierarchy::Absent => Err(without_cgroups()),
+        }
+    }
+
     /// What it uses.
     pub fn stats(&self) -> io::Result<Stats> {
         match &self.hierarchy {

@@ -133,12 +133,16 @@ pub(super) fn set_frozen(mounts: &Mounts, name: &str, frozen: bool) -> io::Resul
     write_file(&mounts.freezer.join(name).join("freezer.state"), if frozen { "FROZEN" } else { "THAWED" })
 }
 
+pub(super) fn processor_nanoseconds(mounts: &Mounts, name: &str) -> io::Result<u64> {
+    read_number(&mounts.cpuacct.join(name).join("cpuacct.usage"))
+}
+
 pub(super) fn stats(mounts: &Mounts, name: &str) -> io::Result<Stats> {
     let memory = mounts.memory.join(name);
     let used = read_number(&memory.join("memory.usage_in_bytes"))?;
     let inactive = super::v2::keyed(&memory.join("memory.stat"), "total_inactive_file")?;
     Ok(Stats {
-        cpu_nanoseconds: read_number(&mounts.cpuacct.join(name).join("cpuacct.usage"))?,
+        cpu_nanoseconds: processor_nanoseconds(mounts, name)?,
         memory_bytes: used,
         memory_working_set_bytes: used.saturating_sub(inactive),
         pids: read_number(&mounts.pids.join(name).join("pids.current"))?,

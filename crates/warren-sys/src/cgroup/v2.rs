@@ -97,11 +97,15 @@ pub(super) fn set_frozen(directory: &Path, frozen: bool) -> io::Result<()> {
     write_file(&directory.join("cgroup.freeze"), if frozen { "1" } else { "0" })
 }
 
+pub(super) fn processor_nanoseconds(directory: &Path) -> io::Result<u64> {
+    Ok(keyed(&directory.join("cpu.stat"), "usage_usec")? * 1000)
+}
+
 pub(super) fn stats(directory: &Path) -> io::Result<Stats> {
     let used = read_number(&directory.join("memory.current"))?;
     let inactive = keyed(&directory.join("memory.stat"), "inactive_file")?;
     Ok(Stats {
-        cpu_nanoseconds: keyed(&directory.join("cpu.stat"), "usage_usec")? * 1000,
+        cpu_nanoseconds: processor_nanoseconds(directory)?,
         memory_bytes: used,
         memory_working_set_bytes: used.saturating_sub(inactive),
         pids: read_number(&directory.join("pids.current"))?,
