@@ -33,9 +33,9 @@ uid_map() { /warren/warren run -- sh -c 'echo out; id; cat /proc/self/uid_map; e
 limits() {
   /warren/warren run --memory 64Mi --cpus 500m -- sleep 5 &
   run=$!
-  until cat /sys/fs/cgroup/warren-*/*/*/memory.max 2>/dev/null | grep -q 67108864; do usleep 100000; done
+  until cat /sys/fs/cgroup/warren-*/*/memory.max 2>/dev/null | grep -q 67108864; do usleep 100000; done
   for file in memory.max memory.swap.max cpu.max pids.max cgroup.procs; do
-    echo "$file: $(cat /sys/fs/cgroup/warren-*/*/*/$file | tr '\n' ' ')"
+    echo "$file: $(cat /sys/fs/cgroup/warren-*/*/$file | tr '\n' ' ')"
   done
   wait "$run"
 }
@@ -82,9 +82,9 @@ give_cgroup() {
 given_limits() {
   ada '/warren/warren run --memory 64Mi --cpus 500m -- sleep 5' &
   run=$!
-  patiently sh -c "cat $given/warren-*/*/*/memory.max 2>/dev/null | grep -q 67108864"
+  patiently sh -c "cat $given/warren-*/*/memory.max 2>/dev/null | grep -q 67108864"
   for file in memory.max cpu.max pids.max cgroup.procs; do
-    echo "$file: $(cat $given/warren-*/*/*/$file | tr '\n' ' ')"
+    echo "$file: $(cat $given/warren-*/*/$file | tr '\n' ' ')"
   done
   wait "$run"
 }
