@@ -159,7 +159,15 @@ where
         state.indices.get(index).map(Found::all).unwrap_or_default()
     }
 
-    /// Every object, in no order. For start-up and metrics, not for decisions.
+    /// The keys of all objects, in order.
+    #[must_use]
+    pub fn keys(&self) -> Vec<ObjectKey> {
+        let mut keys: Vec<ObjectKey> = self.read().objects.keys().cloned().collect();
+        keys.sort();
+        keys
+    }
+
+    /// Every object, in no order. For metrics: whoever acts on them in such an order acts differently each time.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<K>> {
         self.read().objects.values().cloned().collect()

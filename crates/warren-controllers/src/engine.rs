@@ -14,7 +14,7 @@ use warren_decide::ownership;
 use warren_decide::step::Kind;
 use warren_decide::{claim as claims, pool as pools, sandbox as sandboxes};
 
-use crate::cache::{Cache, Change, key_of};
+use crate::cache::{Cache, Change};
 use crate::claim::ClaimController;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
@@ -195,10 +195,11 @@ impl Engine {
 
     /// Looks at everything again that may be due by the time of day, because that was set.
     pub fn reconsider(&self) {
-        self.cluster.sandboxes.all().iter().for_each(|sandbox| self.queues.sandboxes.add(key_of(&**sandbox)));
+        let (cluster, queues) = (&self.cluster, &self.queues);
+        cluster.sandboxes.keys().into_iter().for_each(|key| queues.sandboxes.add(key));
         if self.extensions {
-            self.cluster.claims.all().iter().for_each(|claim| self.queues.claims.add(key_of(&**claim)));
-            self.cluster.pools.all().iter().for_each(|pool| self.queues.pools.add(key_of(&**pool)));
+            cluster.claims.keys().into_iter().for_each(|key| queues.claims.add(key));
+            cluster.pools.keys().into_iter().for_each(|key| queues.pools.add(key));
         }
     }
 

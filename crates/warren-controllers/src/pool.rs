@@ -239,11 +239,9 @@ pub(crate) fn wake_by_label(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'
     let Some(after) = sides.after.filter(|after| ownership::controller(after).is_none()) else { return };
     let Some(hash) = ownership::label(after, warren_api::labels::WARM_POOL_SANDBOX) else { return };
     // An orphan is rare, so looking through the pools for the one whose name has this hash is fine.
-    let mut pools: Vec<ObjectKey> =
-        cluster.pools.all().iter().map(|pool| crate::cache::key_of(&**pool)).collect();
-    pools.retain(|key| key.namespace == namespace && NameHash::of(&key.name).to_string() == hash);
-    pools.sort();
-    pools.into_iter().for_each(|key| queue.add(key));
+    let is_meant =
+        |key: &ObjectKey| key.namespace == namespace && NameHash::of(&key.name).to_string() == hash;
+    cluster.pools.keys().into_iter().filter(is_meant).for_each(|key| queue.add(key));
 }
 
 fn is_ready(sandbox: &Sandbox) -> bool {

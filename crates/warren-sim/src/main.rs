@@ -56,7 +56,8 @@ fn main() -> ExitCode {
             let result = run(seed, Options { mutant, trace });
             match result {
                 Ok(report) => {
-                    println!("seed {seed}: {} steps, {} writes, all well", report.steps, report.commits)
+                    report.trace.iter().filter(|_| arguments.trace).for_each(|line| println!("  {line}"));
+                    println!("seed {seed}: {} steps, {} writes, all well", report.steps, report.commits);
                 }
                 Err(violation) => {
                     show(seed, &violation);

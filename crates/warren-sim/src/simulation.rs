@@ -36,12 +36,14 @@ const CALM: i64 = 45 * 60 * 1000;
 const DOUBT: i64 = 60 * 1000;
 
 /// What a run did.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Steps of the scheduler.
     pub steps: u64,
     /// Writes that were stored.
     pub commits: u64,
+    /// What happened, newest last; empty unless asked for.
+    pub trace: VecDeque<String>,
 }
 
 /// A run that went wrong.
@@ -116,7 +118,11 @@ struct Simulation {
 pub fn run(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
     let mut simulation = Simulation::new(seed, options);
     match simulation.run() {
-        Ok(()) => Ok(Report { steps: simulation.steps, commits: simulation.server.commits }),
+        Ok(()) => Ok(Report {
+            steps: simulation.steps,
+            commits: simulation.server.commits,
+            trace: simulation.trace,
+        }),
         Err(what) => Err(Box::new(Violation { what, step: simulation.steps, trace: simulation.trace })),
     }
 }
