@@ -16,6 +16,7 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use tokio::sync::watch;
@@ -90,8 +91,16 @@ struct State<K> {
     listing_horizon: u64,
     /// What is to be asked for.
     doubts: HashMap<ObjectKey, Doubt>,
-    /// The versions of objects that the server said are gone before the watch did: older states of them are not news.
-    forgotten: HashMap<ObjectKey, u64>,
+    /// Owners that have lost a child, and may have gone before it: to be asked for before another child is made.
+    bereft: HashSet<ObjectKey>,
+    /// Objects that the server said are gone before the watch did: states of them are not news.
+    forgotten: HashMap<ObjectKey, Forgotten>,
+}
+
+struct Forgotten {
+    uid: String,
+    /// The last version that was seen: what is older is the past of another of that name.
+    version: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -118,6 +127,7 @@ where
                 listing: HashSet::new(),
                 listing_horizon: 0,
                 doubts: HashMap::new(),
+                bereft: HashSet::new(),
                 forgotten: HashMap::new(),
             }),
             order: Mutex::new(()),
@@ -146,10 +156,10 @@ where
         self.read().objects.get(key).cloned()
     }
 
-    /// The version of the object of this name.
+    /// The uid of the object of this name.
     #[must_use]
-    pub fn version_of(&self, key: &ObjectKey) -> Option<u64> {
-        self.read().version(key)
+    pub fn uid_of(&self, key: &ObjectKey) -> Option<String> {
+        self.read().objects.get(key)?.meta().uid.clone()
     }
 
     /// The objects that an index holds, in the order of their names.
@@ -198,7 +208,7 @@ where
         let _order = self.in_order();
         {
             let state = self.read();
-            if version <= state.horizon || state.is_forgotten(&key, version) {
+            if version <= state.horizon || state.is_forgotten(&key, object.meta()) {
                 return;
             }
         }
@@ -210,19 +220,19 @@ where
         }
     }
 
-    /// Takes out an object that the server has just said does not exist, if it is still the version that it was asked about:
-    /// by now there may be another of that name. Should the watch be behind and bring older states of it once more, they are
-    /// not taken in.
-    pub fn forget(&self, key: &ObjectKey, tried: u64) {
+    /// Takes out an object that the server has just said does not exist, if it is still the one that it was asked about: by now
+    /// there may be another of that name. Should the watch be behind and bring more of its past, that is not taken in.
+    pub fn forget(&self, key: &ObjectKey, uid: &str) {
         let _order = self.in_order();
         {
             let mut state = self.write();
-            if state.version(key) != Some(tried) {
+            let Some(present) =
+                state.objects.get(key).filter(|object| object.meta().uid.as_deref() == Some(uid))
+            else {
                 return;
-            }
-            if tried > state.horizon {
-                state.forgotten.insert(key.clone(), tried);
-            }
+            };
+            let version = object::version(present.meta()).unwrap_or_default();
+            state.forgotten.insert(key.clone(), Forgotten { version, uid: uid.to_owned() });
         }
         self.take(key);
     }
@@ -239,16 +249,29 @@ where
         }
     }
 
-    /// What is to be asked for by now, with its version, and how long the rest has time.
+    /// A child of an object is gone. It may have gone with its owner, of which we have not heard yet.
+    pub fn bereave(&self, key: &ObjectKey) {
+        let mut state = self.write();
+        if state.objects.contains_key(key) {
+            state.bereft.insert(key.clone());
+        }
+    }
+
+    /// Whether a child of an object has gone since this was last asked.
+    pub fn is_newly_bereft(&self, key: &ObjectKey) -> bool {
+        !self.read().bereft.is_empty() && self.write().bereft.remove(key)
+    }
+
+    /// What is to be asked for by now, and how long the rest has time.
     #[must_use]
-    pub fn doubtful(&self, uptime: Duration) -> (Vec<(ObjectKey, u64)>, Option<Duration>) {
+    pub fn doubtful(&self, uptime: Duration) -> (Vec<ObjectKey>, Option<Duration>) {
         let state = self.read();
         let mut due = Vec::new();
         let mut next: Option<Duration> = None;
         for (key, doubt) in &state.doubts {
             let left = doubt.since.saturating_add(DOUBT).saturating_sub(uptime);
             if doubt.since.is_zero() || left.is_zero() {
-                due.push((key.clone(), state.version(key).unwrap_or_default()));
+                due.push(key.clone());
             } else {
                 next = Some(next.map_or(left, |earlier| earlier.min(left)));
             }
@@ -320,9 +343,10 @@ where
                 doubt.since = Duration::ZERO;
                 doubted = true;
             }
-            // The watch goes on behind the list, which is no older than the newest that it brought.
+            // The watch goes on behind the list, which is no older than the newest that it brought: what was forgotten before that,
+            // and is not in the list, does not come again.
             let horizon = state.horizon;
-            state.forgotten.retain(|_, version| *version > horizon);
+            state.forgotten.retain(|key, gone| gone.version > horizon || listing.contains(key));
             (gone, doubted)
         };
         gone.sort();
@@ -352,7 +376,7 @@ where
         let key = key_of(&*object);
         if let Some(version) = object::version(object.meta()) {
             let mut state = self.write();
-            if state.is_forgotten(&key, version) {
+            if state.is_forgotten(&key, object.meta()) {
                 return;
             }
             state.forgotten.remove(&key);
@@ -370,7 +394,9 @@ where
         if let Some(version) = object::version(last.meta()) {
             let mut state = self.write();
             state.horizon = state.horizon.max(version);
-            if !state.is_forgotten(&key, version) {
+            let settled =
+                |gone: &Forgotten| Some(&gone.uid) == last.meta().uid.as_ref() || gone.version < version;
+            if state.forgotten.get(&key).is_some_and(settled) {
                 state.forgotten.remove(&key);
             }
             if state.version(&key).is_some_and(|present| present > version) {
@@ -418,6 +444,7 @@ where
         let before = {
             let mut state = self.write();
             state.doubts.remove(key);
+            state.bereft.remove(key);
             let Some(before) = state.objects.remove(key) else { return };
             state.leave(key, (self.keeping.indices)(&before));
             before
@@ -449,8 +476,11 @@ impl<K: Resource<DynamicType = ()>> State<K> {
         self.objects.get(key).and_then(|object| object::version(object.meta()))
     }
 
-    fn is_forgotten(&self, key: &ObjectKey, version: u64) -> bool {
-        self.forgotten.get(key).is_some_and(|forgotten| *forgotten >= version)
+    fn is_forgotten(&self, key: &ObjectKey, metadata: &ObjectMeta) -> bool {
+        self.forgotten.get(key).is_some_and(|gone| {
+            Some(&gone.uid) == metadata.uid.as_ref()
+                || object::version(metadata).is_some_and(|version| version <= gone.version)
+        })
     }
 
     /// Makes an object found by its indices, in the place of an earlier state of it.

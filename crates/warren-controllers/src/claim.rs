@@ -16,7 +16,7 @@ use warren_decide::template::policy_name;
 use warren_decide::warm_queue::{PoolKey, Taken, WarmQueue, claimable_in};
 
 use crate::cache::{Change, Index, key_of};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, creates};
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::telemetry::{Provision, Telemetry};
@@ -87,6 +87,13 @@ impl ClaimController {
                 world.legacy_policy = None;
             }
             let plan = decide(&world, &self.settings, self.cluster.now());
+            if creates(&plan.steps) {
+                match self.cluster.is_still_there(&*world.claim).await {
+                    Ok(true) => {}
+                    Ok(false) => return Outcome::Done,
+                    Err(_) => return Outcome::Retry,
+                }
+            }
             let provision = Provision::of(&world, &plan);
             for failure in self.cluster.apply(&key.namespace, MANAGER, plan.best_effort).await {
                 tracing::warn!(claim = %key, problem = %failure.message, "a step that can wait was not carried out");

@@ -8,7 +8,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use warren_decide::ownership;
 use warren_decide::step::{Action, Failure, FailureKind, Kind, Step};
 
 use crate::cache::{Cache, DOUBT, Index, key_of};
@@ -84,6 +86,13 @@ impl Cluster {
     #[must_use]
     pub fn pool(&self, key: &ObjectKey) -> Option<Arc<SandboxWarmPool>> {
         self.pools.get(key)
+    }
+
+    /// Whether an object is taken to be there, in whatever state.
+    #[must_use]
+    pub fn holds(&self, object: &Any) -> bool {
+        let seen = with_cache!(self, object.kind(), cache => cache.uid_of(&object.key()));
+        seen.is_some_and(|uid| uid == object.uid())
     }
 
     /// Every sandbox, as last seen. For metrics.
@@ -188,6 +197,42 @@ impl Cluster {
         self.refresh(namespace, Kind::Sandbox, name).await
     }
 
+    /// Takes note that an object is gone. Its owner may have gone first, of which we have not heard yet; whoever made the child
+    /// again would bring back for a moment what somebody has ended.
+    pub(crate) fn bereave_owner(&self, gone: &ObjectMeta) {
+        let Some(owner) = ownership::controller(gone) else { return };
+        let namespace = gone.namespace.clone().unwrap_or_default();
+        let key = ObjectKey { namespace, name: owner.name.clone() };
+        if ownership::is_kind::<Sandbox>(owner) {
+            self.sandboxes.bereave(&key);
+        } else if ownership::is_kind::<SandboxClaim>(owner) {
+            self.claims.bereave(&key);
+        } else if ownership::is_kind::<SandboxWarmPool>(owner) {
+            self.pools.bereave(&key);
+        } else if ownership::is_kind::<SandboxTemplate>(owner) {
+            self.templates.bereave(&key);
+        }
+    }
+
+    /// Whether an owner is there to make a child for. If a child of it has gone since this was last asked, the server knows; its
+    /// answer goes into the cache, which wakes the owner if there is anything left to do about it.
+    pub(crate) async fn is_still_there<K: Cached>(&self, owner: &K) -> Result<bool, Refusal> {
+        let (cache, key) = (K::cache(self), key_of(owner));
+        // What goes while the answer is on its way is a reason to ask again.
+        if !cache.is_newly_bereft(&key) {
+            return Ok(true);
+        }
+        if let Err(refusal) = self.refresh(&key.namespace, K::KIND, &key.name).await {
+            tracing::warn!(kind = %K::KIND, %key, %refusal, "whether it is still there cannot be told");
+            cache.bereave(&key);
+            return Err(refusal);
+        }
+        let is_same = |present: &K| {
+            present.meta().uid == owner.meta().uid && present.meta().deletion_timestamp.is_none()
+        };
+        Ok(cache.get(&key).is_some_and(|present| is_same(&present)))
+    }
+
     /// Counts the members of a pool at the server itself. Those that it does not show may be gone, or may have become a
     /// claim's meanwhile, so each of them is asked for.
     pub(crate) async fn read_members(&self, pool: &ObjectKey) -> Result<(), Refusal> {
@@ -206,15 +251,14 @@ impl Cluster {
     pub(crate) async fn confirm(&self, kind: Kind) -> Outcome {
         let (due, mut next) = with_cache!(self, kind, cache => cache.doubtful(self.uptime()));
         let mut failed = false;
-        for (key, version) in due {
-            match self.server.read(&key.namespace, kind, &key.name).await {
-                Ok(Some(live)) => {
-                    self.remember(live);
+        for key in due {
+            match self.refresh(&key.namespace, kind, &key.name).await {
+                Ok(true) => {
                     if with_cache!(self, kind, cache => cache.is_still_doubtful(&key, self.uptime())) {
                         next = Some(next.map_or(DOUBT, |earlier| earlier.min(DOUBT)));
                     }
                 }
-                Ok(None) => with_cache!(self, kind, cache => cache.forget(&key, version)),
+                Ok(false) => {}
                 Err(refusal) => {
                     tracing::debug!(%kind, %key, %refusal, "could not be confirmed");
                     failed = true;
@@ -229,7 +273,7 @@ impl Cluster {
     }
 
     async fn act(&self, namespace: &str, manager: &'static str, action: &Action) -> Result<(), Refusal> {
-        let (tried, began) = (self.version(namespace, action), self.uptime());
+        let (tried, began) = (self.subject(namespace, action), self.uptime());
         let answer = self.server.write(namespace, manager, action).await;
         // A refusal is quick on every server, and would make what it does take seem slow.
         if let (Action::MergeStatus { .. }, Ok(_)) = (action, &answer) {
@@ -263,7 +307,7 @@ impl Cluster {
                 FailureKind::NotFound,
             ) => {
                 if let Some(tried) = tried {
-                    self.forget(namespace, *kind, name, tried);
+                    self.forget(namespace, *kind, name, &tried);
                 }
                 if let Action::MergeStatus { .. } = action {
                     // What is gone needs no status.
@@ -286,7 +330,7 @@ impl Cluster {
 
     /// Reads an object past the cache, takes the answer in, and says whether it exists.
     async fn refresh(&self, namespace: &str, kind: Kind, name: &str) -> Result<bool, Refusal> {
-        let seen = self.seen_version(namespace, kind, name);
+        let seen = self.seen(namespace, kind, name);
         match self.server.read(namespace, kind, name).await? {
             Some(live) => {
                 self.remember(live);
@@ -294,7 +338,7 @@ impl Cluster {
             }
             None => {
                 if let Some(seen) = seen {
-                    self.forget(namespace, kind, name, seen);
+                    self.forget(namespace, kind, name, &seen);
                 }
                 Ok(false)
             }
@@ -312,24 +356,25 @@ impl Cluster {
         with_object!(any, object => self.cache_of(&object).remember(object));
     }
 
-    fn forget(&self, namespace: &str, kind: Kind, name: &str, version: u64) {
+    fn forget(&self, namespace: &str, kind: Kind, name: &str, uid: &str) {
         let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
-        with_cache!(self, kind, cache => cache.forget(&key, version));
+        with_cache!(self, kind, cache => cache.forget(&key, uid));
     }
 
-    /// The version of the object that a patch is for, as it was when the patch was sent.
-    fn version(&self, namespace: &str, action: &Action) -> Option<u64> {
+    /// The uid of the object that a patch is for, as it was when the patch was sent.
+    fn subject(&self, namespace: &str, action: &Action) -> Option<String> {
         match action {
             Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. } => {
-                self.seen_version(namespace, *kind, name)
+                self.seen(namespace, *kind, name)
             }
             Action::Create(_) | Action::Delete { .. } => None,
         }
     }
 
-    fn seen_version(&self, namespace: &str, kind: Kind, name: &str) -> Option<u64> {
+    /// The uid of the object that has this name, as it was last seen.
+    fn seen(&self, namespace: &str, kind: Kind, name: &str) -> Option<String> {
         let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
-        with_cache!(self, kind, cache => cache.version_of(&key))
+        with_cache!(self, kind, cache => cache.uid_of(&key))
     }
 
     fn cache_of<K: Cached>(&self, _: &Arc<K>) -> &Cache<K> {
@@ -337,8 +382,13 @@ impl Cluster {
     }
 }
 
+/// Whether steps make anything.
+pub(crate) fn creates(steps: &[Step]) -> bool {
+    steps.iter().any(|step| matches!(step.action, Action::Create(_)))
+}
+
 /// A type that has a cache.
-trait Cached: Typed {
+pub(crate) trait Cached: Typed {
     fn cache(cluster: &Cluster) -> &Cache<Self>;
 }
 

@@ -222,12 +222,14 @@ impl Engine {
         self.hear(&cluster.services, |engine, change: &Change<'_, Service>| {
             engine.child_changed(Sides::of(change));
         });
+        // They wake nobody; their end is heard of like that of every child.
+        self.hear(&cluster.volume_claims, |_, _| {});
         if self.extensions {
             self.hear(&cluster.claims, Self::claim_changed);
             self.hear(&cluster.pools, Self::pool_changed);
             self.hear(&cluster.templates, Self::template_changed);
             self.hear(&cluster.policies, |engine, change: &Change<'_, NetworkPolicy>| {
-                template::wake_by_policy(&engine.cluster, &engine.queues.templates, Sides::of(change));
+                template::wake_by_policy(&engine.queues.templates, Sides::of(change));
             });
         } else {
             cluster.claims.mark_listed();
@@ -237,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// Hears of the changes of a cache. The cache does not keep us alive: we keep it.
+    /// Hears of the changes of a cache, and that the owner of what is gone has lost it. The cache does not keep us alive: we keep it.
     fn hear<K>(self: &Arc<Self>, cache: &Cache<K>, tell: fn(&Self, &Change<'_, K>))
     where
         K: kube::Resource<DynamicType = ()> + Send + Sync + 'static,
@@ -245,6 +247,9 @@ impl Engine {
         let engine = Arc::downgrade(self);
         cache.listen(move |change| {
             if let Some(engine) = engine.upgrade() {
+                if let (Some(before), None) = (change.before, change.after) {
+                    engine.cluster.bereave_owner(before.meta());
+                }
                 tell(&engine, change);
             }
         });
@@ -271,7 +276,7 @@ impl Engine {
         for owner in sides.owners(ownership::is_kind::<Sandbox>) {
             self.handed_over().remove(&owner);
         }
-        sandbox::wake_by_child(&self.cluster, &self.queues.sandboxes, sides);
+        sandbox::wake_by_child(&self.queues.sandboxes, sides);
     }
 
     fn claim_changed(&self, change: &Change<'_, SandboxClaim>) {

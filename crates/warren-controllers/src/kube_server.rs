@@ -106,8 +106,11 @@ impl KubeServer {
     }
 
     async fn get<K: Typed>(&self, namespace: &str, name: &str) -> Answer {
-        let live = self.api::<K>(namespace).get_opt(name).await;
-        live.map(|live| live.map(Typed::keep)).map_err(|error| refusal(&error, Verb::Other))
+        match self.api::<K>(namespace).get(name).await.map_err(|error| refusal(&error, Verb::Other)) {
+            Ok(live) => Ok(Some(live.keep())),
+            Err(refusal) if refusal.kind == FailureKind::NotFound => Ok(None),
+            Err(refusal) => Err(refusal),
+        }
     }
 }
 
@@ -182,16 +185,44 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
     let of_another = || {
         status.details.iter().flat_map(|details| &details.causes).any(|cause| cause.field == "metadata.uid")
     };
+    // Without a name it is the kind that was not found, or its status: a definition that is not served yet. Its objects are there.
+    let of_object = || status.details.as_ref().is_some_and(|details| !details.name.is_empty());
     let kind = match status.code {
         409 if verb == Verb::Create => FailureKind::AlreadyExists,
         409 => FailureKind::Conflict,
         // Another object has the name by now, and the patch was not for it.
         422 if verb == Verb::Other && of_another() => FailureKind::Conflict,
         // A create is told so when its namespace is gone, which is a refusal like another.
-        404 if verb == Verb::Other => FailureKind::NotFound,
+        404 if verb == Verb::Other && of_object() => FailureKind::NotFound,
         // The server may have failed after it had written.
         429 | 500.. => FailureKind::Unknown,
         _ => FailureKind::Refused,
     };
     Refusal { kind, text: status.message.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+    use serde_json::{Value, json};
+    use warren_decide::step::FailureKind;
+
+    use super::{Verb, refusal};
+
+    fn kind_of(status: Value, verb: Verb) -> FailureKind {
+        let status: Status = serde_json::from_value(status).unwrap();
+        refusal(&kube::Error::Api(Box::new(status)), verb).kind
+    }
+
+    #[test]
+    fn only_an_object_that_is_named_is_gone() {
+        let of_object = json!({"status": "Failure", "reason": "NotFound", "code": 404,
+            "message": "sandboxes.agents.x-k8s.io \"a\" not found",
+            "details": {"name": "a", "group": "agents.x-k8s.io", "kind": "sandboxes"}});
+        let of_kind = json!({"status": "Failure", "reason": "NotFound", "code": 404,
+            "message": "the server could not find the requested resource", "details": {}});
+        assert_eq!(kind_of(of_object.clone(), Verb::Other), FailureKind::NotFound);
+        assert_eq!(kind_of(of_kind, Verb::Other), FailureKind::Refused);
+        assert_eq!(kind_of(of_object, Verb::Create), FailureKind::Refused, "its namespace");
+    }
 }

@@ -43,6 +43,12 @@ impl PoolController {
 
     /// One pass over one pool.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
+        // Before anything is looked at: what is seen and what is expected must be of one moment.
+        if let Some(pool) = self.cluster.pools.get(&key)
+            && self.cluster.is_still_there(&*pool).await.is_err()
+        {
+            return Outcome::Retry;
+        }
         let Some(world) = self.look(&key) else {
             self.memories().remove(&key);
             return Outcome::Done;

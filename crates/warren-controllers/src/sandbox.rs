@@ -9,7 +9,7 @@ use warren_decide::sandbox::{Settings, World, conclude, decide};
 use warren_decide::step::{Action, Failure, FailureKind, Step};
 
 use crate::cache::{Change, Index};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, creates};
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::telemetry::{self, SandboxSpans, Tracer};
@@ -52,6 +52,13 @@ impl SandboxController {
             if plan.steps.is_empty() || looks == LOOKS || !(failed.is_empty() || surprised) {
                 plan.problems.append(&mut failed);
                 break (world, plan.problems);
+            }
+            if creates(&plan.steps) {
+                match self.cluster.is_still_there(&*world.sandbox).await {
+                    Ok(true) => {}
+                    Ok(false) => continue,
+                    Err(_) => return Outcome::Retry,
+                }
             }
             deleted.extend(plan.steps.iter().filter_map(deletion).map(str::to_owned));
             failed = spans.apply(&self.cluster, &key.namespace, MANAGER, plan.steps).await;
@@ -143,15 +150,9 @@ pub(crate) fn is_handed_over(change: &Change<'_, Sandbox>) -> bool {
 }
 
 /// Wakes the sandbox that controls a changed child, if the child carries the tracking label.
-pub(crate) fn wake_by_child(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'_>) {
+pub(crate) fn wake_by_child(queue: &WorkQueue, sides: Sides<'_>) {
     if sides.has_label(labels::SANDBOX_NAME_HASH) {
-        for owner in sides.owners(ownership::is_kind::<Sandbox>) {
-            if sides.after.is_none() {
-                // It may have gone with its owner, of which we have not heard yet: then making it again would never end.
-                cluster.sandboxes.doubt(&owner);
-            }
-            queue.add(owner);
-        }
+        sides.owners(ownership::is_kind::<Sandbox>).for_each(|owner| queue.add(owner));
     }
 }
 

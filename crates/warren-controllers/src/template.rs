@@ -9,7 +9,7 @@ use warren_decide::ownership;
 use warren_decide::step::Note;
 use warren_decide::template::{World, decide, note, policy_name};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, creates};
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::wake::Sides;
@@ -36,6 +36,13 @@ impl TemplateController {
         };
         let policy = ObjectKey { namespace: key.namespace.clone(), name: policy_name(&key.name) };
         let plan = decide(&World { template: template.clone(), policy: self.cluster.policies.get(&policy) });
+        if creates(&plan.steps) {
+            match self.cluster.is_still_there(&*template).await {
+                Ok(true) => {}
+                Ok(false) => return Outcome::Done,
+                Err(_) => return Outcome::Retry,
+            }
+        }
         let mut failures = plan.problems;
         failures.extend(self.cluster.apply(&key.namespace, MANAGER, plan.steps).await);
         for failure in &failures {
@@ -59,12 +66,6 @@ impl TemplateController {
 }
 
 /// Wakes the template that controls a changed network policy.
-pub(crate) fn wake_by_policy(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'_>) {
-    for owner in sides.owners(ownership::is_kind::<SandboxTemplate>) {
-        if sides.after.is_none() {
-            // As with a sandbox's children: it may have gone with its owner.
-            cluster.templates.doubt(&owner);
-        }
-        queue.add(owner);
-    }
+pub(crate) fn wake_by_policy(queue: &WorkQueue, sides: Sides<'_>) {
+    sides.owners(ownership::is_kind::<SandboxTemplate>).for_each(|owner| queue.add(owner));
 }

@@ -6,6 +6,8 @@
 //! - A claimed sandbox is deleted only because its claim is gone, going, expired or has missed its deadline (at that moment, or
 //!   when the process that deletes it last made sure), or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, was suspended or has expired.
 //! - A sandbox has at most one pod that is not on its way out.
+//! - What has gone with its owner is not made again by a process that was told of its end, knew the owner, and has not asked for
+//!   the owner since: it would come to life for a moment after somebody ended it.
 //! - A ready sandbox that a claim takes names its pod; a Ready claim names a sandbox that is or was its own.
 //! - A process never makes a member of a pool when those that it has seen or made itself, and that are alive (running or on
 //!   their way out) and still the pool's, already are as many as the size that it has seen. So `alive ≤ target + surge`, where
@@ -19,7 +21,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
 use warren_api::{Sandbox, SandboxClaim, annotations};
@@ -28,7 +30,7 @@ use warren_decide::step::Kind;
 
 use crate::object::{Any, Judged, Typed};
 use crate::server::{Caller, Commit, Server};
-use crate::wire::Intent;
+use crate::wire::{Intent, Sent, made_for};
 
 /// What is remembered about the past, to judge the present.
 #[derive(Debug, Default)]
@@ -274,6 +276,17 @@ impl Ledger {
             true => Ok(()),
             false => Err(format!("{by} deleted sandbox {name}, which claim {} has", owner.name)),
         }
+    }
+}
+
+/// Judges the creation of a child in place of one that is gone, if the owner was not asked for in between.
+pub fn check_made_again(server: &Server, by: Caller, sent: &Sent) -> Result<(), String> {
+    match made_for(&sent.request).filter(|_| sent.is_unasked) {
+        Some((kind, owner)) if !server.is_staying(&owner.uid) => {
+            let OwnerReference { kind: of, name, .. } = owner;
+            Err(format!("{by} made a {kind} again for {of} {name}, which is gone or going"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -8,12 +8,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use warren_api::SandboxWarmPool;
 use warren_controllers::Config;
 use warren_controllers::cluster::News;
 use warren_controllers::engine::{Controller, Engine};
 use warren_controllers::object::{Any, KINDS};
 use warren_controllers::queue::{ObjectKey, Outcome};
 use warren_controllers::telemetry::Telemetry;
+use warren_decide::ownership;
 use warren_decide::step::Kind;
 
 use crate::clock::{Clock, ProcessClock};
@@ -21,7 +23,7 @@ use crate::object::slot;
 use crate::rest::wanted_members;
 use crate::server::{NAMESPACE, Server};
 use crate::simulation::Mutant;
-use crate::wire::{Intent, Link, Reply};
+use crate::wire::{Intent, Link, Loss, Reply};
 
 /// A queue of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +102,7 @@ pub struct Running {
     pub streams: [Stream; KINDS.len()],
     tasks: BTreeMap<u64, Task>,
     last_task: u64,
-    /// The uid of every sandbox that it has ever seen, for the invariants.
+    /// The uid of every object that it has ever seen, for the invariants.
     ever_seen: Arc<BTreeSet<String>>,
     config: Config,
     mutant: Mutant,
@@ -181,8 +183,25 @@ impl Running {
                 }
             }
         };
-        if let News::Listed(object) | News::Changed(object) | News::Gone(object) = &news {
-            self.see(&object.clone());
+        match &news {
+            News::Listed(object) | News::Changed(object) => {
+                self.see(object);
+                self.link
+                    .wire()
+                    .bereft
+                    .retain(|(owner, _), loss| owner != object.uid() || loss.version > object.version());
+            }
+            News::Gone(object) => {
+                self.see(object);
+                if let Some(owner) = ownership::controller(object.meta())
+                    && self.ever_seen.contains(&owner.uid)
+                    && self.engine.cluster().holds(object)
+                {
+                    let loss = Loss { version: object.version(), task: self.last_task };
+                    self.link.wire().bereft.insert((owner.uid.clone(), object.kind()), loss);
+                }
+            }
+            News::ListBegins(_) | News::ListEnds(_) => {}
         }
         self.engine.cluster().observe(self.mistaken(news));
         text
@@ -222,7 +241,7 @@ impl Running {
             Queue::Of(controller) => {
                 let key = engine.queues().of(controller).begin()?;
                 if controller == Controller::Pool {
-                    self.intend(&key);
+                    self.intend(self.last_task, engine.cluster().pool(&key));
                 }
                 let object = key.clone();
                 let future = async move { engine.reconcile(controller, object).await };
@@ -259,29 +278,43 @@ impl Running {
     pub fn return_answer(&mut self, id: u64) -> Option<String> {
         let (task, reply) = self.link.wire().return_answer(id)?;
         match &reply {
-            Reply::One(Ok(Some(object))) => self.see(object),
-            Reply::Many(Ok(objects)) => objects.iter().for_each(|object| self.see(object)),
+            Reply::One(Ok(Some(object))) => self.hear_of(object),
+            Reply::Many(Ok(objects)) => objects.iter().for_each(|object| self.hear_of(object)),
             Reply::One(_) | Reply::Many(Err(_)) => {}
+        }
+        if let Reply::One(Ok(Some(answer @ Any::SandboxWarmPool(live)))) = &reply
+            && let Some(Key::Object(Controller::Pool, key)) = self.tasks.get(&task).map(|task| &task.key)
+        {
+            let known = self.engine.cluster().pool(key);
+            let newer =
+                known.filter(|known| Any::SandboxWarmPool(known.clone()).version() > answer.version());
+            self.intend(task, Some(newer.unwrap_or_else(|| live.clone())));
         }
         self.resume(task)
     }
 
-    /// Takes note of a sandbox that the process has seen.
+    /// The server has told the process of an object.
+    fn hear_of(&mut self, object: &Any) {
+        self.see(object);
+        self.link.wire().bereft.retain(|(owner, _), _| owner != object.uid());
+    }
+
+    /// Takes note of an object that the process has seen.
     fn see(&mut self, object: &Any) {
-        if object.kind() == Kind::Sandbox && !self.ever_seen.contains(object.uid()) {
+        if !self.ever_seen.contains(object.uid()) {
             Arc::make_mut(&mut self.ever_seen).insert(object.uid().to_owned());
         }
     }
 
-    /// What the process knows when it decides about a pool, which is at the very beginning of a pass.
-    fn intend(&mut self, key: &ObjectKey) {
-        let pool = self.engine.cluster().pool(key);
+    /// What the process knows when it decides about a pool, which is at the very beginning of a pass, or when it has made sure
+    /// that the pool is still there.
+    fn intend(&mut self, task: u64, pool: Option<Arc<SandboxWarmPool>>) {
         let intent = Intent {
             target: pool.map(|pool| wanted_members(&pool, &self.config)).unwrap_or_default(),
             known: self.ever_seen.clone(),
             is_untold: false,
         };
-        self.link.wire().intents.insert(self.last_task, intent);
+        self.link.wire().intents.insert(task, intent);
     }
 
     /// The mistake of [`Mutant::TerminatingNotCounted`]: members on their way out are not seen.

@@ -139,6 +139,13 @@ impl Server {
         self.uids.contains(uid)
     }
 
+    /// Whether the object with this uid exists and is not on its way out.
+    #[must_use]
+    pub fn is_staying(&self, uid: &str) -> bool {
+        let objects = KINDS.iter().flat_map(|kind| self.all(*kind));
+        objects.into_iter().any(|object| object.uid() == uid && !object.is_deleting())
+    }
+
     /// Creates an object. `suffix` completes a generated name.
     pub fn create(
         &mut self,

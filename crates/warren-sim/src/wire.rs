@@ -11,9 +11,11 @@ use std::task::{Context, Poll};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::Value;
 use warren_controllers::object::Any;
 use warren_controllers::server::{Answer, Refusal, Server};
+use warren_decide::ownership;
 use warren_decide::step::{Action, Kind};
 
 use crate::simulation::Mutant;
@@ -43,7 +45,7 @@ pub enum Reply {
 pub struct Intent {
     /// The size that the pool was seen to ask for.
     pub target: usize,
-    /// The uids of every sandbox that the process has ever seen.
+    /// The uids of every object that the process has ever seen.
     pub known: Arc<BTreeSet<String>>,
     /// Whether the answer never reaches the process, in a run with several processes.
     pub is_untold: bool,
@@ -56,6 +58,8 @@ pub struct Sent {
     pub request: Request,
     /// With what in mind, for a new member of a pool.
     pub intent: Option<Intent>,
+    /// Whether it makes a child for an owner that may have gone with the last one: see [`Wire::bereft`].
+    pub is_unasked: bool,
 }
 
 #[derive(Debug)]
@@ -71,6 +75,15 @@ struct Exchange {
     state: State,
 }
 
+/// The end of a child, as a process was told of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    /// The version of the end.
+    pub version: u64,
+    /// The last task that had begun by then: those may have looked before.
+    pub task: u64,
+}
+
 /// The requests of one process that are under way.
 #[derive(Debug, Default)]
 pub struct Wire {
@@ -80,6 +93,9 @@ pub struct Wire {
     pub task: u64,
     /// What each task that makes members of a pool had in mind when it began.
     pub intents: BTreeMap<u64, Intent>,
+    /// The uids of owners that the process knew, whose child of a kind the watch has shown to be gone, and of which it has heard
+    /// nothing since: they may have gone too.
+    pub bereft: BTreeMap<(String, Kind), Loss>,
 }
 
 impl Wire {
@@ -165,7 +181,10 @@ impl Link {
     fn call(&self, request: Request) -> Call<'_> {
         let mut wire = self.wire();
         let intent = wire.intents.get(&wire.task).filter(|_| is_creation(&request)).cloned();
-        let id = wire.send(Sent { request, intent });
+        let is_unasked = made_for(&request)
+            .and_then(|(kind, owner)| wire.bereft.get(&(owner.uid.clone(), kind)))
+            .is_some_and(|loss| wire.task > loss.task);
+        let id = wire.send(Sent { request, intent, is_unasked });
         Call { link: self, id }
     }
 }
@@ -243,6 +262,17 @@ impl Future for Call<'_> {
 
 fn is_creation(request: &Request) -> bool {
     matches!(request, Request::Act(Action::Create(_)))
+}
+
+/// The kind of the child that a request makes, and its owner.
+#[must_use]
+pub fn made_for(request: &Request) -> Option<(Kind, &OwnerReference)> {
+    match request {
+        Request::Act(Action::Create(object)) => {
+            Some((object.kind(), ownership::controller(object.metadata())?))
+        }
+        _ => None,
+    }
 }
 
 /// The mistake of [`Mutant::NoAssignmentGuard`].

@@ -17,6 +17,7 @@ fn pod(name: &str, version: u64, owner: &str) -> Pod {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
             namespace: Some("default".to_owned()),
+            uid: Some("first".to_owned()),
             resource_version: Some(version.to_string()),
             owner_references: Some(vec![OwnerReference {
                 uid: owner.to_owned(),
@@ -26,6 +27,13 @@ fn pod(name: &str, version: u64, owner: &str) -> Pod {
         },
         ..Pod::default()
     }
+}
+
+/// Another pod of that name, in place of the first.
+fn next_pod(name: &str, version: u64) -> Pod {
+    let mut next = pod(name, version, "x");
+    next.metadata.uid = Some("next".to_owned());
+    next
 }
 
 fn cache() -> (Cache<Pod>, Arc<Mutex<Vec<String>>>) {
@@ -112,7 +120,7 @@ fn what_only_an_answer_has_brought_survives_a_list_that_lacks_it_and_is_asked_fo
     cache.observe(Event::InitDone);
     let key = key_of(&pod("b", 7, "x"));
     assert_eq!(doubts.begin(), Some(Kind::Pod));
-    assert_eq!(cache.doubtful(Duration::from_secs(1)).0, [(key.clone(), 7)]);
+    assert_eq!(cache.doubtful(Duration::from_secs(1)).0, vec![key.clone()]);
     // The server says that it is there: it is in doubt anew, and is the next time after a while.
     assert!(cache.is_still_doubtful(&key, Duration::from_secs(2)));
     let (due, next) = cache.doubtful(Duration::from_secs(12));
@@ -130,10 +138,10 @@ fn a_late_not_found_does_not_take_out_the_next_of_that_name() {
     let key = key_of(&pod("a", 5, "x"));
     cache.observe(Event::Apply(pod("a", 5, "x")));
     cache.observe(Event::Delete(pod("a", 6, "x")));
-    cache.observe(Event::Apply(pod("a", 7, "x")));
-    cache.forget(&key, 5);
+    cache.observe(Event::Apply(next_pod("a", 7)));
+    cache.forget(&key, "first");
     assert!(cache.get(&key).is_some());
-    cache.forget(&key, 7);
+    cache.forget(&key, "next");
     assert!(cache.get(&key).is_none());
 }
 
@@ -142,14 +150,45 @@ fn a_watch_that_is_behind_does_not_bring_back_what_the_server_has_said_is_gone()
     let (cache, log) = cache();
     let key = key_of(&pod("a", 9, "x"));
     cache.remember(Arc::new(pod("a", 9, "x")));
-    cache.forget(&key, 9);
+    cache.forget(&key, "first");
     cache.observe(Event::Apply(pod("a", 8, "x")));
     cache.observe(Event::Apply(pod("a", 9, "x")));
     cache.remember(Arc::new(pod("a", 9, "x")));
+    // It had changed once more before it went, which nobody had told us.
+    cache.observe(Event::Apply(pod("a", 10, "x")));
     assert!(cache.get(&key).is_none());
-    cache.observe(Event::Delete(pod("a", 10, "x")));
-    cache.observe(Event::Apply(pod("a", 11, "x")));
-    assert_eq!(*log.lock().unwrap(), ["a ->9", "a 9->", "a ->11"]);
+    cache.observe(Event::Delete(pod("a", 11, "x")));
+    cache.observe(Event::Apply(next_pod("a", 12)));
+    assert_eq!(*log.lock().unwrap(), ["a ->9", "a 9->", "a ->12"]);
+}
+
+#[test]
+fn what_is_gone_is_forgotten_also_if_the_watch_has_brought_more_of_its_past_meanwhile() {
+    let (cache, log) = cache();
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    let key = key_of(&pod("a", 5, "x"));
+    let asked_about = cache.uid_of(&key).unwrap();
+    cache.observe(Event::Apply(pod("a", 7, "x")));
+    cache.forget(&key, &asked_about);
+    assert_eq!(*log.lock().unwrap(), ["a ->5", "a 5->7", "a 7->"]);
+}
+
+#[test]
+fn who_has_lost_a_child_is_bereft_once_and_only_while_it_is_there() {
+    let (cache, _) = cache();
+    let key = key_of(&pod("a", 5, "x"));
+    cache.bereave(&key);
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    assert!(!cache.is_newly_bereft(&key), "it was not there then");
+    cache.bereave(&key);
+    // What the watch brings now may still be from before.
+    cache.observe(Event::Apply(pod("a", 6, "x")));
+    assert!(cache.is_newly_bereft(&key));
+    assert!(!cache.is_newly_bereft(&key));
+    cache.bereave(&key);
+    cache.observe(Event::Delete(pod("a", 7, "x")));
+    cache.observe(Event::Apply(next_pod("a", 8)));
+    assert!(!cache.is_newly_bereft(&key), "the next of that name has lost nothing");
 }
 
 #[test]
@@ -165,9 +204,7 @@ fn the_end_of_an_older_object_does_not_take_out_the_next_of_that_name() {
 fn one_that_took_the_name_of_another_is_told_as_an_end_and_a_beginning() {
     let (cache, log) = cache();
     cache.observe(Event::Apply(pod("a", 5, "x")));
-    let mut next = pod("a", 9, "x");
-    next.metadata.uid = Some("another".to_owned());
-    cache.remember(Arc::new(next));
+    cache.remember(Arc::new(next_pod("a", 9)));
     assert_eq!(*log.lock().unwrap(), ["a ->5", "a 5->", "a ->9"]);
 }
 
@@ -178,7 +215,7 @@ fn a_doubt_about_what_the_watch_has_brought_is_settled_by_one_answer() {
     cache.observe(Event::Apply(pod("a", 5, "x")));
     cache.doubt(&key);
     assert_eq!(doubts.begin(), Some(Kind::Pod));
-    assert_eq!(cache.doubtful(Duration::ZERO).0, [(key.clone(), 5)]);
+    assert_eq!(cache.doubtful(Duration::ZERO).0, vec![key.clone()]);
     assert!(!cache.is_still_doubtful(&key, Duration::ZERO));
     assert_eq!(cache.doubtful(Duration::from_secs(100)), (vec![], None));
 }
@@ -217,7 +254,7 @@ fn whoever_has_an_answer_finds_it_also_when_the_watch_brings_it_just_then() {
             let key = key_of(&*answer);
             now.store(*version, Ordering::Release);
             cache.remember(answer);
-            cache.version_of(&key) < Some(*version)
+            crate::object::version(&cache.get(&key).unwrap().metadata) < Some(*version)
         };
         versions.clone().filter(is_missed).count()
     });

@@ -5,6 +5,7 @@ use warren_decide::step::{Action, FailureKind};
 
 use super::Simulation;
 use super::faults::Fate;
+use crate::invariants;
 use crate::object::{Any, to_value};
 use crate::server::{Caller, Part, Preconditions};
 use crate::wire::{Reply, Request, Sent};
@@ -20,6 +21,7 @@ impl Simulation {
             false => Reply::One(Err(refusal)),
         };
         let lost = |text: &str| refused(Refusal { kind: FailureKind::Unknown, text: text.to_owned() });
+        invariants::check_made_again(&self.server, Caller::Process(number), &sent)?;
         let fate = if self.storm { self.faults.of_request(&sent, &mut self.random) } else { Fate::Fine };
         if let Some(intent) = &mut sent.intent {
             intent.is_untold = self.processes > 1 && !matches!(fate, Fate::Fine);
@@ -49,6 +51,7 @@ impl Simulation {
             self.say(|_| format!("process {number}, late: {} is lost", describe(&sent.request)));
             return Ok(());
         }
+        invariants::check_made_again(&self.server, Caller::Process(number), &sent)?;
         let answer = self.execute(number, &sent);
         self.say(|_| format!("process {number}, late: {} → {}", describe(&sent.request), outcome(&answer)));
         self.judge(sent.intent.as_ref())
