@@ -156,6 +156,12 @@ where
         self.read().objects.get(key).cloned()
     }
 
+    /// Whether there is an object of this name.
+    #[must_use]
+    pub fn holds(&self, key: &ObjectKey) -> bool {
+        self.read().objects.contains_key(key)
+    }
+
     /// The uid of the object of this name.
     #[must_use]
     pub fn uid_of(&self, key: &ObjectKey) -> Option<String> {

@@ -218,9 +218,11 @@ impl Engine {
     fn listen(self: &Arc<Self>) {
         let cluster = &self.cluster;
         self.hear(&cluster.sandboxes, Self::sandbox_changed);
-        self.hear(&cluster.pods, |engine, change: &Change<'_, Pod>| engine.child_changed(Sides::of(change)));
+        self.hear(&cluster.pods, |engine, change: &Change<'_, Pod>| {
+            engine.child_changed(change.key, Sides::of(change));
+        });
         self.hear(&cluster.services, |engine, change: &Change<'_, Service>| {
-            engine.child_changed(Sides::of(change));
+            engine.child_changed(change.key, Sides::of(change));
         });
         // They wake nobody; their end is heard of like that of every child.
         self.hear(&cluster.volume_claims, |_, _| {});
@@ -272,11 +274,12 @@ impl Engine {
         }
     }
 
-    fn child_changed(&self, sides: Sides<'_>) {
+    fn child_changed(&self, key: &ObjectKey, sides: Sides<'_>) {
         for owner in sides.owners(ownership::is_kind::<Sandbox>) {
             self.handed_over().remove(&owner);
         }
         sandbox::wake_by_child(&self.queues.sandboxes, sides);
+        sandbox::wake_by_name(&self.cluster, &self.queues.sandboxes, key, sides);
     }
 
     fn claim_changed(&self, change: &Change<'_, SandboxClaim>) {

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{Sandbox, annotations, labels};
 use warren_decide::ownership;
@@ -147,6 +148,14 @@ pub(crate) fn is_handed_over(change: &Change<'_, Sandbox>) -> bool {
             .status
             .as_ref()
             .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+}
+
+/// Wakes the sandbox whose name a pod or a service has that is not its own: it is in the way, or no longer is.
+pub(crate) fn wake_by_name(cluster: &Cluster, queue: &WorkQueue, key: &ObjectKey, sides: Sides<'_>) {
+    let is_own = |owner: &OwnerReference| owner.name == key.name && ownership::is_kind::<Sandbox>(owner);
+    if !sides.all_controlled(is_own) && cluster.sandboxes.holds(key) {
+        queue.add(key.clone());
+    }
 }
 
 /// Wakes the sandbox that controls a changed child, if the child carries the tracking label.

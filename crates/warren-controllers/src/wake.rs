@@ -34,6 +34,14 @@ impl<'a> Sides<'a> {
         })
     }
 
+    /// Whether each side that is there has such a controller.
+    pub(crate) fn all_controlled(self, is_wanted: impl Fn(&OwnerReference) -> bool) -> bool {
+        [self.before, self.after]
+            .into_iter()
+            .flatten()
+            .all(|metadata| ownership::controller(metadata).is_some_and(&is_wanted))
+    }
+
     /// Whether a label key is there on either side.
     pub(crate) fn has_label(self, key: &str) -> bool {
         [self.before, self.after]

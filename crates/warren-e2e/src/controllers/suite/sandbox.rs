@@ -175,5 +175,15 @@ pub async fn a_foreign_pod_is_not_deleted_by_a_suspension(place: Place) -> Resul
     place.patch::<Sandbox>("taken", suspended(false)).await?;
     place.wait_ready::<Sandbox>("taken", "True/DependenciesReady").await?;
     assert!(controller(&place.get::<Pod>("taken").await?).contains(" Sandbox taken "));
-    Ok(())
+
+    // One that comes later, and goes again, is heard of although it has nothing to do with the sandbox but its name.
+    place.create::<Sandbox>(workload::sandbox("late", json!({"operatingMode": "Suspended"}))).await?;
+    let suspended = |sandbox: &Sandbox| state(sandbox, "Suspended") == "True/PodTerminated";
+    place.wait_for("late", "suspended", suspended).await?;
+    place.create::<Pod>(workload::stranger("late", json!({}))).await?;
+    place
+        .wait_for("late", "blocked", |sandbox: &Sandbox| state(sandbox, "Suspended") == "False/PodNotOwned")
+        .await?;
+    place.delete::<Pod>("late").await?;
+    place.wait_for("late", "suspended", suspended).await.map(drop)
 }
