@@ -302,6 +302,19 @@ impl Place {
         Ok(())
     }
 
+    /// Merge-patches a template, and waits until the controllers have seen that. They watch each kind by itself, so what is done to
+    /// a pool next may reach them first; but of one kind nothing overtakes anything, so when they have answered a template that was
+    /// made later, they know of the edit.
+    pub async fn edit_template(&self, name: &str, body: Value) -> Result<SandboxTemplate> {
+        let edited = self.patch(name, body).await?;
+        let mut later = workload::template("", json!({}));
+        later["metadata"] = json!({"generateName": "later-"});
+        let later = self.create::<SandboxTemplate>(later).await?.name_any();
+        self.wait_for(&format!("{later}-network-policy"), "there", |_: &NetworkPolicy| true).await?;
+        self.delete::<SandboxTemplate>(&later).await?;
+        Ok(edited)
+    }
+
     /// Waits until a pool has that many members, all ready, and says so: its status alone may be of a moment ago.
     pub async fn wait_full(&self, name: &str, count: i32) -> Result<SandboxWarmPool> {
         self.eventually(&format!("{count} ready members of {name}"), async || {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
+use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool, annotations, labels};
 use warren_testkit::nodes::{FATE, Fate};
 
 use crate::controllers::place::{Place, ready};
@@ -225,7 +225,7 @@ pub(super) async fn row_19_ready_members_come_first_and_a_member_with_an_address
         })
         .await?;
     let healed = json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: "ready"}}}}});
-    place.patch::<SandboxTemplate>("pool", healed).await?;
+    place.edit_template("pool", healed).await?;
     place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": 2}})).await?;
     place
         .wait_for("pool", "one of two ready", |pool: &SandboxWarmPool| {

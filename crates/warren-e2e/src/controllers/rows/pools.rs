@@ -132,7 +132,7 @@ pub(super) async fn row_25_without_recreate_stale_members_are_handed_out(place: 
     place.pool("pool", 1, json!({})).await?;
     place.wait_full("pool", 1).await?;
     let stale = place.members("pool").await?.remove(0);
-    place.patch::<SandboxTemplate>("pool", another_pod()).await?;
+    place.edit_template("pool", another_pod()).await?;
     place.touch_pool("pool").await?;
     place.claim("c", "pool", json!({})).await?;
     let taken = place.wait_claimed("c").await?;
@@ -149,11 +149,11 @@ pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedu
 ) -> Result<()> {
     // The pod of a sandbox, by its template: a change on the pod itself would be put right.
     let becomes = |fate: &str| json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: fate}}}}});
+    place.pool("flips", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    place.wait_full("flips", 1).await?;
     // A controller with a short grace beside the others, which have a long one and see nothing to do.
     let grace = "--sandbox-warm-pool-readiness-grace-period=2s";
     let _impatient = ControllerProcess::start(place.home(), &["--leader-elect=false", grace])?;
-    place.pool("flips", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
-    place.wait_full("flips", 1).await?;
     let old = place.members("flips").await?.remove(0);
     let born = old.metadata.creation_timestamp.clone().context("a time of creation")?.0;
     place.second_after(&(born + SignedDuration::from_secs(3)).to_string()).await?;
@@ -190,7 +190,10 @@ pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedu
             anyhow::Ok(events.iter().filter(|event| event.reason.as_deref() == Some(reason)).count())
         }
     };
-    assert_eq!((reasons("WarmPoolNotProgressing").await?, reasons("WarmPoolProgressing").await?), (1, 1));
+    // By one of the two controllers, or by both; by neither of them again.
+    for reason in ["WarmPoolNotProgressing", "WarmPoolProgressing"] {
+        assert!((1..=2).contains(&reasons(reason).await?), "{reason}");
+    }
     Ok(())
 }
 
@@ -211,7 +214,7 @@ pub(super) async fn row_27_not_ready_members_go_first_and_then_the_newest(place:
         place.second_after(&born.to_string()).await?;
         if count == 1 {
             let healthy = json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: "ready"}}}}});
-            place.patch::<SandboxTemplate>("pool", healthy).await?;
+            place.edit_template("pool", healthy).await?;
         } else {
             place.wait_ready::<Sandbox>(&member.name_any(), "True/DependenciesReady").await?;
         }

@@ -51,9 +51,9 @@ pub async fn an_expired_sandbox_is_kept_without_its_children_and_can_be_revived(
     place.wait_gone::<Service>("keep").await?;
 
     place.patch::<Sandbox>("keep", json!({"spec": {"shutdownTime": never()}})).await?;
+    place.wait_for("keep", "another pod", |next: &Pod| next.uid() != pod.uid()).await?;
     place.wait_ready::<Sandbox>("keep", "True/DependenciesReady").await?;
-    assert_ne!(place.get::<Pod>("keep").await?.uid(), pod.uid());
-    place.get::<Service>("keep").await.map(drop)
+    place.wait_for("keep", "there", |_: &Service| true).await.map(drop)
 }
 
 /// With the policy `Delete` nothing is left.

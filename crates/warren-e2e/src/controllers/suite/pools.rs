@@ -26,7 +26,7 @@ fn version(sandbox: &Sandbox) -> String {
 }
 
 async fn change(place: &Place, template: &str, value: &str) -> Result<()> {
-    place.patch::<SandboxTemplate>(template, with_variable("VERSION", value)).await.map(drop)
+    place.edit_template(template, with_variable("VERSION", value)).await.map(drop)
 }
 
 async fn scale(place: &Place, pool: &str, replicas: i32) -> Result<()> {
@@ -248,7 +248,7 @@ pub async fn a_change_of_labels_rolls_nothing(place: Place) -> Result<()> {
     let old = names(&place, "pool").await?;
     let labels = json!({"spec": {"podTemplate": {"metadata": {"labels": {"team": "burrows"}}},
         "envVarsInjectionPolicy": "Allowed"}});
-    place.patch::<SandboxTemplate>("pool", labels).await?;
+    place.edit_template("pool", labels).await?;
     scale(&place, "pool", 3).await?;
     place.wait_full("pool", 3).await?;
     let members = place.members("pool").await?;
