@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -16,12 +17,20 @@ use warren_decide::step::{Action, FailureKind, Kind, Object, Propagation};
 use crate::object::{Any, Typed, with_type};
 use crate::server::{Answer, Refusal, Server};
 
+/// So many events wait to be written; those that come while the server takes none are lost. A claim makes one or two. (The
+/// Kubernetes libraries keep 1,000.)
+const WAITING_EVENTS: usize = 10_000;
+
 /// The server behind a client.
 pub(crate) struct KubeServer {
     client: Client,
     tasks: TaskTracker,
     /// Events are written one after the other: they tell what is done, and must not hold up what is to be done.
     telling: Arc<Semaphore>,
+    /// Room for those that wait.
+    untold: Arc<Semaphore>,
+    /// Events that there was no room for, since that was last said.
+    lost: Arc<AtomicU64>,
 }
 
 /// Which part of an object a patch is for.
@@ -41,7 +50,13 @@ enum Verb {
 impl KubeServer {
     /// Events are written by tasks of the tracker.
     pub(crate) fn new(client: Client, tasks: TaskTracker) -> Self {
-        Self { client, tasks, telling: Arc::new(Semaphore::new(1)) }
+        Self {
+            client,
+            tasks,
+            telling: Arc::new(Semaphore::new(1)),
+            untold: Arc::new(Semaphore::new(WAITING_EVENTS)),
+            lost: Arc::default(),
+        }
     }
 
     fn api<K: Typed>(&self, namespace: &str) -> Api<K> {
@@ -160,10 +175,19 @@ impl Server for KubeServer {
     fn record(&self, event: Event) {
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let events = Api::<Event>::namespaced(self.client.clone(), &namespace);
-        let telling = Arc::clone(&self.telling);
+        let (telling, lost) = (Arc::clone(&self.telling), Arc::clone(&self.lost));
+        let Ok(room) = Arc::clone(&self.untold).try_acquire_owned() else {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
         self.tasks.spawn(async move {
+            let _room = room;
             // Never closed, so there is always a turn.
             let _turn = telling.acquire().await;
+            match lost.swap(0, Ordering::Relaxed) {
+                0 => {}
+                lost => tracing::warn!(lost, "events were not recorded, because too many waited"),
+            }
             if let Err(error) = events.create(&PostParams::default(), &event).await {
                 let reason = event.reason.as_deref().unwrap_or_default();
                 tracing::warn!(reason, error = &error as &dyn std::error::Error, "event was not recorded");
