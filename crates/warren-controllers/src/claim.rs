@@ -91,7 +91,7 @@ impl ClaimController {
                 match self.cluster.is_still_there(&*world.claim).await {
                     Ok(true) => {}
                     Ok(false) => return Outcome::Done,
-                    Err(_) => return Outcome::Retry,
+                    Err(failure) => return self.give_up(&key, &world, &[failure]).await,
                 }
             }
             let provision = Provision::of(&world, &plan);

@@ -11,7 +11,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
 use warren_decide::ownership;
-use warren_decide::step::{Action, Failure, FailureKind, Kind, Step};
+use warren_decide::step::{Action, Failure, FailureKind, Kind, Stage, Step};
 
 use crate::cache::{Cache, DOUBT, Index, key_of};
 use crate::clock::Clock;
@@ -216,16 +216,16 @@ impl Cluster {
 
     /// Whether an owner is there to make a child for. If a child of it has gone since this was last asked, the server knows; its
     /// answer goes into the cache, which wakes the owner if there is anything left to do about it.
-    pub(crate) async fn is_still_there<K: Cached>(&self, owner: &K) -> Result<bool, Refusal> {
+    pub(crate) async fn is_still_there<K: Cached>(&self, owner: &K) -> Result<bool, Failure> {
         let (cache, key) = (K::cache(self), key_of(owner));
         // What goes while the answer is on its way is a reason to ask again.
         if !cache.is_newly_bereft(&key) {
             return Ok(true);
         }
         if let Err(refusal) = self.refresh(&key.namespace, K::KIND, &key.name).await {
-            tracing::warn!(kind = %K::KIND, %key, %refusal, "whether it is still there cannot be told");
             cache.bereave(&key);
-            return Err(refusal);
+            let text = format!("read {} {}, which may be gone: {refusal}", K::KIND, key.name);
+            return Err(Failure::found(Stage::Subject, text));
         }
         let is_same = |present: &K| {
             present.meta().uid == owner.meta().uid && present.meta().deletion_timestamp.is_none()

@@ -45,8 +45,9 @@ impl PoolController {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         // Before anything is looked at: what is seen and what is expected must be of one moment.
         if let Some(pool) = self.cluster.pools.get(&key)
-            && self.cluster.is_still_there(&*pool).await.is_err()
+            && let Err(failure) = self.cluster.is_still_there(&*pool).await
         {
+            tracing::warn!(pool = %key, problem = %failure.message, "pool has a problem");
             return Outcome::Retry;
         }
         let Some(world) = self.look(&key) else {

@@ -58,7 +58,10 @@ impl SandboxController {
                 match self.cluster.is_still_there(&*world.sandbox).await {
                     Ok(true) => {}
                     Ok(false) => continue,
-                    Err(_) => return Outcome::Retry,
+                    Err(failure) => {
+                        plan.problems.push(failure);
+                        break (world, plan.problems);
+                    }
                 }
             }
             deleted.extend(plan.steps.iter().filter_map(deletion).map(str::to_owned));

@@ -36,15 +36,16 @@ impl TemplateController {
         };
         let policy = ObjectKey { namespace: key.namespace.clone(), name: policy_name(&key.name) };
         let plan = decide(&World { template: template.clone(), policy: self.cluster.policies.get(&policy) });
-        if creates(&plan.steps) {
-            match self.cluster.is_still_there(&*template).await {
-                Ok(true) => {}
-                Ok(false) => return Outcome::Done,
-                Err(_) => return Outcome::Retry,
-            }
-        }
+        let is_there = match creates(&plan.steps) {
+            true => self.cluster.is_still_there(&*template).await,
+            false => Ok(true),
+        };
         let mut failures = plan.problems;
-        failures.extend(self.cluster.apply(&key.namespace, MANAGER, plan.steps).await);
+        match is_there {
+            Ok(true) => failures.extend(self.cluster.apply(&key.namespace, MANAGER, plan.steps).await),
+            Ok(false) => return Outcome::Done,
+            Err(failure) => failures.push(failure),
+        }
         for failure in &failures {
             tracing::warn!(template = %key, problem = %failure.message, "template has a problem");
         }

@@ -54,6 +54,7 @@ scenarios::tests! { place:
     lasting_errors_are_retried_later_and_later_and_said_once
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened
     spans_of_passes_are_children_of_the_context_that_a_claim_carries
+    what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other
     who_stands_by_watches_and_works_as_soon_as_the_leader_leaves
     writes_decided_about_another_object_or_an_older_state_are_refused
 }

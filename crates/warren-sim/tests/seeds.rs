@@ -61,12 +61,11 @@ fn seeds_that_once_failed_hold() {
 #[test]
 fn a_seed_always_gives_the_same_run() {
     for seed in 0..SAME_RUN {
-        let [first, second] = [0, 1].map(|_| {
-            match run(seed, Options { trace: usize::MAX, ..Options::default() }) {
+        let [first, second] =
+            [0, 1].map(|_| match run(seed, Options { trace: usize::MAX, ..Options::default() }) {
                 Ok(report) => report.trace,
                 Err(violation) => violation.trace,
-            }
-        });
+            });
         let differs = first.iter().zip(&second).find(|(first, second)| first != second);
         assert_eq!(differs, None, "seed {seed}");
         assert_eq!(first.len(), second.len(), "seed {seed}");

@@ -4,12 +4,14 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use warren_api::{Sandbox, SandboxClaim};
 use warren_controllers::Controllers;
 
 use super::{extensions, sandbox};
-use crate::support::{self, Call, Calls, Place, is_ready};
+use crate::support::{self, Call, Calls, Place, condition, is_ready};
 
 /// Tries that are waited for.
 const TRIES: usize = 11;
@@ -111,5 +113,35 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     }
     let about_taken = matching(&calls, |call| call.path.contains("/pods/taken"));
     assert!(about_taken.is_empty(), "what is in the way is known without asking: {about_taken:?}");
+    controllers.shutdown().await;
+}
+
+/// Whether an owner went before its child is only known by reading it. Where that is refused, nothing is made for an owner that may be
+/// gone; but nobody waits without a word.
+pub async fn what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other(place: Place) {
+    let (client, calls) = place.watched_client();
+    let unread = ["/sandboxclaims/c", "/sandboxes/s"].map(|path| format!("/{}{path}", place.namespace));
+    let controllers = Controllers::start(support::refusing_to_read(client, unread.to_vec()), extensions());
+    let _nodes = support::nodes(&place).await;
+    place.pool("empty", 0, json!({})).await;
+    place.claim("c", "empty", json!({})).await;
+    let first = place.claimed("c").await;
+    place.create::<Sandbox>(sandbox("s", json!({}))).await;
+    place.wait::<Sandbox>("s", "ready", is_ready("True/DependenciesReady")).await;
+    let here = ["pods", "sandboxes"].map(|kind| format!("/namespaces/{}/{kind}", place.namespace));
+    let made =
+        |call: &Call| call.verb == "POST" && here.iter().any(|place| call.path.ends_with(place.as_str()));
+    calls.lock().unwrap().clear();
+
+    place.api::<Sandbox>().delete(&first.name_any(), &DeleteParams::default()).await.unwrap();
+    place.api::<Pod>().delete("s", &DeleteParams::default()).await.unwrap();
+    let claim = place.wait::<SandboxClaim>("c", "told", is_ready("False/ReconcilerError")).await.unwrap();
+    let sandbox = place.wait::<Sandbox>("s", "told", is_ready("False/ReconcilerError")).await.unwrap();
+    let message = |ready: Option<Value>| ready.unwrap()["message"].as_str().unwrap().to_owned();
+    let told = [message(condition(&claim, "Ready")), message(condition(&sandbox, "Ready"))];
+    let expected = ["SandboxClaim c", "Sandbox s"]
+        .map(|owner| format!("Error seen: read {owner}, which may be gone: {}", support::MAY_NOT_READ));
+    assert_eq!(told, expected);
+    assert_eq!(matching(&calls, made).len(), 0);
     controllers.shutdown().await;
 }

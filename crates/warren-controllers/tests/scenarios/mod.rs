@@ -5,7 +5,10 @@ pub mod bad_input;
 pub mod guards;
 pub mod telemetry;
 
-pub use bad_input::lasting_errors_are_retried_later_and_later_and_said_once;
+pub use bad_input::{
+    lasting_errors_are_retried_later_and_later_and_said_once,
+    what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other,
+};
 pub use guards::writes_decided_about_another_object_or_an_older_state_are_refused;
 pub use telemetry::{
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened,
