@@ -16,6 +16,7 @@ pub mod ports;
 pub mod propagation;
 pub mod sandbox;
 pub mod secure_defaults;
+pub mod semantic;
 pub mod staleness;
 pub mod step;
 pub mod storage;

@@ -1,15 +1,17 @@
 //! Whether a waiting sandbox still is what its template says. A hash answers most of the time; where it does not, the
 //! parts that matter are compared one by one, so that a hash made by another program is safe too.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use k8s_openapi::api::core::v1::PodSpec;
+use serde_json::Value;
 use warren_api::blueprint::{PersistentVolumeClaimTemplate, SandboxBlueprint};
 use warren_api::{NameHash, Sandbox, SandboxTemplate, labels};
 
 use crate::merge::json;
 use crate::ownership::label;
 use crate::secure_defaults;
+use crate::semantic;
 
 /// The hashes that a template's sandboxes carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,20 +38,29 @@ impl Hashes {
 }
 
 /// A template as sandboxes made from it should look: computed once, compared with many.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Yardstick<'a> {
     template: &'a SandboxTemplate,
     hashes: Hashes,
-    /// The pod with and without what is filled in where the template has no network rules. An edit of those rules is no
-    /// reason to replace a member, so either will do. Made when a hash has not answered.
-    specs: OnceLock<[PodSpec; 2]>,
+    /// The pod as it is made now, and as it would be if the template had network rules and has none, or the other way round. Made
+    /// when a hash has not answered.
+    pods: OnceLock<[Value; 2]>,
+    /// The last pod that was compared: members that were made from one template share one.
+    last: Mutex<Option<(Arc<PodSpec>, Pods)>>,
+}
+
+/// Which of the pods of a template a pod is the same as.
+#[derive(Clone, Copy, Debug)]
+struct Pods {
+    present: bool,
+    with_other_network: bool,
 }
 
 impl<'a> Yardstick<'a> {
     /// The yardstick of a template.
     #[must_use]
     pub fn new(template: &'a SandboxTemplate) -> Self {
-        Self { template, hashes: Hashes::of(template), specs: OnceLock::new() }
+        Self { template, hashes: Hashes::of(template), pods: OnceLock::new(), last: Mutex::default() }
     }
 
     /// The template's hashes.
@@ -67,34 +78,51 @@ impl<'a> Yardstick<'a> {
         if label(&member.metadata, labels::SANDBOX_TEMPLATE_HASH) == Some(&self.hashes.blueprint) {
             return false;
         }
-        !self.matches(&member.spec.blueprint)
+        let blueprint = &member.spec.blueprint;
+        let pods = self.compare(&blueprint.pod_template.spec);
+        !(self.matches_beside_pod(blueprint) && (pods.present || pods.with_other_network))
     }
 
-    /// The same for a sandbox that nobody controls: its hash label could have been forged, so it is not believed.
+    /// The same for a sandbox that nobody controls: its hash label could have been forged, so it is not believed, and it must be what
+    /// the pool would make now.
     #[must_use]
     pub fn is_stale_orphan(&self, orphan: &Sandbox) -> bool {
+        let blueprint = &orphan.spec.blueprint;
         label(&orphan.metadata, labels::SANDBOX_TEMPLATE_REF_HASH) != Some(&self.hashes.name)
-            || !self.matches(&orphan.spec.blueprint)
+            || !self.matches_beside_pod(blueprint)
+            || !self.compare(&blueprint.pod_template.spec).present
     }
 
-    fn matches(&self, blueprint: &SandboxBlueprint) -> bool {
-        let wanted = &self.template.spec.blueprint;
-        let specs = self.specs.get_or_init(|| {
-            [true, false].map(|is_secure_default| {
-                let mut spec = PodSpec::clone(&wanted.pod_template.spec);
+    fn compare(&self, pod: &Arc<PodSpec>) -> Pods {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, pods)) = last.as_ref().filter(|(compared, _)| Arc::ptr_eq(compared, pod)) {
+            return *pods;
+        }
+        let [present, with_other_network] = self.pods.get_or_init(|| {
+            let is_secure_default = secure_defaults::is_secure_default(&self.template.spec);
+            [is_secure_default, !is_secure_default].map(|is_secure_default| {
+                let mut spec = PodSpec::clone(&self.template.spec.blueprint.pod_template.spec);
                 secure_defaults::fill_in(&mut spec, is_secure_default);
-                spec
+                semantic::canonical(&spec)
             })
         });
-        specs.contains(&blueprint.pod_template.spec)
-            && blueprint.service == wanted.service
+        let canonical = semantic::canonical(&**pod);
+        let pods =
+            Pods { present: canonical == *present, with_other_network: canonical == *with_other_network };
+        *last = Some((pod.clone(), pods));
+        pods
+    }
+
+    fn matches_beside_pod(&self, blueprint: &SandboxBlueprint) -> bool {
+        let wanted = &self.template.spec.blueprint;
+        blueprint.service == wanted.service
             && blueprint.volume_claim_templates.len() == wanted.volume_claim_templates.len()
             && blueprint.volume_claim_templates.iter().zip(&wanted.volume_claim_templates).all(same_volume)
     }
 }
 
 fn same_volume((left, right): (&PersistentVolumeClaimTemplate, &PersistentVolumeClaimTemplate)) -> bool {
-    left.metadata.name == right.metadata.name && left.spec == right.spec
+    left.metadata.name == right.metadata.name && semantic::same(&left.spec, &right.spec)
 }
 
 #[cfg(test)]
@@ -159,6 +187,9 @@ mod tests {
         assert!(stale(json!({"volumeClaimTemplates": volumes, "service": true})));
         assert!(stale(json!({"volumeClaimTemplates": volumes, "podTemplate": {
             "spec": {"containers": [{"name": "main", "image": "b"}]}}})));
+        // The same in other words, as another controller or a user would write it.
+        assert!(!stale(json!({"volumeClaimTemplates": volumes, "podTemplate": {"spec": {"containers": [
+            {"name": "main", "image": "a", "resources": {}, "env": []}]}}})));
         let mut renamed = old.clone();
         renamed.metadata.name = Some("other".to_owned());
         assert!(Yardstick::new(&renamed).is_stale(&member(&old)));
@@ -173,5 +204,13 @@ mod tests {
         assert!(!Yardstick::new(&new).is_stale(&forged));
         assert!(Yardstick::new(&new).is_stale_orphan(&forged));
         assert!(!Yardstick::new(&old).is_stale_orphan(&member(&old)));
+    }
+
+    #[test]
+    fn an_orphan_with_the_cluster_s_resolver_is_stale_where_the_network_is_left_to_us() {
+        let (left_to_us, ruled) = (template(json!({})), template(json!({"networkPolicy": {"egress": []}})));
+        assert!(!Yardstick::new(&left_to_us).is_stale(&member(&ruled)));
+        assert!(Yardstick::new(&left_to_us).is_stale_orphan(&member(&ruled)));
+        assert!(!Yardstick::new(&ruled).is_stale_orphan(&member(&ruled)));
     }
 }

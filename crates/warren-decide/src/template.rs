@@ -16,6 +16,7 @@ use warren_api::{NameHash, SandboxTemplate, labels};
 use crate::bounded::{LONGEST_NOTE, bounded};
 use crate::merge;
 use crate::ownership;
+use crate::semantic;
 use crate::step::{Action, Failure, Kind, Note, Object, Propagation, Severity, Stage, Step};
 
 /// What was seen of one template.
@@ -92,13 +93,12 @@ pub fn decide(world: &World) -> Plan {
         }
         None => None,
         Some(policy) if ownership::is_controlled_by(&policy.metadata, uid) => match managed {
-            true => {
-                merge::between(&policy.spec.clone().unwrap_or_default(), &wanted).map(|patch| Action::Merge {
-                    kind: Kind::NetworkPolicy,
-                    name: policy_name(&name),
-                    body: json!({"spec": patch}),
-                })
-            }
+            true => correction(policy, &wanted).map(|patch| Action::Merge {
+                kind: Kind::NetworkPolicy,
+                name: policy_name(&name),
+                // Of this very policy: by now somebody else's may have the name.
+                body: json!({"metadata": {"uid": policy.metadata.uid}, "spec": patch}),
+            }),
             false => Some(delete(policy)),
         },
         Some(_) if managed => {
@@ -110,6 +110,12 @@ pub fn decide(world: &World) -> Plan {
     };
     plan.steps.extend(action.map(|action| Step::new(Stage::Subject, action)));
     plan
+}
+
+/// What to change of a policy, unless it says the same in other words.
+fn correction(policy: &NetworkPolicy, wanted: &NetworkPolicySpec) -> Option<serde_json::Value> {
+    let present = policy.spec.clone().unwrap_or_default();
+    if semantic::same(&present, wanted) { None } else { merge::between(&present, wanted) }
 }
 
 /// Deletes a policy of ours.
@@ -255,7 +261,7 @@ mod tests {
         check(
             &world(rules, policy("t", drifted)),
             expect![[
-                r#"patch NetworkPolicy test-template-network-policy {"spec":{"ingress":null,"egress":[{"ports":[{"port":53}]}],"podSelector":{"matchLabels":{"a":null,"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"]}}"#
+                r#"patch NetworkPolicy test-template-network-policy {"metadata":{"uid":"n"},"spec":{"ingress":null,"egress":[{"ports":[{"port":53}]}],"podSelector":{"matchLabels":{"a":null,"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"]}}"#
             ]],
         );
     }
