@@ -132,9 +132,8 @@ fn classify<'a>(
             match yardstick {
                 // Without a template it cannot be judged, so it is left alone.
                 None => {}
-                Some(yardstick) if yardstick.is_stale_orphan(sandbox) => {
-                    remove(sandbox, memory, world.uptime, &mut plan.repairs);
-                }
+                // It was never counted, so its end is not waited for.
+                Some(yardstick) if yardstick.is_stale_orphan(sandbox) => plan.repairs.push(deletion(sandbox)),
                 Some(yardstick) => {
                     plan.repairs.push(Step::new(Stage::Members, adopt_orphan(world, sandbox)));
                     count.active.push(Member::new(sandbox, Some(yardstick)));
@@ -147,7 +146,7 @@ fn classify<'a>(
                 count.terminating += 1;
                 continue;
             }
-            if ownership::label(metadata, labels::LAUNCH_TYPE).is_none() {
+            if ownership::label(metadata, labels::LAUNCH_TYPE) != Some(labels::LAUNCH_TYPE_WARM) {
                 let body = json!({"metadata": {"labels": {labels::LAUNCH_TYPE: labels::LAUNCH_TYPE_WARM}}});
                 plan.repairs.push(Step::new(Stage::Members, merge_member(sandbox, body)));
             }
@@ -362,14 +361,18 @@ impl Wake {
 }
 
 fn remove(member: &Sandbox, memory: &mut Memory, uptime: Duration, steps: &mut Vec<Step>) {
+    memory.expectations.expect_deletion(member.metadata.uid.as_deref().unwrap_or_default(), uptime);
+    steps.push(deletion(member));
+}
+
+fn deletion(member: &Sandbox) -> Step {
     let uid = member.metadata.uid.clone().unwrap_or_default();
-    memory.expectations.expect_deletion(&uid, uptime);
     let name = member.metadata.name.clone().unwrap_or_default();
     // Guarded: a claim may take it at this moment, and then it is no longer ours to delete.
     let version = member.metadata.resource_version.clone();
     let action =
         Action::Delete { kind: Kind::Sandbox, name, uid, version, propagation: Propagation::Background };
-    steps.push(Step::new(Stage::Members, action));
+    Step::new(Stage::Members, action)
 }
 
 fn adopt_orphan(world: &World, orphan: &Sandbox) -> Action {
