@@ -50,7 +50,9 @@ impl TemplateController {
             tracing::warn!(template = %key, problem = %failure.message, "template has a problem");
         }
         let note = note(&failures);
-        if let Some(note) = note.clone().filter(|_| self.is_news(&key, note.as_ref())) {
+        // Also where there is nothing to say: the same trouble is news after it was gone.
+        let is_news = self.is_news(&key, note.as_ref());
+        if let Some(note) = note.filter(|_| is_news) {
             self.recorder.record(ReportingController::SandboxTemplate, &*template, note);
         }
         if failures.is_empty() { Outcome::Done } else { Outcome::Retry }
