@@ -26,7 +26,7 @@ fn main() {
         println!("cargo::rerun-if-changed={source}");
     }
     let (target, own) = (variable("TARGET"), PathBuf::from(variable("OUT_DIR")));
-    let directory = shared(&own).join(PROGRAM);
+    let directory = shared(&own).join("shim");
     let status = Command::new(variable("CARGO"))
         .args(["build", "--quiet", "--locked", "--package", PROGRAM, "--profile", PROFILE, "--target"])
         .arg(&target)

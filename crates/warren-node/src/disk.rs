@@ -265,6 +265,8 @@ impl Keeper {
             let begun = Instant::now();
             // Before the files: what is written meanwhile is seen the next time.
             let ran = cgroups.iter().map(|cgroup| cgroup.processor_nanoseconds().ok()).sum::<Option<u64>>();
+            // Without any there is nobody to tell; that is not nobody who runs.
+            let ran = ran.filter(|_| !cgroups.is_empty());
             let (usage, result) = unless_at_rest(before, ran, || {
                 let processes = match &first {
                     Some(first) => processes_beside(first),
