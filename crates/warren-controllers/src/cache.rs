@@ -64,7 +64,13 @@ pub struct Keeping<K> {
     pub indices: fn(&K) -> Vec<Index>,
 }
 
-type Listener<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
+/// Who hears of changes.
+struct Listener<K> {
+    /// That an object is about to be taken out: whoever misses it later can be warned before.
+    ending: Box<dyn Fn(&K) + Send + Sync>,
+    /// What has changed.
+    changed: Box<dyn Fn(&Change<'_, K>) + Send + Sync>,
+}
 
 /// The objects of one kind.
 pub struct Cache<K> {
@@ -143,9 +149,15 @@ where
         Self { doubts: Some((kind, queue)), ..Self::new(keeping) }
     }
 
-    /// Who hears of every change, from the watch and from our own writes alike. Can be set once, before the watch runs.
-    pub fn listen(&self, listener: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
-        if self.listener.set(Box::new(listener)).is_err() {
+    /// Who hears of every change, from the watch and from our own writes alike; and of an end also while the object still is here.
+    /// Can be set once, before the watch runs.
+    pub fn listen(
+        &self,
+        ending: impl Fn(&K) + Send + Sync + 'static,
+        changed: impl Fn(&Change<'_, K>) + Send + Sync + 'static,
+    ) {
+        let listener = Listener { ending: Box::new(ending), changed: Box::new(changed) };
+        if self.listener.set(listener).is_err() {
             tracing::error!(kind = %K::kind(&()), "a second listener was refused");
         }
     }
@@ -261,6 +273,13 @@ where
         if state.objects.contains_key(key) {
             state.bereft.insert(key.clone());
         }
+    }
+
+    /// Whether a child of an object has gone since [`Cache::is_newly_bereft`] was last asked. Whoever sees that the child is gone
+    /// sees this, too.
+    #[must_use]
+    pub fn is_bereft(&self, key: &ObjectKey) -> bool {
+        self.read().bereft.contains(key)
     }
 
     /// Whether a child of an object has gone since this was last asked.
@@ -420,6 +439,10 @@ where
     /// Puts an object in, unless the same or a newer version is there, and says whether it did. In order.
     fn put(&self, new: Arc<K>) -> bool {
         let key = key_of(&*new);
+        let replaced = self.get(&key).filter(|before| before.meta().uid != new.meta().uid);
+        if let (Some(replaced), Some(listener)) = (replaced, self.listener.get()) {
+            (listener.ending)(&replaced);
+        }
         let before = {
             let mut state = self.write();
             let before = state.objects.get(&key).cloned();
@@ -447,6 +470,9 @@ where
 
     /// Takes an object out. In order.
     fn take(&self, key: &ObjectKey) {
+        if let (Some(present), Some(listener)) = (self.get(key), self.listener.get()) {
+            (listener.ending)(&present);
+        }
         let before = {
             let mut state = self.write();
             state.doubts.remove(key);
@@ -460,7 +486,7 @@ where
 
     fn tell(&self, change: &Change<'_, K>) {
         if let Some(listener) = self.listener.get() {
-            listener(change);
+            (listener.changed)(change);
         }
     }
 

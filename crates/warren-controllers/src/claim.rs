@@ -90,7 +90,7 @@ impl ClaimController {
             if creates(&plan.steps) {
                 match self.cluster.is_still_there(&*world.claim).await {
                     Ok(true) => {}
-                    Ok(false) => return Outcome::Done,
+                    Ok(false) => continue,
                     Err(failure) => return self.give_up(&key, &world, &[failure]).await,
                 }
             }

@@ -214,8 +214,8 @@ impl Cluster {
         }
     }
 
-    /// Whether an owner is there to make a child for. If a child of it has gone since this was last asked, the server knows; its
-    /// answer goes into the cache, which wakes the owner if there is anything left to do about it.
+    /// Whether an owner is there, as it was looked at, to make a child for. If a child of it has gone since this was last asked, the
+    /// server knows; its answer goes into the cache, which wakes the owner if there is anything left to do about it.
     pub(crate) async fn is_still_there<K: Cached>(&self, owner: &K) -> Result<bool, Failure> {
         let (cache, key) = (K::cache(self), key_of(owner));
         // What goes while the answer is on its way is a reason to ask again.
@@ -227,10 +227,8 @@ impl Cluster {
             let text = format!("read {} {}, which may be gone: {refusal}", K::KIND, key.name);
             return Err(Failure::found(Stage::Subject, text));
         }
-        let is_same = |present: &K| {
-            present.meta().uid == owner.meta().uid && present.meta().deletion_timestamp.is_none()
-        };
-        Ok(cache.get(&key).is_some_and(|present| is_same(&present)))
+        let present = cache.get(&key);
+        Ok(present.is_some_and(|present| present.meta().resource_version == owner.meta().resource_version))
     }
 
     /// Counts the members of a pool at the server itself. Those that it does not show may be gone, or may have become a
@@ -273,7 +271,7 @@ impl Cluster {
     }
 
     async fn act(&self, namespace: &str, manager: &'static str, action: &Action) -> Result<(), Refusal> {
-        let (tried, began) = (self.subject(namespace, action), self.uptime());
+        let began = self.uptime();
         let answer = self.server.write(namespace, manager, action).await;
         // A refusal is quick on every server, and would make what it does take seem slow.
         if let (Action::MergeStatus { .. }, Ok(_)) = (action, &answer) {
@@ -306,10 +304,9 @@ impl Cluster {
                 Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. },
                 FailureKind::NotFound,
             ) => {
-                if let Some(tried) = tried {
-                    self.forget(namespace, *kind, name, &tried);
-                }
-                if let Action::MergeStatus { .. } = action {
+                // That it is gone is for a read to say: of a kind without a status, the answer to a patch of that reads the same.
+                let exists = self.refresh(namespace, *kind, name).await;
+                if let (Action::MergeStatus { .. }, Ok(false)) = (action, exists) {
                     // What is gone needs no status.
                     return Ok(());
                 }
@@ -330,7 +327,8 @@ impl Cluster {
 
     /// Reads an object past the cache, takes the answer in, and says whether it exists.
     async fn refresh(&self, namespace: &str, kind: Kind, name: &str) -> Result<bool, Refusal> {
-        let seen = self.seen(namespace, kind, name);
+        let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
+        let seen = with_cache!(self, kind, cache => cache.uid_of(&key));
         match self.server.read(namespace, kind, name).await? {
             Some(live) => {
                 self.remember(live);
@@ -338,7 +336,7 @@ impl Cluster {
             }
             None => {
                 if let Some(seen) = seen {
-                    self.forget(namespace, kind, name, &seen);
+                    with_cache!(self, kind, cache => cache.forget(&key, &seen));
                 }
                 Ok(false)
             }
@@ -354,27 +352,6 @@ impl Cluster {
 
     fn remember(&self, any: Any) {
         with_object!(any, object => self.cache_of(&object).remember(object));
-    }
-
-    fn forget(&self, namespace: &str, kind: Kind, name: &str, uid: &str) {
-        let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
-        with_cache!(self, kind, cache => cache.forget(&key, uid));
-    }
-
-    /// The uid of the object that a patch is for, as it was when the patch was sent.
-    fn subject(&self, namespace: &str, action: &Action) -> Option<String> {
-        match action {
-            Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. } => {
-                self.seen(namespace, *kind, name)
-            }
-            Action::Create(_) | Action::Delete { .. } => None,
-        }
-    }
-
-    /// The uid of the object that has this name, as it was last seen.
-    fn seen(&self, namespace: &str, kind: Kind, name: &str) -> Option<String> {
-        let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
-        with_cache!(self, kind, cache => cache.uid_of(&key))
     }
 
     fn cache_of<K: Cached>(&self, _: &Arc<K>) -> &Cache<K> {

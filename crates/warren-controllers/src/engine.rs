@@ -246,12 +246,14 @@ impl Engine {
     where
         K: kube::Resource<DynamicType = ()> + Send + Sync + 'static,
     {
-        let engine = Arc::downgrade(self);
-        cache.listen(move |change| {
-            if let Some(engine) = engine.upgrade() {
-                if let (Some(before), None) = (change.before, change.after) {
-                    engine.cluster.bereave_owner(before.meta());
-                }
+        let [bereaved, listening] = [Arc::downgrade(self), Arc::downgrade(self)];
+        let ending = move |gone: &K| {
+            if let Some(engine) = bereaved.upgrade() {
+                engine.cluster.bereave_owner(gone.meta());
+            }
+        };
+        cache.listen(ending, move |change| {
+            if let Some(engine) = listening.upgrade() {
                 tell(&engine, change);
             }
         });

@@ -43,16 +43,22 @@ impl PoolController {
 
     /// One pass over one pool.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
-        // Before anything is looked at: what is seen and what is expected must be of one moment.
-        if let Some(pool) = self.cluster.pools.get(&key)
-            && let Err(failure) = self.cluster.is_still_there(&*pool).await
-        {
-            tracing::warn!(pool = %key, problem = %failure.message, "pool has a problem");
-            return Outcome::Retry;
-        }
-        let Some(world) = self.look(&key) else {
-            self.memories().remove(&key);
-            return Outcome::Done;
+        // Before anything is looked at: what is seen and what is expected must be of one moment. A member that has gone meanwhile may
+        // have gone with the pool, too.
+        let world = loop {
+            if let Some(pool) = self.cluster.pools.get(&key)
+                && let Err(failure) = self.cluster.is_still_there(&*pool).await
+            {
+                tracing::warn!(pool = %key, problem = %failure.message, "pool has a problem");
+                return Outcome::Retry;
+            }
+            let Some(world) = self.look(&key) else {
+                self.memories().remove(&key);
+                return Outcome::Done;
+            };
+            if !self.cluster.pools.is_bereft(&key) {
+                break world;
+            }
         };
         let plan = {
             let (mut memories, settings) = (self.memories(), self.settings_now());

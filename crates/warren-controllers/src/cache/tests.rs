@@ -53,15 +53,18 @@ fn cache_with_doubts() -> (Cache<Pod>, Arc<Mutex<Vec<String>>>, WorkQueue<Kind>)
     let cache = Cache::with_answers(keeping, Kind::Pod, doubts.clone());
     let log = Arc::new(Mutex::new(Vec::new()));
     let sink = log.clone();
-    cache.listen(move |change| {
-        let version = |pod: &Arc<Pod>| pod.metadata.resource_version.clone().unwrap();
-        sink.lock().unwrap().push(format!(
-            "{} {}->{}",
-            change.key.name,
-            change.before.map(version).unwrap_or_default(),
-            change.after.map(version).unwrap_or_default()
-        ));
-    });
+    cache.listen(
+        |_| {},
+        move |change| {
+            let version = |pod: &Arc<Pod>| pod.metadata.resource_version.clone().unwrap();
+            sink.lock().unwrap().push(format!(
+                "{} {}->{}",
+                change.key.name,
+                change.before.map(version).unwrap_or_default(),
+                change.after.map(version).unwrap_or_default()
+            ));
+        },
+    );
     (cache, log, doubts)
 }
 
@@ -189,6 +192,23 @@ fn who_has_lost_a_child_is_bereft_once_and_only_while_it_is_there() {
     cache.observe(Event::Delete(pod("a", 7, "x")));
     cache.observe(Event::Apply(next_pod("a", 8)));
     assert!(!cache.is_newly_bereft(&key), "the next of that name has lost nothing");
+}
+
+#[test]
+fn an_end_is_told_while_the_object_is_still_there() {
+    let cache = Arc::new(Cache::new(Keeping { trim: |_| {}, indices: |_| vec![] }));
+    let (inside, log) = (Arc::downgrade(&cache), Arc::new(Mutex::new(Vec::new())));
+    let heard = log.clone();
+    let ending = move |gone: &Pod| {
+        let is_there = inside.upgrade().unwrap().holds(&key_of(gone));
+        heard.lock().unwrap().push((gone.metadata.uid.clone().unwrap(), is_there));
+    };
+    cache.listen(ending, |_| {});
+    cache.observe(Event::Apply(pod("a", 5, "x")));
+    cache.observe(Event::Apply(pod("a", 6, "x")));
+    cache.observe(Event::Apply(next_pod("a", 7)));
+    cache.observe(Event::Delete(next_pod("a", 8)));
+    assert_eq!(*log.lock().unwrap(), [("first".to_owned(), true), ("next".to_owned(), true)]);
 }
 
 #[test]
