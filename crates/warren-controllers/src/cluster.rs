@@ -157,18 +157,19 @@ impl Cluster {
     }
 
     /// Carries out steps that do not depend on each other with a slow start: one, then two, four, eight at the same time, or as many
-    /// as there is room for beside claims. The first batch with a failure is the last, so that a cluster that says no is not asked
-    /// hundreds of times. Gives the steps that were not carried out, each with why not.
+    /// as there is room for beside claims. After a failure it begins with one again, and after so many as `patience` it is over, so
+    /// that a cluster that says no is not asked hundreds of times. Gives the steps that were not carried out, each with why not.
     pub(crate) async fn apply_slowly(
         &self,
         namespace: &str,
         manager: &'static str,
         steps: Vec<Step>,
+        patience: usize,
     ) -> Vec<(Step, Failure)> {
         let mut undone = Vec::new();
         let mut waiting = steps.into_iter();
         let mut size = 1;
-        while undone.is_empty() {
+        while undone.len() < patience {
             let batch: Vec<Step> = waiting.by_ref().take(size).collect();
             if batch.is_empty() {
                 return undone;
@@ -182,12 +183,13 @@ impl Cluster {
                 if let Err(Refusal { kind, text }) = result {
                     let failure = Failure { stage: step.stage, kind, message: text };
                     undone.push((step, failure));
+                    size = 1;
                 }
             }
         }
         // The rest was never tried, so nothing of it can have been written.
         let reason =
-            undone.first().map(|(_, failure)| Failure { kind: FailureKind::Refused, ..failure.clone() });
+            undone.last().map(|(_, failure)| Failure { kind: FailureKind::Refused, ..failure.clone() });
         undone.extend(waiting.filter_map(|step| Some((step, reason.clone()?))));
         undone
     }

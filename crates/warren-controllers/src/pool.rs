@@ -26,6 +26,10 @@ const GATHER: Duration = Duration::from_millis(10);
 /// scheduler or a node.
 const STARTS: usize = 4;
 
+/// Each member stands for itself, so one that cannot be put right does not keep the others from it; but a cluster that refuses so many
+/// refuses the rest, too.
+const REPAIRS_THAT_FAIL: usize = 8;
+
 /// As soon as can be.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
@@ -65,14 +69,14 @@ impl PoolController {
             decide(&world, memories.entry(key.clone()).or_default(), &settings, self.cluster.now())
         };
         let mut notes = plan.notes;
-        let mut failed = self.carry_out(&key, plan.repairs).await.is_some();
+        let mut failed = self.carry_out(&key, plan.repairs, REPAIRS_THAT_FAIL).await.is_some();
         if !plan.creations.is_empty() {
-            let failure = self.carry_out(&key, plan.creations).await;
+            let failure = self.carry_out(&key, plan.creations, 1).await;
             failed |= failure.is_some();
             let refusal = failure.as_ref().map(|failure| failure.message.as_str());
             notes.extend(self.memories().entry(key.clone()).or_default().creations_tried(refusal));
         }
-        failed |= self.carry_out(&key, plan.removals).await.is_some();
+        failed |= self.carry_out(&key, plan.removals, 1).await.is_some();
         // A pool that cannot get what it needs is the one whose verdict matters most. The status comes first: it is guarded by
         // the version that was looked at.
         let status = plan.status.filter(|_| !failed && !plan.recount);
@@ -114,9 +118,9 @@ impl PoolController {
 
     /// Carries out steps about members, and takes back the expectations about those that did not happen. Gives the first
     /// failure.
-    async fn carry_out(&self, key: &ObjectKey, steps: Vec<Step>) -> Option<Failure> {
+    async fn carry_out(&self, key: &ObjectKey, steps: Vec<Step>, patience: usize) -> Option<Failure> {
         let removals: Vec<(String, String)> = steps.iter().filter_map(|step| removal(&step.action)).collect();
-        let undone: Vec<(Step, Failure)> = self.cluster.apply_slowly(&key.namespace, MANAGER, steps).await;
+        let undone = self.cluster.apply_slowly(&key.namespace, MANAGER, steps, patience).await;
         let mut memories = self.memories();
         let expectations = &mut memories.entry(key.clone()).or_default().expectations;
         for (step, failure) in &undone {

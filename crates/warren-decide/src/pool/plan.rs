@@ -128,12 +128,17 @@ fn classify<'a>(
         let member_uid = metadata.uid.as_deref().unwrap_or_default();
         if memory.expectations.is_deleting(member_uid) || metadata.deletion_timestamp.is_some() {
             count.terminating += usize::from(mine);
+            if orphan && metadata.deletion_timestamp.is_some() {
+                // Nobody can take it any more, and it was never counted: however long it takes, its end is not waited for.
+                memory.expectations.deletion_settled(member_uid);
+            }
         } else if orphan {
             match yardstick {
                 // Without a template it cannot be judged, so it is left alone.
                 None => {}
-                // It was never counted, so its end is not waited for.
-                Some(yardstick) if yardstick.is_stale_orphan(sandbox) => plan.repairs.push(deletion(sandbox)),
+                Some(yardstick) if yardstick.is_stale_orphan(sandbox) => {
+                    remove(sandbox, memory, world.uptime, &mut plan.repairs);
+                }
                 Some(yardstick) => {
                     plan.repairs.push(Step::new(Stage::Members, adopt_orphan(world, sandbox)));
                     count.active.push(Member::new(sandbox, Some(yardstick)));
@@ -361,18 +366,14 @@ impl Wake {
 }
 
 fn remove(member: &Sandbox, memory: &mut Memory, uptime: Duration, steps: &mut Vec<Step>) {
-    memory.expectations.expect_deletion(member.metadata.uid.as_deref().unwrap_or_default(), uptime);
-    steps.push(deletion(member));
-}
-
-fn deletion(member: &Sandbox) -> Step {
     let uid = member.metadata.uid.clone().unwrap_or_default();
+    memory.expectations.expect_deletion(&uid, uptime);
     let name = member.metadata.name.clone().unwrap_or_default();
     // Guarded: a claim may take it at this moment, and then it is no longer ours to delete.
     let version = member.metadata.resource_version.clone();
     let action =
         Action::Delete { kind: Kind::Sandbox, name, uid, version, propagation: Propagation::Background };
-    Step::new(Stage::Members, action)
+    steps.push(Step::new(Stage::Members, action));
 }
 
 fn adopt_orphan(world: &World, orphan: &Sandbox) -> Action {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use expect_test::{Expect, expect};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 use warren_api::{Sandbox, SandboxTemplate};
 
@@ -184,6 +185,9 @@ fn row_26_a_member_has_its_grace_from_creation_and_an_unschedulable_one_is_held(
     let old =
         || vec![member("stuck", &template("a"), -301, false), member("fine", &template("a"), -301, true)];
     let mut stuck = world(json!({"replicas": 2}), old());
+    // That it was ready meanwhile, and has only just ceased to be, gives it no more time.
+    let conditions = &mut Arc::make_mut(&mut stuck.members[0]).status.as_mut().unwrap().conditions;
+    conditions[0].last_transition_time = Time(at(-1));
     check(
         &stuck,
         expect![[r#"
@@ -268,6 +272,15 @@ fn row_27_orphans_are_taken_in_if_they_are_what_the_template_says() {
             repair: delete Sandbox forged
             status: 1 of which 1 ready"#]],
     );
+    // Until one that has to go is on its way out, somebody else may take it in; after that, nobody waits for its end.
+    let (mut memory, settings) = (Memory::default(), Settings::default());
+    let mut of_old = orphan("old", "b");
+    let mut decided = |old: &Sandbox| {
+        render(&world(json!({"replicas": 1}), vec![old.clone()]), &mut memory, &settings, at(0))
+    };
+    assert!(!decided(&of_old).contains("create"));
+    of_old.metadata.deletion_timestamp = Some(Time(at(1)));
+    assert!(decided(&of_old).contains("create 1"));
 }
 
 #[test]
