@@ -240,9 +240,21 @@ impl Observation {
         reason: Reason,
         message: impl Into<String>,
     ) -> Self {
-        Self { type_, status, reason: reason.into(), message: message.into() }
+        let mut message = message.into();
+        if message.len() > LONGEST_MESSAGE {
+            let mut end = LONGEST_MESSAGE - "…".len();
+            while !message.is_char_boundary(end) {
+                end -= 1;
+            }
+            message.truncate(end);
+            message.push('…');
+        }
+        Self { type_, status, reason: reason.into(), message }
     }
 }
+
+/// The schema takes no longer message, and a status that is refused says nothing at all.
+const LONGEST_MESSAGE: usize = 32_768;
 
 /// Puts an observation into a condition list. `lastTransitionTime` moves only when the status does; reason, message
 /// and generation are always refreshed. The order of the list is kept, a new condition goes to its end.
@@ -284,6 +296,17 @@ mod tests {
 
     fn at(second: i64) -> Time {
         Time(Timestamp::from_second(second).unwrap())
+    }
+
+    #[test]
+    fn a_message_is_no_longer_than_the_schema_takes() {
+        let told = |text: String| {
+            Observation::new(ConditionType::Ready, ConditionStatus::False, Reason::ReconcilerError, text)
+                .message
+        };
+        assert_eq!(told("ä".repeat(16_384)).len(), 32_768);
+        let long = told("ä".repeat(20_000));
+        assert!(long.len() <= 32_768 && long.ends_with("ä…"), "{}", long.len());
     }
 
     #[test]

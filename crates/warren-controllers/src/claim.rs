@@ -211,6 +211,10 @@ impl ClaimController {
     fn ask(&self, key: &ObjectKey, world: &World) -> Offer {
         let pool = pool_key(&world.claim);
         let recreate = world.pool.as_ref().is_some_and(|pool| Strategy::of(pool) == Strategy::Recreate);
+        if recreate && world.template.is_none() {
+            // None of them can be told from an outdated one.
+            return Offer::Empty;
+        }
         let yardstick = world.template.as_deref().filter(|_| recreate).map(Yardstick::new);
         let hash = NameHash::of(&pool.name).to_string();
         let mut found = None;

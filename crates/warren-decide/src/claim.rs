@@ -185,7 +185,11 @@ pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Ti
     } else {
         Trouble::Error(text)
     };
-    status::publish_trouble(world, &trouble, settings, now)
+    match search::find(world) {
+        // What it has is no less its own for the trouble.
+        Search::Bound(sandbox) => status::publish_bound_trouble(world, sandbox, &trouble, settings, now),
+        _ => status::publish_trouble(world, &trouble, settings, now),
+    }
 }
 
 fn active(world: &World, settings: &Settings, now: Timestamp) -> Plan {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
 use warren_api::{
@@ -133,9 +134,16 @@ fn check_claim(
             false => wrong("without a deadline, or has left its sandbox behind"),
         };
     }
-    let is_served = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
-    let has_ended = |any: &&Any| conditions::is_true(any.conditions(), ConditionType::Finished);
-    let keeps = mine.iter().any(|any| is_served || has_ended(any));
+    // By the sandbox that it has, or by another that is lost.
+    let first_ready = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT);
+    let is_older = |any: &Any, stamp: &str| match (&any.meta().creation_timestamp, stamp.parse::<Timestamp>())
+    {
+        (Some(Time(created)), Ok(stamp)) => *created <= stamp,
+        _ => true,
+    };
+    let has_served = |any: &Any| first_ready.is_some_and(|stamp| is_older(any, stamp));
+    let has_ended = |any: &Any| conditions::is_true(any.conditions(), ConditionType::Finished);
+    let keeps = mine.iter().any(|any| has_served(any) || has_ended(any));
     if deadline.is_some() && ready.status != "True" && !keeps {
         return wrong("long after its deadline");
     }

@@ -16,9 +16,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use warren_api::conditions::{
     self, ConditionStatus, ConditionType, EventAction, EventReason, Observation, Reason,
 };
-use warren_api::{annotations, go_duration};
+use warren_api::{Sandbox, annotations, go_duration};
 
-use super::{Next, Plan, Settings, World, expiry, status};
+use super::search::{self, Search};
+use super::{Next, Plan, Settings, World, adoption, expiry, metadata, status};
 use crate::bounded::bounded;
 use crate::ownership;
 use crate::step::{Note, Severity};
@@ -57,16 +58,21 @@ fn deadline(world: &World, conditions: &[Condition], settings: &Settings) -> Opt
         Wish::Within(duration) => duration,
         Wish::Unset | Wish::Nonsense(_) => settings.deadline?,
     };
-    waiting_since(world, conditions).checked_add(within).ok()
+    waiting_since(world, conditions)?.checked_add(within).ok()
 }
 
-/// Since when the claim waits: what its condition says, but not from before it existed.
-fn waiting_since(world: &World, conditions: &[Condition]) -> Timestamp {
+/// Since when the claim waits: what its condition says, but not from before it existed. One that had expired and whose time was
+/// extended begins to wait with what it says next.
+fn waiting_since(world: &World, conditions: &[Condition]) -> Option<Timestamp> {
     let created =
         world.claim.metadata.creation_timestamp.as_ref().map_or(world.first_seen, |Time(time)| *time);
-    conditions::find(conditions, ConditionType::Ready)
-        .filter(|ready| ready.status == ConditionStatus::False.as_str() && !is_announced(conditions))
-        .map_or(created, |ready| ready.last_transition_time.0.max(created))
+    let ready = conditions::find(conditions, ConditionType::Ready)
+        .filter(|ready| ready.status == ConditionStatus::False.as_str() && !is_announced(conditions));
+    match ready {
+        None => Some(created),
+        Some(ready) if ready.reason == Reason::ClaimExpired.as_str() => None,
+        Some(ready) => Some(ready.last_transition_time.0.max(created)),
+    }
 }
 
 /// Whether a deadline matters to this claim at all, now or later.
@@ -83,7 +89,9 @@ pub(super) fn missed(world: &World, settings: &Settings, now: Timestamp) -> Opti
     if is_served(world) || has_ended(world) {
         return None;
     }
-    deadline(world, world.conditions(), settings).filter(|deadline| now >= *deadline)
+    let missed = deadline(world, world.conditions(), settings).filter(|deadline| now >= *deadline)?;
+    // Ready but for somebody to say so.
+    (!is_usable(world, settings)).then_some(missed)
 }
 
 /// The time until the deadline of a claim that is about to say this of itself.
@@ -104,9 +112,31 @@ pub(super) fn remaining(
 /// Whether the claim has had the use of a sandbox that it still has. The annotation alone does not tell: it is written with
 /// the promise of a ready sandbox, just before that is taken.
 fn is_served(world: &World) -> bool {
-    let stamped = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
+    let stamp = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT);
+    let has_served = |sandbox: &Sandbox| stamp.is_some_and(|stamp| !is_newer(sandbox, stamp));
     conditions::is_true(world.conditions(), ConditionType::Ready)
-        || (stamped && world.sandboxes.values().any(|sandbox| world.is_mine(sandbox)))
+        || world.sandboxes.values().any(|sandbox| world.is_mine(sandbox) && has_served(sandbox))
+}
+
+/// Whether the claim has a ready sandbox, and nothing keeps it from being Ready itself.
+fn is_usable(world: &World, settings: &Settings) -> bool {
+    let is_ready = |sandbox: &Sandbox| {
+        let status = sandbox.status.as_ref();
+        status.is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+    };
+    let Search::Bound(sandbox) = search::find(world) else { return false };
+    let is_allowed =
+        metadata::validate(&world.claim.spec.additional_pod_metadata, &settings.allowed_label_domains)
+            .is_ok();
+    is_ready(sandbox) && is_allowed && matches!(adoption::converge(world, sandbox), Ok(None))
+}
+
+/// Whether a sandbox was made after the claim was Ready for the first time, in place of the one that was.
+fn is_newer(sandbox: &Sandbox, first_ready: &str) -> bool {
+    match (&sandbox.metadata.creation_timestamp, first_ready.parse::<Timestamp>()) {
+        (Some(Time(created)), Ok(first_ready)) => *created > first_ready,
+        _ => false,
+    }
 }
 
 /// Whether its pod has run to an end: then there is a result, and it is kept.
@@ -162,7 +192,7 @@ pub(super) fn plan(world: &World, deadline: Timestamp, settings: &Settings, now:
 fn ending(world: &World, deadline: Timestamp) -> String {
     let cause = match conditions::find(world.conditions(), ConditionType::Ready) {
         Some(ready) => format!("{}: {}", ready.reason, bounded(&ready.message, LONGEST_CAUSE)),
-        None => format!("a sandbox of pool {}", world.claim.spec.warm_pool_ref.name),
+        None => format!("a sandbox of pool {}", bounded(&world.claim.spec.warm_pool_ref.name, LONGEST_CAUSE)),
     };
     format!("Claim was not ready by its deadline {deadline:.0}; it was waiting on {cause}")
 }

@@ -15,6 +15,7 @@ pub(super) fn volumes(
     template: &[PersistentVolumeClaimTemplate],
     claim: &[PersistentVolumeClaimTemplate],
 ) -> Result<Vec<PersistentVolumeClaimTemplate>, String> {
+    check_names("template", template)?;
     let mut merged = template.to_vec();
     if claim.is_empty() {
         return Ok(merged);
@@ -22,7 +23,6 @@ pub(super) fn volumes(
     if policy == InjectionPolicy::Disallowed {
         return Err("the template does not allow volumeClaimTemplates in a claim".to_owned());
     }
-    check_names("template", template)?;
     check_names("claim", claim)?;
     for volume in claim {
         let name = &volume.metadata.name;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use warren_api::blueprint::PodMetadata;
 
 /// Annotation domains that belong to Kubernetes and to us.
-const RESERVED_DOMAINS: [&str; 3] = ["kubernetes.io", "k8s.io", "agents.x-k8s.io"];
+const RESERVED_DOMAINS: [&str; 4] = ["kubernetes.io", "k8s.io", "agents.x-k8s.io", "warren.dev"];
 
 /// Checks what a claim adds. The text says what is wrong and is shown in the claim's condition.
 pub(super) fn validate(added: &PodMetadata, allowed_domains: &[String]) -> Result<(), String> {
@@ -154,6 +154,11 @@ mod tests {
         check(
             json!({"annotations": {"agents.x-k8s.io/pod-name": "z"}}),
             expect!["annotation key agents.x-k8s.io/pod-name is in a reserved domain"],
+        );
+        // How far a pod reaches is the template's to say.
+        check(
+            json!({"annotations": {"warren.dev/network": "full"}}),
+            expect!["annotation key warren.dev/network is in a reserved domain"],
         );
     }
 }

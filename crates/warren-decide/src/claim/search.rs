@@ -89,11 +89,12 @@ pub(super) fn drop_reference(world: &World) -> Step {
 
 /// Older controllers wrote the reference as a label.
 pub(super) fn migrate_legacy_label(world: &World) -> Option<Step> {
-    let name = ownership::label(&world.claim.metadata, labels::LEGACY_SANDBOX_NAME)?;
+    ownership::label(&world.claim.metadata, labels::LEGACY_SANDBOX_NAME)?;
     let body = json!({"metadata": {
         "uid": world.uid(),
         "labels": {labels::LEGACY_SANDBOX_NAME: null},
-        "annotations": {annotations::SANDBOX_NAME: name},
+        // The annotation goes before the label, if both are there.
+        "annotations": {annotations::SANDBOX_NAME: world.assigned()},
     }});
     let action = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
     Some(Step::new(Stage::Volumes, action))

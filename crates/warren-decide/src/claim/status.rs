@@ -300,6 +300,13 @@ fn copy(status: &mut SandboxClaimStatus, condition: &Condition, world: &World) {
 }
 
 fn set(status: &mut SandboxClaimStatus, world: &World, observation: Observation, now: Timestamp) {
+    // A claim that comes back after its end begins anew, and so does its time.
+    let end = Reason::ClaimExpired.as_str();
+    let has_ended =
+        conditions::find(&status.conditions, observation.type_).is_some_and(|present| present.reason == end);
+    if has_ended && observation.reason != end {
+        conditions::remove(&mut status.conditions, observation.type_);
+    }
     conditions::set(&mut status.conditions, observation, world.claim.metadata.generation, &Time(now));
 }
 

@@ -315,6 +315,20 @@ fn a_cold_start_is_committed_and_then_made() {
     .assert_eq(&render(&exists));
 }
 
+/// Row 24, trouble on the way.
+#[test]
+fn trouble_with_a_claim_that_has_its_sandbox_takes_nothing_of_it_away() {
+    let ended = json!({"status": {"conditions": [condition("Finished", "True", "PodSucceeded"),
+        condition("Ready", "False", "PodSucceeded")]}});
+    let world = world(assigned("w"), vec![bound("w", ended)]);
+    let failure = Failure::found(Stage::Subject, "timed out");
+    let plan = give_up(&world, &[failure], &Settings::default(), at(1));
+    let Action::MergeStatus { body, .. } = &plan.steps[0].action else { panic!("{plan:?}") };
+    let reasons = body["status"]["conditions"].as_array().unwrap().iter().map(|it| it["reason"].clone());
+    assert_eq!(reasons.collect::<Vec<_>>(), ["PodSucceeded", "ReconcilerError"]);
+    assert_eq!(body["status"]["sandbox"]["name"], "w");
+}
+
 #[test]
 fn row_20_own_env_or_volumes_go_past_a_full_pool() {
     let env = json!({"spec": {"env": [{"name": "A", "value": "1"}]}});
@@ -361,7 +375,7 @@ fn row_21_what_the_user_must_change_is_not_retried() {
     let volumes = |policy: &str, own: Value, claimed: Value| {
         let world = world(seen(json!({"spec": {"volumeClaimTemplates": claimed}})), vec![]);
         published(&with_template(
-            world,
+            World { offer: Offer::Empty, ..world },
             json!({"volumeClaimTemplatesPolicy": policy, "volumeClaimTemplates": own}),
         ))
     };
@@ -375,6 +389,8 @@ fn row_21_what_the_user_must_change_is_not_retried() {
         json!([]),
         json!([volume("b"), volume("b")]),
     ));
+    expect!["VolumeClaimTemplatesError the template has two volumeClaimTemplates named b"]
+        .assert_eq(&volumes("Disallowed", json!([volume("b"), volume("b")]), json!([])));
 
     let added = |labels: Value| {
         published(&world(seen(json!({"spec": {"additionalPodMetadata": {"labels": labels}}})), vec![]))
@@ -478,6 +494,10 @@ fn a_legacy_reference_is_followed_and_moved() {
     );
     let plan = render(&decide(&world(legacy, vec![bound("w", json!({}))]), &Settings::default(), at(1)));
     assert!(plan.contains(r#"best effort: patch SandboxClaim c {"metadata":{"uid":"cu","labels":{"agents.x-k8s.io/sandbox-name":null},"annotations":{"agents.x-k8s.io/sandbox-name":"w"}}}"#), "{plan}");
+    let newer =
+        with(assigned("w"), json!({"metadata": {"labels": {"agents.x-k8s.io/sandbox-name": "older"}}}));
+    let plan = render(&decide(&world(newer, vec![bound("w", json!({}))]), &Settings::default(), at(1)));
+    assert!(plan.contains(r#""labels":{"agents.x-k8s.io/sandbox-name":null},"annotations":{"agents.x-k8s.io/sandbox-name":"w"}"#), "{plan}");
 }
 
 #[test]

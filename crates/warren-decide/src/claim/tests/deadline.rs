@@ -167,6 +167,43 @@ fn a_claim_that_was_served_or_has_a_result_is_never_ended() {
         condition("Ready", "False", "PodSucceeded"), condition("Finished", "True", "PodSucceeded")]}}),
     );
     assert!(!is_over(&world(assigned("w"), vec![done])));
+    // It is there to be used, only nobody has said so yet.
+    let usable =
+        bound("w", json!({"status": {"conditions": [condition("Ready", "True", "DependenciesReady")]}}));
+    assert!(!is_over(&world(assigned("w"), vec![usable])));
+}
+
+/// What was made in place of a sandbox that is lost has served nobody yet.
+#[test]
+fn the_replacement_of_a_lost_sandbox_has_a_deadline_too() {
+    let stamp =
+        json!({"metadata": {"annotations": {"agents.x-k8s.io/claim-first-ready-at": at(10).to_string()}}});
+    let made = |second: i64| {
+        let made = json!({"metadata": {"creationTimestamp": at(second).to_string()},
+            "status": {"conditions": [condition("Ready", "False", "DependenciesNotReady")]}});
+        let claim = with(with(assigned("c"), stamp.clone()), waiting("DependenciesNotReady", 1000));
+        world(claim, vec![bound("c", made)])
+    };
+    let is_over =
+        |world: &World| published(&decide(world, &settings(), at(1300))).contains("DeadlineExceeded");
+    assert!(!is_over(&made(5)));
+    assert!(is_over(&made(1000)));
+}
+
+#[test]
+fn a_claim_whose_time_was_extended_after_its_end_begins_to_wait_anew() {
+    let extended = with(seen(json!({})), waiting("ClaimExpired", 10));
+    let mut lost = world(extended, vec![]);
+    (lost.pool, lost.template) = (None, None);
+    let plan = decide(&lost, &settings(), at(100_000));
+    let Action::MergeStatus { body, .. } = &plan.steps[0].action else { panic!("{plan:?}") };
+    let ready = &body["status"]["conditions"][0];
+    assert_eq!(
+        (ready["reason"].as_str(), ready["lastTransitionTime"].as_str()),
+        (Some("WarmPoolNotFound"), Some(at(100_000).to_string().as_str()))
+    );
+    assert_eq!(plan.next, Next::Settled { look_again: Some(Duration::from_secs(60)), retry: false });
+    assert_eq!(ends(with(seen(json!({})), waiting("WarmPoolNotFound", 1000)), &settings()), Some(1300));
 }
 
 /// The stamp tells a claim that was served, so a deadline asks for it although nobody watches latencies.
