@@ -83,7 +83,9 @@ impl SandboxController {
             }
         }
         match conclusion.look_again {
-            _ if conclusion.retry || !unpublished.is_empty() => Outcome::Retry,
+            // Not too late for what is due by the clock, such as its end.
+            Some(delay) if conclusion.retry || !unpublished.is_empty() => Outcome::RetryWithin(delay),
+            None if conclusion.retry || !unpublished.is_empty() => Outcome::Retry,
             Some(delay) => Outcome::LookAgain(delay),
             None => Outcome::Done,
         }

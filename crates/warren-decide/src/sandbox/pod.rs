@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use warren_api::sandbox::OperatingMode;
-use warren_api::{Sandbox, annotations};
+use warren_api::{Sandbox, annotations, labels};
 
 use super::{Plan, World, drift, volumes};
 use crate::merge;
@@ -44,9 +44,14 @@ pub(super) fn view(world: &World) -> PodView<'_> {
     }
 }
 
-/// Every pod that the sandbox controls.
+/// Every pod that the sandbox controls and is meant to: that it is tracked by, or that has the name of its pod.
 pub(super) fn mine(world: &World) -> impl Iterator<Item = &Pod> {
-    world.pods.iter().map(|pod| &**pod).filter(|pod| ownership::is_controlled_by(&pod.metadata, world.uid()))
+    let (hash, name) = (world.tracking_hash(), annotated_name(&world.sandbox).unwrap_or(world.name()));
+    world.pods.iter().map(|pod| &**pod).filter(move |pod| {
+        let is_meant = ownership::label(&pod.metadata, labels::SANDBOX_NAME_HASH) == Some(hash.as_str())
+            || pod.metadata.name.as_deref() == Some(name);
+        is_meant && ownership::is_controlled_by(&pod.metadata, world.uid())
+    })
 }
 
 /// Plans for the pod.
@@ -96,7 +101,7 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
         }
         PodView::NotMine(pod, ownership) => {
             let name = pod.metadata.name.as_deref().unwrap_or_default();
-            if annotated.is_some() {
+            if annotated.is_some() && *ownership == Ownership::Foreign {
                 push(set_pod_name(&world.sandbox, Value::Null));
             }
             plan.problems.push(Failure::found(

@@ -663,6 +663,25 @@ fn row_14_two_pods_fail_closed_with_one_event() {
             problem: 2 pods are controlled by this sandbox, expected at most one
             nothing to publish"#]],
     );
+    // One that is not labelled as the sandbox's is not meant to be, whatever it says of its owner.
+    let unlabelled = json!({"metadata": {"name": "second", "uid": "q", "labels": null}});
+    let odd = world(sandbox(annotated(json!({}))), vec![pod(json!({})), pod(unlabelled)]);
+    assert!(decide(&odd, at(0)).problems.is_empty());
+}
+
+#[test]
+fn a_named_pod_that_nobody_owns_is_an_error_and_no_reason_for_another() {
+    let named = sandbox(json!({"metadata": {"annotations": {"agents.x-k8s.io/pod-name": "other"}}}));
+    let stray = |owners: Value| {
+        pod(json!({"metadata": {"name": "other", "labels": null, "ownerReferences": owners}}))
+    };
+    let plan = decide(&world(named.clone(), vec![stray(json!(null))]), at(0));
+    assert_eq!((plan.steps.len(), plan.problems.len()), (0, 1), "{plan:?}");
+    // What is another's is let go of.
+    let owner =
+        json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]);
+    let plan = decide(&world(named, vec![stray(owner)]), at(0));
+    assert_eq!((plan.steps.len(), plan.problems.len()), (1, 1), "{plan:?}");
 }
 
 #[test]
