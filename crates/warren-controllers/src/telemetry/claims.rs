@@ -43,7 +43,10 @@ impl ClaimClock {
             claims.remove(change.key);
             return None;
         };
-        let stamped = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
+        let is_stamped = |claim: &SandboxClaim| {
+            ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some()
+        };
+        let stamped = is_stamped(claim);
         let is_ready = claim
             .status
             .as_ref()
@@ -54,7 +57,9 @@ impl ClaimClock {
                 claims.remove(change.key);
                 // Ready or stamped when first seen: somebody else has measured it, or nobody can any more.
                 if !is_ready && !stamped {
-                    let seen = Seen { uid: claim.metadata.uid.clone(), first: now, measured: false };
+                    // One that has lost its sandbox, and the stamp with it, was measured when it got it.
+                    let measured = change.before.is_some_and(|before| is_stamped(before));
+                    let seen = Seen { uid: claim.metadata.uid.clone(), first: now, measured };
                     claims.insert(change.key.clone(), seen);
                 }
                 None
@@ -189,4 +194,51 @@ fn creation(sandbox: &Sandbox) -> Option<f64> {
     let ready = conditions::find(&sandbox.status.as_ref()?.conditions, ConditionType::Ready)?;
     let Time(since) = &ready.last_transition_time;
     (ready.status == "True").then(|| milliseconds(*created, *since))?
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use jiff::Timestamp;
+    use serde_json::json;
+    use warren_api::SandboxClaim;
+
+    use super::ClaimClock;
+    use crate::cache::{Change, key_of};
+
+    fn claim(ready: bool, stamped: bool) -> Arc<SandboxClaim> {
+        let annotations = match stamped {
+            true => json!({"agents.x-k8s.io/claim-first-ready-at": "2027-01-15T08:00:00Z"}),
+            false => json!({}),
+        };
+        let claim = json!({
+            "metadata": {"name": "c", "namespace": "default", "uid": "u", "annotations": annotations},
+            "spec": {"warmPoolRef": {"name": "p"}},
+            "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }, "reason": "r",
+                "message": "", "lastTransitionTime": "2027-01-15T08:00:00Z"}]},
+        });
+        Arc::new(serde_json::from_value(claim).unwrap())
+    }
+
+    #[test]
+    fn a_claim_is_measured_once_also_if_it_loses_its_sandbox_and_its_stamp() {
+        let clock = ClaimClock::default();
+        let states = [
+            claim(false, false),
+            claim(true, false),
+            claim(true, true),
+            claim(false, true),
+            claim(false, false),
+            claim(true, false),
+            claim(true, true),
+        ];
+        let mut before = None;
+        let measured = states.iter().filter(|after| {
+            let change =
+                Change { key: &key_of(&***after), before: before.replace(*after), after: Some(after) };
+            clock.observe(&change, Timestamp::UNIX_EPOCH).is_some()
+        });
+        assert_eq!(measured.count(), 1);
+    }
 }
