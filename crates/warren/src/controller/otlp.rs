@@ -39,6 +39,11 @@ pub fn config(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<OtlpConfig
             format!("{}://{endpoint}", if insecure { "http" } else { "https" })
         }
     };
+    // One that is meant for traces alone is the whole address; below any other, each signal has a path of its own.
+    let endpoint = match protocol == OtlpProtocol::HttpProtobuf && !name.contains("_TRACES_") {
+        true => format!("{}/v1/traces", endpoint.trim_end_matches('/')),
+        false => endpoint,
+    };
     let endpoint: Uri =
         endpoint.parse().with_context(|| format!("read the collector's address in {name}"))?;
     let mut headers = HeaderMap::new();
@@ -127,6 +132,14 @@ mod tests {
         assert_eq!(
             (traces.endpoint.to_string().as_str(), traces.protocol),
             ("https://y:1/", OtlpProtocol::HttpProtobuf)
+        );
+        let http = |name, endpoint| {
+            read(&[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"), (name, endpoint)]).unwrap().endpoint
+        };
+        assert_eq!(http("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:1/base/"), "http://c:1/base/v1/traces");
+        assert_eq!(
+            http("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://c:1/v1/traces"),
+            "http://c:1/v1/traces"
         );
     }
 

@@ -42,7 +42,7 @@ const LONGEST_ANSWER: usize = 1 << 16;
 pub enum OtlpProtocol {
     /// gRPC.
     Grpc,
-    /// A POST of protocol buffers to `/v1/traces` below the endpoint.
+    /// A POST of protocol buffers to the endpoint.
     HttpProtobuf,
 }
 
@@ -118,9 +118,7 @@ impl Sending {
         }
         let path = match config.protocol {
             OtlpProtocol::Grpc => "/opentelemetry.proto.collector.trace.v1.TraceService/Export".to_owned(),
-            OtlpProtocol::HttpProtobuf => {
-                format!("{}/v1/traces", config.endpoint.path().trim_end_matches('/'))
-            }
+            OtlpProtocol::HttpProtobuf => config.endpoint.path().to_owned(),
         };
         let mut parts = config.endpoint.clone().into_parts();
         parts.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| wrong())?);

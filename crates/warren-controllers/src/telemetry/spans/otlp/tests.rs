@@ -86,9 +86,9 @@ fn contains(body: &Bytes, text: &str) -> bool {
 }
 
 #[tokio::test]
-async fn plain_http_goes_to_the_path_below_the_endpoint() {
+async fn plain_http_goes_to_the_endpoint_as_it_is() {
     let (address, mut came) = collector("0", None).await;
-    send_one(config(format!("http://{address}/base/"), OtlpProtocol::HttpProtobuf)).await;
+    send_one(config(format!("http://{address}/base/v1/traces"), OtlpProtocol::HttpProtobuf)).await;
     let (path, token, body) = came.recv().await.unwrap();
     assert_eq!((path.as_str(), token.unwrap().as_bytes()), ("/base/v1/traces", &b"Bearer x"[..]));
     assert!(contains(&body, "Test") && contains(&body, "agent-sandbox-controller"));
