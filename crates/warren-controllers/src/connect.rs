@@ -43,7 +43,7 @@ pub async fn connect(
     limit: Option<RateLimit>,
     telemetry: &Telemetry,
 ) -> Result<Connection, ConnectError> {
-    let config = match kubeconfig {
+    let mut config = match kubeconfig {
         Some(path) => {
             let failed =
                 |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
@@ -54,6 +54,8 @@ pub async fn connect(
         }
         None => kube::Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
     };
+    // The client would ask again by itself, below what is measured and held back, also where the server may have written already.
+    config.default_retry = false;
     let namespace = config.default_namespace.clone();
     let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
     let builder = ClientBuilder::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))?;

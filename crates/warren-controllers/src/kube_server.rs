@@ -1,8 +1,10 @@
 //! A Kubernetes API, over `kube`.
 
 use std::error::Error as _;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -21,10 +23,13 @@ use crate::server::{Answer, Refusal, Server};
 /// Kubernetes libraries keep 1,000.)
 const WAITING_EVENTS: usize = 10_000;
 
+/// How often a server is asked again that has no room; the number of the Kubernetes libraries.
+const ASKED_AGAIN: usize = 10;
+
 /// The server behind a client.
 pub(crate) struct KubeServer {
     client: Client,
-    tasks: TaskTracker,
+    events: TaskTracker,
     /// Events are written one after the other: they tell what is done, and must not hold up what is to be done.
     telling: Arc<Semaphore>,
     /// Room for those that wait.
@@ -49,10 +54,10 @@ enum Verb {
 
 impl KubeServer {
     /// Events are written by tasks of the tracker.
-    pub(crate) fn new(client: Client, tasks: TaskTracker) -> Self {
+    pub(crate) fn new(client: Client, events: TaskTracker) -> Self {
         Self {
             client,
-            tasks,
+            events,
             telling: Arc::new(Semaphore::new(1)),
             untold: Arc::new(Semaphore::new(WAITING_EVENTS)),
             lost: Arc::default(),
@@ -65,7 +70,8 @@ impl KubeServer {
 
     async fn create<K: Typed>(&self, namespace: &str, manager: &str, object: &K) -> Answer {
         let params = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
-        let created = self.api::<K>(namespace).create(&params, object).await;
+        let api = self.api::<K>(namespace);
+        let created = patiently(|| api.create(&params, object)).await;
         created.map(|object| Some(object.keep())).map_err(|error| refusal(&error, Verb::Create))
     }
 
@@ -80,8 +86,8 @@ impl KubeServer {
         let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
         let (api, patch) = (self.api::<K>(namespace), Patch::Merge(body));
         let patched = match part {
-            Part::All => api.patch(name, &params, &patch).await,
-            Part::Status => api.patch_status(name, &params, &patch).await,
+            Part::All => patiently(|| api.patch(name, &params, &patch)).await,
+            Part::Status => patiently(|| api.patch_status(name, &params, &patch)).await,
         };
         patched.map(|object| Some(object.keep())).map_err(|error| refusal(&error, Verb::Other))
     }
@@ -101,7 +107,8 @@ impl KubeServer {
             }),
             ..DeleteParams::default()
         };
-        match self.api::<K>(namespace).delete(name, &params).await {
+        let api = self.api::<K>(namespace);
+        match patiently(|| api.delete(name, &params)).await {
             // The answer is the dying object, or nothing but success when it is gone at once.
             Ok(answer) => Ok(answer.left().map(Typed::keep)),
             Err(error) => Err(refusal(&error, Verb::Other)),
@@ -115,13 +122,15 @@ impl KubeServer {
         value: &str,
     ) -> Result<Vec<Any>, Refusal> {
         let params = ListParams::default().labels(&format!("{label}={value}"));
-        let list = self.api::<K>(namespace).list(&params).await;
+        let api = self.api::<K>(namespace);
+        let list = patiently(|| api.list(&params)).await;
         let list = list.map_err(|error| refusal(&error, Verb::Other))?;
         Ok(list.items.into_iter().map(Typed::keep).collect())
     }
 
     async fn get<K: Typed>(&self, namespace: &str, name: &str) -> Answer {
-        match self.api::<K>(namespace).get(name).await.map_err(|error| refusal(&error, Verb::Other)) {
+        let api = self.api::<K>(namespace);
+        match patiently(|| api.get(name)).await.map_err(|error| refusal(&error, Verb::Other)) {
             Ok(live) => Ok(Some(live.keep())),
             Err(refusal) if refusal.kind == FailureKind::NotFound => Ok(None),
             Err(refusal) => Err(refusal),
@@ -180,7 +189,7 @@ impl Server for KubeServer {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        self.tasks.spawn(async move {
+        self.events.spawn(async move {
             let _room = room;
             // Never closed, so there is always a turn.
             let _turn = telling.acquire().await;
@@ -188,12 +197,31 @@ impl Server for KubeServer {
                 0 => {}
                 lost => tracing::warn!(lost, "events were not recorded, because too many waited"),
             }
-            if let Err(error) = events.create(&PostParams::default(), &event).await {
+            let params = PostParams::default();
+            if let Err(error) = patiently(|| events.create(&params, &event)).await {
                 let reason = event.reason.as_deref().unwrap_or_default();
                 tracing::warn!(reason, error = &error as &dyn std::error::Error, "event was not recorded");
             }
         });
     }
+}
+
+/// Asks, and asks again while the server has no room: then it has not looked at the request. After any other answer it may have
+/// carried it out, and asking again could do so twice; what to do then is for a decision.
+async fn patiently<T, F>(mut ask: impl FnMut() -> F) -> kube::Result<T>
+where
+    F: Future<Output = kube::Result<T>>,
+{
+    for _ in 0..ASKED_AGAIN {
+        match ask().await {
+            Err(kube::Error::Api(status)) if status.code == 429 => {
+                let seconds = status.details.map_or(0, |details| details.retry_after_seconds).max(1);
+                tokio::time::sleep(Duration::from_secs(seconds.into())).await;
+            }
+            answer => return answer,
+        }
+    }
+    ask().await
 }
 
 fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
@@ -231,7 +259,33 @@ mod tests {
     use serde_json::{Value, json};
     use warren_decide::step::FailureKind;
 
-    use super::{Verb, refusal};
+    use super::{ASKED_AGAIN, Verb, patiently, refusal};
+
+    /// How often a server is asked that answers with these codes.
+    async fn asked(codes: &[u16]) -> usize {
+        let mut asked = 0;
+        let _ = patiently(|| {
+            let code = codes.get(asked).or(codes.last()).copied().unwrap();
+            asked += 1;
+            let status = json!({"status": "Failure", "code": code, "message": "", "reason": ""});
+            std::future::ready(match code {
+                200 => Ok(()),
+                _ => Err(kube::Error::Api(serde_json::from_value(status).unwrap())),
+            })
+        })
+        .await;
+        asked
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_server_without_room_is_asked_again() {
+        assert_eq!(asked(&[200]).await, 1);
+        assert_eq!(asked(&[429, 429, 200]).await, 3);
+        assert_eq!(asked(&[429]).await, ASKED_AGAIN + 1);
+        for maybe_done in [500, 503, 504, 409] {
+            assert_eq!(asked(&[maybe_done]).await, 1);
+        }
+    }
 
     fn kind_of(status: Value, verb: Verb) -> FailureKind {
         let status: Status = serde_json::from_value(status).unwrap();

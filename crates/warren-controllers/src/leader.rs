@@ -157,40 +157,77 @@ async fn renew(
     lost: CancellationToken,
     stop: CancellationToken,
 ) {
-    let mut renewed = Instant::now();
+    // Stop before others may start, also if the server does not answer at all: they wait for the whole duration since they saw the
+    // last renewal, which is no earlier than when it was sent.
+    let margin = election.lease_duration.saturating_sub(election.renew_period);
+    let mut until = Instant::now() + margin;
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(election.renew_period) => {}
         }
-        if let Some(spec) = &mut lease.spec {
-            spec.renew_time = Some(MicroTime(Timestamp::now()));
-        }
-        match leases.replace(&election.name, &PostParams::default(), &lease).await {
-            Ok(next) => {
-                lease = next;
-                renewed = Instant::now();
-            }
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                // Somebody touched it: read it again, and go on only if it still is ours.
-                match leases.get_opt(&election.name).await {
-                    Ok(Some(live)) if is_held_by(&live, &election.identity) => lease = live,
-                    Ok(_) => return lost.cancel(),
-                    Err(error) => tracing::debug!(%error, "lease could not be read"),
-                }
-            }
-            Err(error) => tracing::warn!(error = &error as &dyn std::error::Error, "lease was not renewed"),
-        }
-        // Stop before others may start: they wait for the whole duration since they saw the last renewal.
-        if renewed.elapsed() + election.renew_period >= election.lease_duration {
-            return lost.cancel();
+        let sent = Instant::now();
+        match tokio::time::timeout_at(until, renew_once(&election, &leases, &mut lease)).await {
+            Ok(Renewal::Renewed) => until = sent + margin,
+            Ok(Renewal::NotNow) if Instant::now() < until => {}
+            Ok(Renewal::NotNow | Renewal::Lost) | Err(_) => return lost.cancel(),
         }
     }
     if let Some(spec) = &mut lease.spec {
         spec.holder_identity = Some(String::new());
     }
-    if let Err(error) = leases.replace(&election.name, &PostParams::default(), &lease).await {
-        tracing::warn!(error = &error as &dyn std::error::Error, "lease was not released, it runs out");
+    let params = PostParams::default();
+    match tokio::time::timeout_at(until, leases.replace(&election.name, &params, &lease)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "lease was not released, it runs out");
+        }
+        Err(_) => tracing::warn!("lease was not released in time, it runs out"),
+    }
+}
+
+/// What became of an attempt to renew a lease.
+enum Renewal {
+    Renewed,
+    /// Nothing is known, or it can be tried again.
+    NotNow,
+    /// Somebody else has it.
+    Lost,
+}
+
+async fn renew_once(election: &Election, leases: &Api<Lease>, lease: &mut Lease) -> Renewal {
+    if let Some(spec) = &mut lease.spec {
+        spec.renew_time = Some(MicroTime(Timestamp::now()));
+    }
+    match leases.replace(&election.name, &PostParams::default(), lease).await {
+        Ok(next) => {
+            *lease = next;
+            Renewal::Renewed
+        }
+        // Somebody touched it: read it again, and go on only if it still is ours.
+        Err(kube::Error::Api(status)) if status.code == 409 => match leases.get_opt(&election.name).await {
+            Ok(Some(live)) if is_held_by(&live, &election.identity) => {
+                *lease = live;
+                Renewal::NotNow
+            }
+            Ok(_) => Renewal::Lost,
+            Err(error) => {
+                tracing::debug!(%error, "lease could not be read");
+                Renewal::NotNow
+            }
+        },
+        // Somebody took it away. Whoever is first to make another one leads.
+        Err(kube::Error::Api(status)) if status.code == 404 => match election.take(leases, None).await {
+            Some(next) => {
+                *lease = next;
+                Renewal::Renewed
+            }
+            None => Renewal::NotNow,
+        },
+        Err(error) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "lease was not renewed");
+            Renewal::NotNow
+        }
     }
 }
 
@@ -201,4 +238,25 @@ fn is_free(lease: &Lease, identity: &str) -> bool {
 
 fn is_held_by(lease: &Lease, identity: &str) -> bool {
     lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()) == Some(identity)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::coordination::v1::Lease;
+    use kube::client::Body;
+    use kube::{Api, Client};
+    use tokio::time::Instant;
+
+    use super::{Election, Leadership};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_whose_server_never_answers_stops_before_others_start() {
+        let silence =
+            |_: http::Request<Body>| std::future::pending::<Result<http::Response<Body>, tower::BoxError>>();
+        let leases = Api::namespaced(Client::new(tower::service_fn(silence), "default"), "default");
+        let election = Election::new("default", "first");
+        let (duration, started) = (election.lease_duration, Instant::now());
+        Leadership::start(election, leases, Lease::default()).lost().await;
+        assert!(started.elapsed() < duration, "{:?}", started.elapsed());
+    }
 }

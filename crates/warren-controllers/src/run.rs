@@ -143,6 +143,8 @@ async fn lead(
         leadership.release().await;
         telemetry.set_leading(&name, false);
     }
+    // The next one need not wait for that.
+    controllers.tell_the_rest().await;
     info!("stopped");
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use kube::runtime::watcher;
@@ -25,12 +26,16 @@ use crate::watch;
 /// Objects per page of a list. A page is read whole before it is trimmed, and the room that takes is not given back.
 const PAGE: u32 = 100;
 
+/// How long the last events may take at the end. They tell what is done, and nobody should wait for them.
+const LAST_EVENTS: Duration = Duration::from_secs(5);
+
 /// The running controllers. Dropping it stops them without waiting; [`Controllers::shutdown`] waits for what is under
 /// way.
 pub struct Controllers {
     client: Client,
     stop: CancellationToken,
     tasks: TaskTracker,
+    events: TaskTracker,
     telemetry: Telemetry,
     passes: Vec<Arc<Passes>>,
     engine: Arc<Engine>,
@@ -49,14 +54,15 @@ impl Controllers {
     /// Starts watching, and writes nothing until [`Controllers::lead`].
     #[must_use]
     pub fn stand_by(client: Client, config: Config, telemetry: Telemetry) -> Self {
-        let tasks = TaskTracker::new();
-        let server = Arc::new(KubeServer::new(client.clone(), tasks.clone()));
+        let events = TaskTracker::new();
+        let server = Arc::new(KubeServer::new(client.clone(), events.clone()));
         let clock = Arc::new(SystemClock::start());
         let mut controllers = Self {
             client,
             stop: CancellationToken::new(),
             engine: Engine::new(server, clock.clone(), &config, &telemetry),
-            tasks,
+            tasks: TaskTracker::new(),
+            events,
             telemetry,
             passes: Vec::new(),
         };
@@ -106,15 +112,25 @@ impl Controllers {
         })
     }
 
-    /// Stops: no new pass begins, and those under way are finished.
+    /// Stops: no new pass begins, those under way are finished, and what they had to tell is told.
     pub async fn shutdown(self) {
         self.stop().await;
+        self.tell_the_rest().await;
     }
 
+    /// No new pass begins, and those under way are finished.
     pub(crate) async fn stop(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
+    }
+
+    /// Writes the events that are left, for a while.
+    pub(crate) async fn tell_the_rest(&self) {
+        self.events.close();
+        if tokio::time::timeout(LAST_EVENTS, self.events.wait()).await.is_err() {
+            tracing::warn!(lost = self.events.len(), "events were not recorded, because they took too long");
+        }
     }
 
     fn start_watches(&self, config: &Config) {

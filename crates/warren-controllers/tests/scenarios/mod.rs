@@ -105,6 +105,9 @@ pub async fn a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its
     drop(second);
     let third =
         tokio::time::timeout(support::DEADLINE, election("third").lead(place.client.clone())).await.unwrap();
+    // Somebody deletes the lease: the leader makes another.
+    place.api::<Lease>().delete(lease, &kube::api::DeleteParams::default()).await.unwrap();
+    place.wait::<Lease>(lease, "the third one's again", held_by("third")).await;
     // Somebody who does not wait takes it by force: the leader notices.
     let theft = json!({"spec": {"holderIdentity": "thief"}});
     place.patch::<Lease>(lease, theft).await;
