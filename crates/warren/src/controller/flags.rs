@@ -179,7 +179,7 @@ pub struct Meaningless {
     /// No effect: every watch has a connection of its own
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
     pub separate_watch_connection: Option<String>,
-    /// No effect: the pod's metadata is written at once
+    /// No effect: the pod's metadata is written as soon as claims leave room for it
     #[arg(long, value_name = "DURATION", hide_short_help = true)]
     pub sandbox_write_behind_window: Option<String>,
     /// No effect: there is no Go runtime to profile
@@ -246,7 +246,7 @@ impl Meaningless {
             ),
             (
                 "--sandbox-write-behind-window",
-                "the metadata of pods is written at once",
+                "the metadata of pods is written as soon as claims leave room for it",
                 self.sandbox_write_behind_window
                     .as_deref()
                     .is_some_and(|text| duration(text) != Ok(Duration::ZERO)),
