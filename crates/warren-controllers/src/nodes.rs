@@ -10,9 +10,14 @@ use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 use warren_decide::node::is_fit;
 
-/// Tells `observe` of every node whether it is fit, and again whenever that may have changed, until told to stop. A node
-/// that is gone is not fit: what ran on it is gone too, whether or not anybody has said so yet.
-pub(crate) async fn run(client: Client, stop: CancellationToken, observe: impl Fn(&str, bool)) {
+/// Tells `observe` of every node whether it is fit, and again whenever that may have changed, until told to stop; `asked` when all
+/// were told of, or cannot be. A node that is gone is not fit: what ran on it is gone too, whether or not anybody has said so yet.
+pub(crate) async fn run(
+    client: Client,
+    stop: CancellationToken,
+    asked: CancellationToken,
+    observe: impl Fn(&str, bool),
+) {
     let mut events = watcher(Api::<Node>::all(client), watcher::Config::default()).default_backoff().boxed();
     let mut known = HashSet::new();
     let mut listing = HashSet::new();
@@ -33,6 +38,7 @@ pub(crate) async fn run(client: Client, stop: CancellationToken, observe: impl F
                 is_reported = false;
                 let gone = std::mem::replace(&mut known, std::mem::take(&mut listing));
                 gone.difference(&known).for_each(|name| observe(name, false));
+                asked.cancel();
             }
             Some(Ok(watcher::Event::Apply(node))) => {
                 observe(&node.name_any(), is_fit(&node));
@@ -42,14 +48,16 @@ pub(crate) async fn run(client: Client, stop: CancellationToken, observe: impl F
                 observe(&node.name_any(), false);
                 known.remove(&node.name_any());
             }
-            // Once is enough: without permission the same comes again for as long as we run.
-            Some(Err(error)) if !std::mem::replace(&mut is_reported, true) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "nodes cannot be watched; sandboxes are handed out without regard to their node"
-                );
+            Some(Err(error)) => {
+                // Once is enough: without permission the same comes again for as long as we run.
+                if !std::mem::replace(&mut is_reported, true) {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "nodes cannot be watched; sandboxes are handed out without regard to their node"
+                    );
+                }
+                asked.cancel();
             }
-            Some(Err(_)) => {}
         }
     }
 }
@@ -104,7 +112,10 @@ mod tests {
         let (lists, stop) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
         let observe =
             move |name: &str, is_fit| sender.send((name.to_owned(), is_fit)).expect("somebody listens");
-        let watching = tokio::spawn(run(server(lists.clone()), stop.clone(), observe));
+        let asked = CancellationToken::new();
+        let watching = tokio::spawn(run(server(lists.clone()), stop.clone(), asked.clone(), observe));
+        asked.cancelled().await;
+        assert_eq!(lists.load(Ordering::SeqCst), 1, "nobody waits for what is refused");
         assert_eq!(told.recv().await, Some(("good".to_owned(), true)));
         assert_eq!(told.recv().await, Some(("leaving".to_owned(), false)));
         assert_eq!(lists.load(Ordering::SeqCst), 2, "the refusal was survived");

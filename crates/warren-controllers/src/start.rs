@@ -34,6 +34,8 @@ const LAST_EVENTS: Duration = Duration::from_secs(5);
 pub struct Controllers {
     client: Client,
     stop: CancellationToken,
+    /// Cancelled when the nodes are known, or cannot be.
+    nodes_asked: CancellationToken,
     tasks: TaskTracker,
     events: TaskTracker,
     telemetry: Telemetry,
@@ -60,6 +62,7 @@ impl Controllers {
         let mut controllers = Self {
             client,
             stop: CancellationToken::new(),
+            nodes_asked: CancellationToken::new(),
             engine: Engine::new(server, clock.clone(), &config, &telemetry),
             tasks: TaskTracker::new(),
             events,
@@ -151,7 +154,10 @@ impl Controllers {
             self.watch(&cluster.policies, all);
             let engine = self.engine.clone();
             let is_fit = move |node: &str, is_fit| engine.observe_node(node, is_fit);
-            self.tasks.spawn(nodes::run(self.client.clone(), self.stop.clone(), is_fit));
+            let (stop, asked) = (self.stop.clone(), self.nodes_asked.clone());
+            self.tasks.spawn(nodes::run(self.client.clone(), stop, asked, is_fit));
+        } else {
+            self.nodes_asked.cancel();
         }
     }
 
@@ -182,16 +188,16 @@ impl Controllers {
         });
     }
 
-    /// Begins a task once everything has been listed and we lead.
+    /// Begins a task once everything has been listed, nodes included, and we lead.
     fn run<F, R>(&self, task: F)
     where
         F: FnOnce(CancellationToken) -> R + Send + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        let (stop, engine) = (self.stop.clone(), self.engine.clone());
+        let (stop, engine, asked) = (self.stop.clone(), self.engine.clone(), self.nodes_asked.clone());
         self.tasks.spawn(async move {
-            let ready =
-                async { tokio::join!(engine.cluster().wait_until_listed(), engine.leading.cancelled()) };
+            let listed = engine.cluster().wait_until_listed();
+            let ready = async { tokio::join!(listed, asked.cancelled(), engine.leading.cancelled()) };
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = ready => {}
