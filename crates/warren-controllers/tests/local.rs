@@ -39,6 +39,7 @@ async fn place() -> Place {
 scenarios::tests! { place:
     a_warm_claim_takes_a_waiting_sandbox_in_three_writes
     a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends
+    an_outdated_member_of_a_recreate_pool_is_not_handed_out
     lasting_errors_are_retried_later_and_later_and_said_once
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened
     spans_of_passes_are_children_of_the_context_that_a_claim_carries

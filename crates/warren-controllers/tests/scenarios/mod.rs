@@ -24,7 +24,8 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::ListParams;
 use serde_json::json;
-use warren_api::{Sandbox, SandboxClaim};
+use tokio_util::sync::CancellationToken;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_controllers::leader::Election;
 use warren_controllers::{Config, Controllers};
 
@@ -78,6 +79,36 @@ pub async fn a_warm_claim_takes_a_waiting_sandbox_in_three_writes(place: Place) 
     let tries = written.iter().filter(|write| **write == name).count();
     assert!((1..=2).contains(&tries), "{written:?}");
     assert!(written.iter().all(|write| *write == name || write == "status"), "{written:?}");
+    controllers.shutdown().await;
+}
+
+/// Row 25, the moment before an outdated member goes.
+pub async fn an_outdated_member_of_a_recreate_pool_is_not_handed_out(place: Place) {
+    let (client, _) = place.watched_client();
+    let tried = CancellationToken::new();
+    let has_tried = tried.clone();
+    let is_removal = move |method: &http::Method, path: &str| {
+        let is_removal = method == http::Method::DELETE && path.contains("/sandboxes/");
+        if is_removal {
+            tried.cancel();
+        }
+        is_removal
+    };
+    let controllers = Controllers::start(support::refusing(client, is_removal), extensions());
+    let _nodes = support::nodes(&place).await;
+    place.pool("pool", 1, json!({})).await;
+    let recreate = json!({"spec": {"updateStrategy": {"type": "Recreate"}}});
+    place.patch::<SandboxWarmPool>("pool", recreate).await;
+    place.full("pool", 1).await;
+    let outdated = place.api::<Sandbox>().list(&ListParams::default()).await.unwrap().items.remove(0);
+    let edit = json!({"spec": {"podTemplate": {"spec": {"hostname": "edited"}}}});
+    place.patch::<SandboxTemplate>("pool", edit).await;
+    // The controllers know of the edit when they try to remove it, in which they fail.
+    tokio::time::timeout(support::DEADLINE, has_tried.cancelled()).await.unwrap();
+    place.claim("c", "pool", json!({})).await;
+    let taken = place.claimed("c").await;
+    assert_ne!(taken.name_any(), outdated.name_any());
+    assert_eq!(taken.spec.blueprint.pod_template.spec.hostname.as_deref(), Some("edited"));
     controllers.shutdown().await;
 }
 

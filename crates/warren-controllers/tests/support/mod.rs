@@ -65,21 +65,23 @@ pub fn recording(
     })
 }
 
-/// What [`refusing_to_read`] answers.
-pub const MAY_NOT_READ: &str = "forbidden: it may not be read";
+/// What [`refusing`] answers.
+pub const FORBIDDEN: &str = "forbidden: not by this test";
 
-/// The same server for somebody who may do everything but read the objects with these ends of a path.
-pub fn refusing_to_read(client: Client, paths: Vec<String>) -> Client {
+/// The same server for somebody who may do everything but this, by method and path.
+pub fn refusing(
+    client: Client,
+    is_refused: impl Fn(&http::Method, &str) -> bool + Send + Sync + Clone + 'static,
+) -> Client {
     let service = tower::service_fn(move |request: http::Request<Body>| {
         let client = client.clone();
-        let is_read = request.method() == http::Method::GET;
-        let is_refused = is_read && paths.iter().any(|path| request.uri().path().ends_with(path));
+        let is_refused = is_refused(request.method(), request.uri().path());
         async move {
             if !is_refused {
                 return client.send(request).await;
             }
             let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden",
-                "message": MAY_NOT_READ, "code": 403});
+                "message": FORBIDDEN, "code": 403});
             let answer = http::Response::builder().status(403);
             Ok(answer.body(Body::from(serde_json::to_vec(&status).unwrap())).unwrap())
         }
