@@ -64,12 +64,15 @@ pub struct Keeping<K> {
     pub indices: fn(&K) -> Vec<Index>,
 }
 
+type Ending<K> = Box<dyn Fn(&K) + Send + Sync>;
+type Changed<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
+
 /// Who hears of changes.
 struct Listener<K> {
     /// That an object is about to be taken out: whoever misses it later can be warned before.
-    ending: Box<dyn Fn(&K) + Send + Sync>,
+    ending: Ending<K>,
     /// What has changed.
-    changed: Box<dyn Fn(&Change<'_, K>) + Send + Sync>,
+    changed: Changed<K>,
 }
 
 /// The objects of one kind.
