@@ -9,7 +9,7 @@ use warren_sys::{namespace, pty};
 
 use super::child::{self, Failure, Streams};
 use super::rootfs::{self, Step, StepError};
-use super::{Container, Keeper, Workshop, clone_inside, finish_child, pipe};
+use super::{Container, Keeper, Workshop, adjust_oom_score, clone_inside, finish_child, pipe};
 use crate::defaults;
 use crate::idmap::IdRange;
 use crate::protocol::{ExecRequest, Refusal, TerminalSize};
@@ -149,9 +149,6 @@ fn start(
     let Fork::Parent(child) = forked.step(step)? else {
         return Err(io::Error::other("the child has been dealt with")).step(step);
     };
-    let adjustment = program.oom_score_adj.unwrap_or(defaults::OOM_SCORE_ADJUSTMENT).clamp(0, 1000);
-    // A process that is gone already needs none.
-    let _ = std::fs::write(format!("/proc/{}/oom_score_adj", child.pid()), adjustment.to_string());
     Ok(Exec { child, report: Some(report), streams: ends.outside, terminal: ends.terminal })
 }
 
@@ -190,6 +187,8 @@ fn exec_process(
 ) -> Result<std::convert::Infallible, Failure> {
     child::die_with_parent()?;
     let null = child::open_null()?;
+    // By itself, while it is nobody's: from outside it could come after the program's first look, or be refused by then.
+    adjust_oom_score("self", program, workshop.privileges)?;
     if !born_inside {
         container.entrance.enter().step(|| "enter the cgroup".to_owned())?;
     }

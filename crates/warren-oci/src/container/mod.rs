@@ -44,7 +44,7 @@ use crate::defaults;
 use crate::kernel::{self, Layering};
 use crate::privileges::{OwnIds, Privileges};
 use crate::protocol::{ContainerRequest, PodRequest, Refusal, RefusalReason};
-use crate::spec::{Rlimit, Spec};
+use crate::spec::{Process, Rlimit, Spec};
 use crate::timeline::Timeline;
 use crate::wire;
 
@@ -411,6 +411,21 @@ fn read_blocking(pipe: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
+/// Says how likely a process is to be ended when memory runs out.
+fn adjust_oom_score(process: &str, program: &Process, privileges: Privileges) -> Result<(), StepError> {
+    let adjustment = program.oom_score_adj.unwrap_or(defaults::OOM_SCORE_ADJUSTMENT).clamp(0, 1000);
+    match fs::write(format!("/proc/{process}/oom_score_adj"), adjustment.to_string()) {
+        // Whoever started an ordinary user's daemon may have made all its processes likelier victims, as systemd does, and only
+        // root can take that back.
+        Err(error)
+            if privileges != Privileges::Machine && error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            Ok(())
+        }
+        written => written.step(|| "write oom_score_adj".to_owned()),
+    }
+}
+
 /// The shim's work between the child's birth and its start: id maps, mounts, and the word to go.
 #[expect(
     clippy::too_many_arguments,
@@ -440,15 +455,7 @@ fn equip(
         let open = |kind: &str| namespace::open(pid, kind).step(|| format!("open the {kind} namespace"));
         fresh = Some((open("user")?, open("ipc")?, open("uts")?));
     }
-    let adjustment = request.spec.process.oom_score_adj.unwrap_or(defaults::OOM_SCORE_ADJUSTMENT);
-    match process_file("oom_score_adj", &adjustment.clamp(0, 1000).to_string()) {
-        // Whoever started an ordinary user's daemon may have made all its processes likelier victims, as systemd does, and only
-        // root can take that back.
-        Err(error)
-            if workshop.privileges != Privileges::Machine
-                && error.source.kind() == io::ErrorKind::PermissionDenied => {}
-        written => written?,
-    }
+    adjust_oom_score(&pid.to_string(), &request.spec.process, workshop.privileges)?;
     let pid_namespace = namespace::open(pid, "pid").step(|| "open the pid namespace".to_owned())?;
     timeline.mark("shim", "id maps");
 
