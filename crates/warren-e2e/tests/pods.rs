@@ -265,8 +265,11 @@ async fn a_claim_keeps_its_data_from_pod_to_pod_and_takes_it_along() {
         })
     };
     // The hook before the end has the time that it takes, and writes where it is still seen afterwards.
-    let hook =
-        json!({"lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "echo bye >> /data/said"]}}}});
+    let hook = json!({
+        "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "echo bye >> /data/said"]}}},
+        // Without it, the container is ready before its program has said anything.
+        "readinessProbe": {"exec": {"command": ["test", "-s", "/data/said"]}, "periodSeconds": 1},
+    });
     create(&pods, "first", with(&format!("echo hello > /data/said; {UNTIL_ASKED}"), hook)).await;
     pods.wait("first", "runs", |pod| is_ready(pod, "main")).await;
     delete(&pods, "first").await;
