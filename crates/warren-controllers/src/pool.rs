@@ -54,6 +54,11 @@ impl PoolController {
                 && let Err(failure) = self.cluster.is_still_there(&*pool).await
             {
                 tracing::warn!(pool = %key, problem = %failure.message, "pool has a problem");
+                let memory = &mut *self.memories();
+                let note = memory.entry(key.clone()).or_default().creations_tried(Some(&failure.message));
+                if let Some(note) = note {
+                    self.recorder.record(ReportingController::SandboxWarmPool, &*pool, note);
+                }
                 return Outcome::Retry;
             }
             let Some(world) = self.look(&key) else {

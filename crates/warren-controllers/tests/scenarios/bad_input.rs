@@ -4,8 +4,9 @@
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt as _;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 use warren_api::{Sandbox, SandboxClaim};
 use warren_controllers::Controllers;
@@ -120,7 +121,8 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
 /// gone; but nobody waits without a word.
 pub async fn what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other(place: Place) {
     let (client, calls) = place.watched_client();
-    let unread = ["/sandboxclaims/c", "/sandboxes/s"].map(|path| format!("/{}{path}", place.namespace));
+    let unread = ["/sandboxclaims/c", "/sandboxes/s", "/sandboxwarmpools/full"]
+        .map(|path| format!("/{}{path}", place.namespace));
     let is_unread = move |method: &http::Method, path: &str| {
         method == http::Method::GET && unread.iter().any(|unread| path.ends_with(unread))
     };
@@ -131,6 +133,10 @@ pub async fn what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other(plac
     let first = place.claimed("c").await;
     place.create::<Sandbox>(sandbox("s", json!({}))).await;
     place.wait::<Sandbox>("s", "ready", is_ready("True/DependenciesReady")).await;
+    place.pool("full", 1, json!({})).await;
+    place.full("full", 1).await;
+    let all = place.api::<Sandbox>().list(&ListParams::default()).await.unwrap().items;
+    let member = all.iter().map(|sandbox| sandbox.name_any()).find(|name| name.starts_with("full-")).unwrap();
     let here = ["pods", "sandboxes"].map(|kind| format!("/namespaces/{}/{kind}", place.namespace));
     let made =
         |call: &Call| call.verb == "POST" && here.iter().any(|place| call.path.ends_with(place.as_str()));
@@ -138,6 +144,7 @@ pub async fn what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other(plac
 
     place.api::<Sandbox>().delete(&first.name_any(), &DeleteParams::default()).await.unwrap();
     place.api::<Pod>().delete("s", &DeleteParams::default()).await.unwrap();
+    place.api::<Sandbox>().delete(&member, &DeleteParams::default()).await.unwrap();
     let claim = place.wait::<SandboxClaim>("c", "told", is_ready("False/ReconcilerError")).await.unwrap();
     let sandbox = place.wait::<Sandbox>("s", "told", is_ready("False/ReconcilerError")).await.unwrap();
     let message = |ready: Option<Value>| ready.unwrap()["message"].as_str().unwrap().to_owned();
@@ -145,6 +152,17 @@ pub async fn what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other(plac
     let expected = ["SandboxClaim c", "Sandbox s"]
         .map(|owner| format!("Error seen: read {owner}, which may be gone: {}", support::FORBIDDEN));
     assert_eq!(told, expected);
+    // A pool has no condition for it.
+    let deadline = Instant::now() + support::DEADLINE;
+    let is_told = |event: &Event| {
+        let note = event.note.as_deref().unwrap_or_default();
+        event.reason.as_deref() == Some("FailedCreate")
+            && note.starts_with("read SandboxWarmPool full, which")
+    };
+    while !place.api::<Event>().list(&ListParams::default()).await.unwrap().iter().any(is_told) {
+        assert!(Instant::now() < deadline, "the pool says nothing");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     assert_eq!(matching(&calls, made).len(), 0);
     controllers.shutdown().await;
 }
