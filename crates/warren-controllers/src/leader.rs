@@ -204,26 +204,28 @@ async fn renew_once(election: &Election, leases: &Api<Lease>, lease: &mut Lease)
             *lease = next;
             Renewal::Renewed
         }
-        // Somebody touched it: read it again, and go on only if it still is ours.
-        Err(kube::Error::Api(status)) if status.code == 409 => match leases.get_opt(&election.name).await {
-            Ok(Some(live)) if is_held_by(&live, &election.identity) => {
-                *lease = live;
-                Renewal::NotNow
+        // Somebody touched it, or took it away (which a real server calls a conflict, too): read it again, and go on only if it still
+        // is ours, or nobody's. Whoever is first to make another one leads.
+        Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
+            match leases.get_opt(&election.name).await {
+                Ok(Some(live)) if is_held_by(&live, &election.identity) => {
+                    *lease = live;
+                    Renewal::NotNow
+                }
+                Ok(Some(_)) => Renewal::Lost,
+                Ok(None) => match election.take(leases, None).await {
+                    Some(next) => {
+                        *lease = next;
+                        Renewal::Renewed
+                    }
+                    None => Renewal::NotNow,
+                },
+                Err(error) => {
+                    tracing::debug!(%error, "lease could not be read");
+                    Renewal::NotNow
+                }
             }
-            Ok(_) => Renewal::Lost,
-            Err(error) => {
-                tracing::debug!(%error, "lease could not be read");
-                Renewal::NotNow
-            }
-        },
-        // Somebody took it away. Whoever is first to make another one leads.
-        Err(kube::Error::Api(status)) if status.code == 404 => match election.take(leases, None).await {
-            Some(next) => {
-                *lease = next;
-                Renewal::Renewed
-            }
-            None => Renewal::NotNow,
-        },
+        }
         Err(error) => {
             tracing::warn!(error = &error as &dyn std::error::Error, "lease was not renewed");
             Renewal::NotNow
