@@ -48,7 +48,7 @@ impl Format {
     pub fn accepts(self, text: &str) -> bool {
         match self {
             Format::None | Format::Int32 | Format::Int64 | Format::Float | Format::Double => true,
-            Format::DateTime | Format::MicroTime => text.parse::<jiff::Timestamp>().is_ok(),
+            Format::DateTime | Format::MicroTime => is_time(text),
             Format::Date => text.parse::<jiff::civil::Date>().is_ok(),
             Format::Ipv4 => text.parse::<std::net::Ipv4Addr>().is_ok(),
             Format::Ipv6 => text.parse::<std::net::Ipv6Addr>().is_ok(),
@@ -115,7 +115,14 @@ pub(super) fn time_error(text: &str, format: Format) -> Option<String> {
             None => complain(rest, "Z07:00"),
         };
     }
-    text.parse::<jiff::Timestamp>().err().map(|_| format!("parsing time {text:?}: day out of range"))
+    (!is_time(text)).then(|| format!("parsing time {text:?}: day out of range"))
+}
+
+/// Whether this is a time. The last day of the year 9999 is one, too, although a [`jiff::Timestamp`] cannot be so late: the same day a
+/// year earlier tells.
+fn is_time(text: &str) -> bool {
+    let is = |text: &str| text.parse::<jiff::Timestamp>().is_ok();
+    is(text) || text.strip_prefix("9999-").is_some_and(|rest| is(&format!("9998-{rest}")))
 }
 
 #[cfg(test)]

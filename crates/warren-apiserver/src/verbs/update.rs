@@ -65,6 +65,10 @@ pub(super) async fn update(
     let behaviour = call.target.definition.behaviour;
     if behaviour.create_on_update && call.subresource.is_none() && server.store.newest(&call.key()?).is_none()
     {
+        let uid = metadata::text(&object, "uid");
+        if !uid.is_empty() {
+            return Err(another(call, uid, ""));
+        }
         let mut object = object;
         metadata_mut(&mut object).shift_remove("resourceVersion");
         return create::create_object(server, call, object, Ownership::Update).await;
@@ -121,6 +125,16 @@ async fn create_applied(
     Ok(warn(response, call, &warnings))
 }
 
+/// The object of that name is not the one that the client means.
+fn another(call: &Call<'_>, meant: &str, present: &str) -> ApiError {
+    let name = call.name.unwrap_or_default();
+    let why = format!(
+        "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {meant}, UID in object meta: {present}",
+        call.registry_path(name)
+    );
+    ApiError::conflict(call.target.definition.subject(name), &why)
+}
+
 fn answer(call: &Call<'_>, changed: &Changed) -> Response<ResponseBody> {
     match changed {
         Changed::Stored(object) => {
@@ -165,12 +179,7 @@ async fn change(
                 let error = FieldError::invalid("metadata.uid", sent_uid, "field is immutable");
                 return Err(ApiError::invalid(subject, vec![error]));
             }
-            let why = format!(
-                "StorageError: invalid object, Code: 4, Key: {}, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in precondition: {sent_uid}, UID in object meta: {}",
-                call.registry_path(name),
-                current.meta.uid
-            );
-            return Err(ApiError::conflict(subject, &why));
+            return Err(another(call, sent_uid, &current.meta.uid));
         }
         let managed_fields = if call.subresource == Some("finalize") {
             let finalizers = new["spec"]["finalizers"].take();
