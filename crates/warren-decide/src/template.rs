@@ -58,10 +58,18 @@ const ROUTER_APP: &str = "sandbox-router";
 const PRIVATE_V4: [&str; 4] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"];
 const PRIVATE_V6: [&str; 2] = ["fc00::/7", "fe80::/10"];
 
+const POLICY_SUFFIX: &str = "-network-policy";
+
 /// The name of a template's policy.
 #[must_use]
 pub fn policy_name(template: &str) -> String {
-    format!("{template}-network-policy")
+    format!("{template}{POLICY_SUFFIX}")
+}
+
+/// The name of the template whose policy has this name, if it is such a name.
+#[must_use]
+pub fn template_of_policy(policy: &str) -> Option<&str> {
+    policy.strip_suffix(POLICY_SUFFIX).filter(|template| !template.is_empty())
 }
 
 /// Plans for a template.
@@ -130,10 +138,17 @@ pub(crate) fn delete(policy: &NetworkPolicy) -> Action {
 }
 
 fn wanted_policy(template: &SandboxTemplate) -> NetworkPolicySpec {
-    let (ingress, egress) = match &template.spec.network_policy {
+    let (mut ingress, mut egress) = match &template.spec.network_policy {
         Some(rules) => (rules.ingress.clone(), rules.egress.clone()),
         None => (vec![router_ingress()], vec![public_egress()]),
     };
+    // The server writes out the default protocol, and nothing else of what we leave open. Without it, what was stored would
+    // never be what is wanted.
+    let ports =
+        ingress.iter_mut().map(|rule| &mut rule.ports).chain(egress.iter_mut().map(|rule| &mut rule.ports));
+    for port in ports.flatten().flatten() {
+        port.protocol.get_or_insert_with(|| "TCP".to_owned());
+    }
     let hash = NameHash::of(template.metadata.name.as_deref().unwrap_or_default()).to_string();
     NetworkPolicySpec {
         pod_selector: Some(selector(labels::SANDBOX_TEMPLATE_REF_HASH, &hash)),
@@ -261,9 +276,24 @@ mod tests {
         check(
             &world(rules, policy("t", drifted)),
             expect![[
-                r#"patch NetworkPolicy test-template-network-policy {"metadata":{"uid":"n"},"spec":{"ingress":null,"egress":[{"ports":[{"port":53}]}],"podSelector":{"matchLabels":{"a":null,"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"]}}"#
+                r#"patch NetworkPolicy test-template-network-policy {"metadata":{"uid":"n"},"spec":{"ingress":null,"egress":[{"ports":[{"port":53,"protocol":"TCP"}]}],"podSelector":{"matchLabels":{"a":null,"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"]}}"#
             ]],
         );
+    }
+
+    #[test]
+    fn a_policy_as_the_server_stores_it_is_not_written_again() {
+        let rules = json!({"networkPolicy": {
+            "egress": [{"ports": [{"port": 53}, {"port": 53, "protocol": "UDP"}]}],
+            "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": "http"}]}],
+        }});
+        let stored = json!({
+            "podSelector": {"matchLabels": {"agents.x-k8s.io/sandbox-template-ref-hash": "69155462"}},
+            "policyTypes": ["Ingress", "Egress"],
+            "egress": [{"ports": [{"port": 53, "protocol": "TCP"}, {"port": 53, "protocol": "UDP"}]}],
+            "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": "http", "protocol": "TCP"}]}],
+        });
+        check(&world(rules, policy("t", stored)), expect![""]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use warren_api::conditions::{self, ConditionStatus, ConditionType, Observation, 
 use warren_api::sandbox::ShutdownPolicy;
 use warren_api::{Sandbox, SandboxStatus};
 
-use super::{Conclusion, Plan, World, pod, service, status};
+use super::{Conclusion, Plan, World, pod, service, status, volumes};
 use crate::ownership::Ownership;
 use crate::step::{Action, Failure, Kind, Propagation, Stage, Step};
 
@@ -30,12 +30,14 @@ pub(super) fn look_again(sandbox: &Sandbox, now: Timestamp) -> Option<Duration> 
     Some(remaining.max(FLOOR))
 }
 
-/// Plans the removal of the pod and the service, once the reason is stored.
+/// Plans the removal of the pod and the service, once the reason is stored. Volume claims that are to stay are let go of
+/// first.
 pub(super) fn children(world: &World) -> Plan {
     let mut plan = Plan::default();
     if !is_announced(&world.sandbox) {
         return plan;
     }
+    volumes::release(world, &mut plan);
     // A pod that is already on its way needs no second call.
     for pod in pod::mine(world).filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
         plan.steps.push(Step::new(Stage::Pod, pod::delete(pod)));
@@ -50,8 +52,16 @@ pub(super) fn children(world: &World) -> Plan {
 
 /// Plans what to publish about an expired sandbox, or its deletion.
 pub(super) fn conclude(world: &World, failures: &[Failure], now: Timestamp) -> Conclusion {
-    let announced = is_announced(&world.sandbox);
-    if announced && world.sandbox.spec.shutdown_policy == ShutdownPolicy::Delete {
+    if !is_announced(&world.sandbox) {
+        // What went wrong before the time was over no longer matters, and must not put off the end.
+        let mut wanted = world.sandbox.status.clone().unwrap_or_default();
+        announce(&world.sandbox, &mut wanted, message::SANDBOX_HAS_EXPIRED.to_owned(), now);
+        let steps = status::write(world, &wanted).into_iter().collect();
+        return Conclusion { steps, look_again: Some(AT_ONCE), ..Conclusion::default() };
+    }
+    let (volumes, others): (Vec<&Failure>, Vec<&Failure>) =
+        failures.iter().partition(|failure| failure.stage == Stage::Volumes);
+    if volumes.is_empty() && world.sandbox.spec.shutdown_policy == ShutdownPolicy::Delete {
         let action = Action::Delete {
             kind: Kind::Sandbox,
             name: world.name().to_owned(),
@@ -59,19 +69,20 @@ pub(super) fn conclude(world: &World, failures: &[Failure], now: Timestamp) -> C
             version: world.sandbox.metadata.resource_version.clone(),
             propagation: Propagation::Background,
         };
-        // Deleting the sandbox takes its children with it, so what went wrong with them no longer matters.
+        // Deleting the sandbox takes its children with it, so what went wrong with them no longer matters. Only with the
+        // volumes it does: that would take data that may be meant to stay.
         return Conclusion { steps: vec![Step::new(Stage::Subject, action)], ..Conclusion::default() };
     }
-    if !failures.is_empty() {
+    if !others.is_empty() {
         return Conclusion { retry: true, ..Conclusion::default() };
     }
-    let mut wanted = world.sandbox.status.clone().unwrap_or_default();
-    if announced {
-        wanted = SandboxStatus { conditions: wanted.conditions, ..SandboxStatus::default() };
-    }
-    announce(&world.sandbox, &mut wanted, now);
+    let conditions = world.sandbox.status.clone().unwrap_or_default().conditions;
+    let mut wanted = SandboxStatus { conditions, ..SandboxStatus::default() };
+    let said = [message::SANDBOX_HAS_EXPIRED].into_iter();
+    let text: Vec<&str> = said.chain(volumes.iter().map(|failure| failure.message.as_str())).collect();
+    announce(&world.sandbox, &mut wanted, text.join("; "), now);
     let steps = status::write(world, &wanted).into_iter().collect();
-    Conclusion { steps, look_again: (!announced).then_some(AT_ONCE), ..Conclusion::default() }
+    Conclusion { steps, retry: !volumes.is_empty(), ..Conclusion::default() }
 }
 
 fn is_announced(sandbox: &Sandbox) -> bool {
@@ -80,13 +91,9 @@ fn is_announced(sandbox: &Sandbox) -> bool {
         .is_some_and(|ready| ready.reason == Reason::SandboxExpired.as_str())
 }
 
-fn announce(sandbox: &Sandbox, status: &mut SandboxStatus, now: Timestamp) {
-    let expired = Observation::new(
-        ConditionType::Ready,
-        ConditionStatus::False,
-        Reason::SandboxExpired,
-        message::SANDBOX_HAS_EXPIRED,
-    );
+fn announce(sandbox: &Sandbox, status: &mut SandboxStatus, text: String, now: Timestamp) {
+    let expired =
+        Observation::new(ConditionType::Ready, ConditionStatus::False, Reason::SandboxExpired, text);
     conditions::set(&mut status.conditions, expired, sandbox.metadata.generation, &Time(now));
     for type_ in [ConditionType::PodScheduled, ConditionType::PodOutdated, ConditionType::PodWaiting] {
         conditions::remove(&mut status.conditions, type_);

@@ -44,9 +44,11 @@ pub(super) fn view(world: &World) -> PodView<'_> {
     }
 }
 
-/// Every pod that the sandbox controls and is meant to: that it is tracked by, or that has the name of its pod.
+/// Every pod that the sandbox controls and is meant to: that it is tracked by, or that has the name of its pod. An annotation
+/// that names no pod says nothing about it.
 pub(super) fn mine(world: &World) -> impl Iterator<Item = &Pod> {
-    let (hash, name) = (world.tracking_hash(), annotated_name(&world.sandbox).unwrap_or(world.name()));
+    let annotated = annotated_name(&world.sandbox).filter(|name| named(world, name).is_some());
+    let (hash, name) = (world.tracking_hash(), annotated.unwrap_or(world.name()));
     world.pods.iter().map(|pod| &**pod).filter(move |pod| {
         let is_meant = ownership::label(&pod.metadata, labels::SANDBOX_NAME_HASH) == Some(hash.as_str())
             || pod.metadata.name.as_deref() == Some(name);

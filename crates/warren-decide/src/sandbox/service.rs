@@ -51,7 +51,9 @@ pub(super) fn plan(world: &World, plan: &mut Plan) {
         (Some(false), Ownership::Mine) => return push(delete(service)),
         (Some(false), _) | (None, Ownership::Unowned | Ownership::Adoptable) => return,
         (_, Ownership::Mine) => {
-            if let Some(body) = drift(world, service, wanted == Some(true)) {
+            if let Some(mut body) = drift(world, service, wanted == Some(true)) {
+                // Of this very service: by now somebody else's may have the name.
+                merge::set(&mut body, &["metadata", "uid"], json!(service.metadata.uid));
                 push(Action::Merge { kind: Kind::Service, name: name.to_owned(), body });
             }
             return;

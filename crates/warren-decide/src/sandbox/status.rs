@@ -20,6 +20,8 @@ use crate::merge;
 use crate::ownership;
 use crate::step::{Action, Failure, Kind, Note, Severity, Stage, Step};
 
+/// The schema takes no longer message of a condition; these are characters.
+const LONGEST_MESSAGE: usize = 32_768;
 /// How much of what a container says is repeated.
 const LONGEST_CAUSE: usize = 512;
 /// How long a member of a pool may be on its way without a word.
@@ -265,7 +267,8 @@ fn suspended(world: &World, view: PodView<'_>) -> Observation {
     }
 }
 
-/// The pod's own `PodScheduled`, word for word, with a reason where the pod gives none.
+/// The pod's own `PodScheduled`, word for word, with a reason where the pod gives none. A pod may say what the schema of a
+/// sandbox refuses, and a status that is refused says nothing at all.
 fn pod_scheduled(view: PodView<'_>) -> Option<Observation> {
     let type_ = ConditionType::PodScheduled;
     let unknown =
@@ -283,12 +286,17 @@ fn pod_scheduled(view: PodView<'_>) -> Option<Observation> {
         ConditionStatus::True => Reason::PodScheduled,
         _ => Reason::PodSchedulingUnknown,
     };
-    let reason = condition.reason.clone().filter(|reason| !reason.is_empty());
+    let text = condition.message.as_deref().unwrap_or_default();
+    let longest = if text.chars().count() > LONGEST_MESSAGE { LONGEST_MESSAGE } else { text.len() };
     Some(Observation {
         type_,
         status,
-        reason: reason.unwrap_or_else(|| fallback.into()),
-        message: condition.message.clone().unwrap_or_default(),
+        reason: condition
+            .reason
+            .clone()
+            .filter(|reason| is_reason(reason))
+            .unwrap_or_else(|| fallback.into()),
+        message: bounded(text, longest).into_owned(),
     })
 }
 

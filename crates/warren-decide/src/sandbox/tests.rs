@@ -337,7 +337,8 @@ fn row_5_reserved_keys_never_reach_the_pod() {
         "metadata": {"labels": {"agents.x-k8s.io/claim-uid": "c", "agents.x-k8s.io/created-by": "someone"}},
         "spec": {"podTemplate": {"metadata": {
             "labels": {"agents.x-k8s.io/sandbox-name-hash": "deadbeef", "agents.x-k8s.io/claim-uid": "c", "app": "x"},
-            "annotations": {"opentelemetry.io/trace-context": "{}", "extensions.agents.x-k8s.io/a": "b", "note": "y"},
+            "annotations": {"opentelemetry.io/trace-context": "{}", "extensions.agents.x-k8s.io/a": "b", "note": "y",
+                "kubectl.kubernetes.io/last-applied-configuration": "{}"},
         }}},
     });
     let plan = decide(&world(sandbox(template), vec![]), at(0));
@@ -436,6 +437,18 @@ fn ownership_beats_the_annotation() {
     .assert_eq(&plan.steps.iter().map(|step| step.action.to_string()).collect::<Vec<_>>().join("\n"));
 }
 
+#[test]
+fn an_annotation_that_names_no_pod_does_not_hide_an_own_one_without_its_label() {
+    let misled = sandbox(json!({"metadata": {"annotations": {"agents.x-k8s.io/pod-name": "gone"}}}));
+    let unlabelled = pod(json!({"metadata": {"labels": null}}));
+    let plan = decide(&world(misled, vec![unlabelled]), at(0));
+    assert!(plan.problems.is_empty(), "{plan:?}");
+    expect![[r#"
+        patch Pod my-sandbox {"metadata":{"labels":{"agents.x-k8s.io/sandbox-name-hash":"374de8f5"},"uid":"p"}}
+        patch Sandbox my-sandbox {"metadata":{"uid":"s","annotations":{"agents.x-k8s.io/pod-name":"my-sandbox"}}}"#]]
+    .assert_eq(&plan.steps.iter().map(|step| step.action.to_string()).collect::<Vec<_>>().join("\n"));
+}
+
 fn service(extra: Value) -> Value {
     let mut base = json!({
         "apiVersion": "v1", "kind": "Service",
@@ -468,7 +481,7 @@ fn row_7_the_service_has_three_answers() {
     check(
         &with_service(world(with(json!(true)), ready()), service(json!({"spec": {"ports": [{"port": 1}]}}))),
         expect![[r#"
-            patch Service my-sandbox {"spec":{"ports":[]}}
+            patch Service my-sandbox {"spec":{"ports":[]},"metadata":{"uid":"v"}}
             selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
             podIPs: ["10.0.0.7"]
             nodeName: "node-1"
@@ -485,7 +498,7 @@ fn row_7_the_service_has_three_answers() {
         lines.join("\n")
     };
     let drifted = json!({"spec": {"selector": {"a": "b"}, "ports": [{"port": 1}]}});
-    expect![[r#"patch Service my-sandbox {"spec":{"selector":{"a":null}}}"#]]
+    expect![[r#"patch Service my-sandbox {"spec":{"selector":{"a":null}},"metadata":{"uid":"v"}}"#]]
         .assert_eq(&steps(json!(null), drifted));
     expect!["delete Service my-sandbox"].assert_eq(&steps(json!(false), json!({})));
     let free = json!({"metadata": {"ownerReferences": null}});
@@ -572,6 +585,21 @@ fn row_10_expiry_is_announced_before_anything_goes() {
 }
 
 #[test]
+fn row_10_trouble_at_the_deadline_does_not_put_off_the_end() {
+    let spec = json!({"spec": {"shutdownTime": "2027-01-15T08:00:00Z"}});
+    let refused = |stage| Failure { stage, kind: FailureKind::Refused, message: "no".to_owned() };
+    // The children were decided on before the deadline, and were refused after it.
+    expect![[r#"
+        Ready=False SandboxExpired: Sandbox has expired
+        look again in 1ms"#]]
+    .assert_eq(&render(
+        &world(sandbox(spec), vec![]),
+        &[refused(Stage::Volumes), refused(Stage::Pod)],
+        at(0),
+    ));
+}
+
+#[test]
 fn row_11_equality_counts_and_the_wake_up_has_a_floor() {
     let world = world(sandbox(json!({"spec": {"shutdownTime": "2027-01-15T08:00:00Z"}})), vec![]);
     let wake =
@@ -592,6 +620,27 @@ fn row_12_pod_scheduled_is_mirrored() {
             Suspended=False NotSuspended: Sandbox is not suspended
             PodScheduled=False Unschedulable: 0/1 nodes"#]],
     );
+}
+
+#[test]
+fn row_12_what_the_schema_refuses_of_it_is_not_mirrored() {
+    let mirrored = |reason: &str, message: &str| {
+        let condition =
+            json!({"type": "PodScheduled", "status": "False", "reason": reason, "message": message});
+        let waiting = pod(json!({"status": {"conditions": [condition]}}));
+        let told = published(&world(sandbox(annotated(json!({}))), vec![waiting]), at(0));
+        let conditions = told["status"]["conditions"].as_array().unwrap();
+        let told = conditions.iter().find(|condition| condition["type"] == "PodScheduled").unwrap().clone();
+        (told["reason"].as_str().unwrap().to_owned(), told["message"].as_str().unwrap().to_owned())
+    };
+    let reason = |reason| mirrored(reason, "").0;
+    assert_eq!(reason("not a reason!"), "PodSchedulingUnknown");
+    assert_eq!(reason("A,b:C_"), "A,b:C_");
+    let message = |message: String| mirrored("Unschedulable", &message).1;
+    // The limit is in characters, of which these have two bytes.
+    assert_eq!(message("ä".repeat(32_768)), "ä".repeat(32_768));
+    let cut = message("ä".repeat(32_769));
+    assert!(cut.chars().count() <= 32_768 && cut.ends_with('…'), "{} characters", cut.chars().count());
 }
 
 #[test]

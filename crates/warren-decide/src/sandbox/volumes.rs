@@ -91,6 +91,20 @@ pub(super) fn plan(world: &World, plan: &mut Plan) {
     }
 }
 
+/// Plans for the claims of a sandbox whose time is over: none is made or taken any more, but those that are to stay are
+/// let go of, as the sandbox may be deleted next.
+pub(super) fn release(world: &World, plan: &mut Plan) {
+    let mut mine =
+        world.volume_claims.iter().filter(|claim| ownership::is_controlled_by(&claim.metadata, world.uid()));
+    match Retention::of(&world.sandbox) {
+        Ok(Retention::Delete) => {}
+        Ok(Retention::Retain) => {
+            plan.steps.extend(mine.map(|claim| Step::new(Stage::Volumes, disown(world, &claim.metadata))));
+        }
+        Err(text) => plan.problems.extend(mine.next().map(|_| Failure::found(Stage::Volumes, text))),
+    }
+}
+
 /// The patch that makes the sandbox the controller of an unowned child, together with `body`. It is guarded: the child
 /// was free when we looked, and must still be when the patch arrives.
 pub(super) fn adopt(

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
-use super::{World, annotated, at, check, overlay, pod, render, running, sandbox, world};
+use super::{World, annotated, at, check, overlay, pod, published, render, running, sandbox, world};
 use crate::sandbox::decide;
-use crate::step::{Action, Object};
+use crate::step::{Action, Failure, FailureKind, Object, Stage};
 
 fn with_volumes(extra: Value) -> Value {
     let mut base =
@@ -85,6 +85,63 @@ fn retained_volumes_are_nobodys_and_are_found_again() {
     steps(&seen(without, None), expect![""]);
 }
 
+/// A sandbox with volumes that has said it is expired, and has that policy.
+fn expired(policy: &str, retention: Value) -> Value {
+    let mut object = with_volumes(retention);
+    let end = json!({"spec": {"shutdownTime": "2027-01-15T08:00:00Z", "shutdownPolicy": policy}});
+    overlay(&mut object, &end);
+    published(&world(object, vec![]), at(0))
+}
+
+#[test]
+fn retained_volumes_are_let_go_of_at_the_end_too() {
+    check(
+        &seen(expired("Retain", retention("Retain")), Some(volume(json!({})))),
+        expect![[r#"
+            patch PersistentVolumeClaim data-my-sandbox {"metadata":{"ownerReferences":[],"resourceVersion":"9"}}
+            delete Pod my-sandbox
+            nothing to publish"#]],
+    );
+    let deleted = || seen(expired("Delete", retention("Retain")), Some(volume(json!({}))));
+    let lines = |world: &World, failures: &[Failure]| {
+        let text = render(world, failures, at(0));
+        text.lines().filter(|line| !line.starts_with("Ready=")).collect::<Vec<_>>().join("\n")
+    };
+    expect![[r#"
+        patch PersistentVolumeClaim data-my-sandbox {"metadata":{"ownerReferences":[],"resourceVersion":"9"}}
+        delete Pod my-sandbox
+        delete Sandbox my-sandbox"#]]
+    .assert_eq(&lines(&deleted(), &[]));
+    // While they are not let go of, deleting the sandbox would take them.
+    let failed = |stage| Failure { stage, kind: FailureKind::Unknown, message: "no answer".to_owned() };
+    expect![[r#"
+        patch PersistentVolumeClaim data-my-sandbox {"metadata":{"ownerReferences":[],"resourceVersion":"9"}}
+        delete Pod my-sandbox
+        Ready=False SandboxExpired: Sandbox has expired; no answer
+        retry"#]]
+    .assert_eq(&render(&deleted(), &[failed(Stage::Volumes)], at(0)));
+    assert!(lines(&deleted(), &[failed(Stage::Pod)]).contains("delete Sandbox"));
+}
+
+#[test]
+fn at_the_end_no_volume_is_made_and_an_unknown_word_deletes_none() {
+    for policy in ["Retain", "Delete"] {
+        steps(&seen(expired(policy, retention("Retain")), None), expect!["delete Pod my-sandbox"]);
+        steps(&seen(expired(policy, json!({})), Some(volume(json!({})))), expect!["delete Pod my-sandbox"]);
+        check(
+            &seen(expired(policy, retention("retain")), Some(volume(json!({})))),
+            expect![[r#"
+                delete Pod my-sandbox
+                problem: annotation warren.dev/pvc-retention: "retain" is neither Retain nor Delete
+                Ready=False SandboxExpired: Sandbox has expired; annotation warren.dev/pvc-retention: "retain" is neither Retain nor Delete
+                retry"#]],
+        );
+    }
+    // With none of its own there is nothing to lose.
+    let text = render(&seen(expired("Delete", retention("retain")), None), &[], at(0));
+    assert!(text.contains("delete Sandbox"), "{text}");
+}
+
 /// The pod that a sandbox makes, running.
 fn made_from(sandbox: Value) -> Value {
     let plan = decide(&world(sandbox, vec![]), at(0));
@@ -123,7 +180,7 @@ fn row_4_an_edit_that_the_live_pod_does_not_have_is_said() {
     let made = made_from(sandbox(annotated(forged)));
     assert_ne!(made["metadata"]["annotations"]["warren.dev/pod-template-fingerprint"], "x");
     // Back to what it was: the condition goes.
-    let told = super::published(&world(edited("b"), vec![live()]), at(0));
+    let told = published(&world(edited("b"), vec![live()]), at(0));
     let mut back = told;
     overlay(&mut back, &edited("a"));
     back["metadata"]["generation"] = json!(3);
