@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::blueprint::{PersistentVolumeClaimTemplate, PodMetadata};
+use crate::time;
 
 /// What a claim asks for.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -69,7 +70,7 @@ pub struct WarmPoolReference {
 #[serde(rename_all = "camelCase")]
 pub struct Lifecycle {
     /// shutdownTime is when the claim expires, as an absolute time.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "time::within_reach", skip_serializing_if = "Option::is_none")]
     pub shutdown_time: Option<Time>,
 
     /// ttlSecondsAfterFinished is how long the claim is kept after its sandbox has finished.

@@ -138,6 +138,8 @@ words! {
         DeadlineExceeded = "DeadlineExceeded",
         /// Claim and pool, Warning: an annotation means nothing to us and is ignored.
         InvalidAnnotation = "InvalidAnnotation",
+        /// Any of ours, Warning: the server has stored something that cannot be read, so nothing is done about it.
+        Unreadable = "Unreadable",
     }
 }
 

@@ -15,6 +15,7 @@ pub mod pool;
 pub mod sandbox;
 pub mod schema;
 pub mod template;
+mod time;
 pub mod v1alpha1;
 mod words;
 

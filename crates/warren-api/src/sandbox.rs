@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::blueprint::SandboxBlueprint;
+use crate::time;
 
 /// What a Sandbox should be.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -38,7 +39,7 @@ pub struct SandboxSpec {
     pub blueprint: SandboxBlueprint,
 
     /// shutdownTime is when the sandbox expires, as an absolute time. It never expires when the field is absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "time::within_reach", skip_serializing_if = "Option::is_none")]
     pub shutdown_time: Option<Time>,
 
     /// shutdownPolicy says what becomes of the Sandbox object when it has expired.

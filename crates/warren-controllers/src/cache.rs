@@ -5,6 +5,10 @@
 //! server has said is gone is not brought back by a watch that is behind. What only an answer has brought is in doubt until
 //! the watch brings it too: a list may be older than it and lack it, or may be newer and lack it because it is gone, and
 //! only the server can tell. It is asked at once after such a list, and after [`DOUBT`] otherwise.
+//!
+//! A watch can be limited to objects with a label ([`Cache::watch_only`]). Of the others it tells nothing, so they stay in doubt for
+//! as long as they are here: each is asked for once in [`DOUBT`], and only that tells its end. One that loses the label ends as far as
+//! the watch can tell, until an answer brings it again: whoever tries to make another is told that it exists, and reads it.
 
 mod found;
 #[cfg(test)]
@@ -17,8 +21,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLo
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
 use kube::runtime::watcher;
-use kube::{Resource, ResourceExt};
 use tokio::sync::watch;
 use warren_decide::step::Kind;
 
@@ -33,8 +37,8 @@ pub const DOUBT: Duration = Duration::from_secs(30);
 /// A way to find objects by something other than their name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Index {
-    /// By the uid of the controller.
-    Controller(String),
+    /// By the namespace, which is the controller's, too, and its uid.
+    Controller(String, String),
     /// Sandboxes by the namespace and the hash of the pool that they are labelled with.
     PoolLabel(String, String),
     /// Claims by the namespace and the name of their pool.
@@ -83,6 +87,8 @@ pub struct Cache<K> {
     order: Mutex<()>,
     listener: OnceLock<Listener<K>>,
     listed: watch::Sender<bool>,
+    /// The label without which the watch brings nothing of an object, if there is one.
+    only: OnceLock<&'static str>,
     doubts: Option<(Kind, WorkQueue<Kind>)>,
 }
 
@@ -142,6 +148,7 @@ where
             order: Mutex::new(()),
             listener: OnceLock::new(),
             listed: watch::Sender::new(false),
+            only: OnceLock::new(),
             doubts: None,
         }
     }
@@ -163,6 +170,17 @@ where
         if self.listener.set(listener).is_err() {
             tracing::error!(kind = %K::kind(&()), "a second listener was refused");
         }
+    }
+
+    /// The watch brings only objects that carry this label. To be said before it runs.
+    pub fn watch_only(&self, label: &'static str) {
+        self.only.get_or_init(|| label);
+    }
+
+    /// Whether the watch tells what becomes of an object in this state.
+    fn is_watched(&self, object: &ObjectMeta) -> bool {
+        let has = |label: &&str| object.labels.as_ref().is_some_and(|labels| labels.contains_key(*label));
+        self.only.get().is_none_or(has)
     }
 
     /// The object of this name.
@@ -229,7 +247,8 @@ where
         let _order = self.in_order();
         {
             let state = self.read();
-            if version <= state.horizon || state.is_forgotten(&key, object.meta()) {
+            let is_old = version <= state.horizon && self.is_watched(object.meta());
+            if is_old || state.is_forgotten(&key, object.meta()) {
                 return;
             }
         }
@@ -327,7 +346,7 @@ where
             watcher::Event::InitApply(object) => self.list(self.trimmed(object)),
             watcher::Event::InitDone => self.end_list(),
             watcher::Event::Apply(object) => self.apply(self.trimmed(object)),
-            watcher::Event::Delete(object) => self.end(&object),
+            watcher::Event::Delete(object) => self.end(object.meta()),
         }
     }
 
@@ -348,6 +367,11 @@ where
         }
         let _order = self.in_order();
         self.bring(object);
+    }
+
+    /// A list brings an object that cannot be read. It is not gone: what was seen of it before stays.
+    pub fn list_unread(&self, object: &ObjectMeta) {
+        self.write().listing.insert(named(object));
     }
 
     /// A list is complete: what it did not bring is gone, unless that is in doubt.
@@ -416,18 +440,22 @@ where
     }
 
     /// The watch brings the end of an object, which may be of another than the one that an answer has put here.
-    pub fn end(&self, last: &K) {
-        let key = key_of(last);
+    pub fn end(&self, last: &ObjectMeta) {
+        let key = named(last);
         let _order = self.in_order();
-        if let Some(version) = object::version(last.meta()) {
+        if let Some(version) = object::version(last) {
             let mut state = self.write();
             state.horizon = state.horizon.max(version);
-            let settled =
-                |gone: &Forgotten| Some(&gone.uid) == last.meta().uid.as_ref() || gone.version < version;
+            let settled = |gone: &Forgotten| Some(&gone.uid) == last.uid.as_ref() || gone.version < version;
             if state.forgotten.get(&key).is_some_and(settled) {
                 state.forgotten.remove(&key);
             }
-            if state.version(&key).is_some_and(|present| present > version) {
+            // The loss of the label is told as an end, with the version of the object without it. A real end has one of its own.
+            let is_past = |present: &Arc<K>| {
+                let newest = object::version(present.meta());
+                newest > Some(version) || newest == Some(version) && !self.is_watched(present.meta())
+            };
+            if state.objects.get(&key).is_some_and(is_past) {
                 return;
             }
         }
@@ -541,5 +569,12 @@ impl<K: Resource<DynamicType = ()>> State<K> {
 
 /// The key of an object.
 pub fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> ObjectKey {
-    ObjectKey { namespace: object.namespace().unwrap_or_default(), name: object.name_any() }
+    named(object.meta())
+}
+
+fn named(metadata: &ObjectMeta) -> ObjectKey {
+    ObjectKey {
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+    }
 }

@@ -108,7 +108,7 @@ impl Cluster {
             News::ListEnds(kind) => with_cache!(self, kind, cache => cache.end_list()),
             News::Listed(any) => with_object!(any, object => self.cache_of(&object).list(object)),
             News::Changed(any) => with_object!(any, object => self.cache_of(&object).apply(object)),
-            News::Gone(any) => with_object!(any, object => self.cache_of(&object).end(&object)),
+            News::Gone(any) => with_object!(any, object => self.cache_of(&object).end(&object.metadata)),
         }
     }
 

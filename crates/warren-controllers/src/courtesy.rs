@@ -1,13 +1,12 @@
 //! Claims come first: somebody waits for each of them. While claims are served, everything else keeps out of the way of an API server
 //! that is busy, by having fewer requests under way at a time. On one that has room for everything, nobody waits.
 
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::timeout;
-
 use crate::clock::Clock;
+use crate::queue::{ObjectKey, WorkQueue};
 
 /// How long after the last pass over a claim the next one is expected.
 const CLAIMS_GO_ON: Duration = Duration::from_millis(250);
@@ -19,6 +18,9 @@ const FEWEST: f64 = 1.0;
 const MOST: f64 = 256.0;
 /// What one slow write leaves of that.
 const LESS: f64 = 0.9;
+/// How many may be under way whatever the server says, if a pool is empty: a claim that finds no member costs the server three times as
+/// much as one that does.
+const NEEDED: f64 = 16.0;
 /// With room for fewer than these, what can wait does.
 const CROWDED: usize = 8;
 /// In this time, what is called quick becomes twice as slow, unless something is: a server may have moved away.
@@ -30,8 +32,6 @@ const ALL_FORGOTTEN: f64 = 20.0;
 pub(crate) struct Courtesy {
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
-    /// Woken when one of those that were under way has ended.
-    ended: Notify,
 }
 
 #[derive(Default)]
@@ -39,6 +39,21 @@ struct State {
     room: Room,
     under_way: usize,
     last_claim: Option<Duration>,
+    /// The part of each pool that is missing, of those that are not full.
+    missing: HashMap<ObjectKey, f64>,
+    /// Whoever found no room, in the order in which they came, and the same by name. While somebody waits, others are under way: it is
+    /// their end that lets the next go on.
+    waiting: VecDeque<ObjectKey>,
+    named: HashSet<ObjectKey>,
+}
+
+impl State {
+    /// As many as there is room for, and more the emptier the emptiest pool is. By the square: few for as long as there are many
+    /// members.
+    fn most(&self) -> usize {
+        let missing = self.missing.values().copied().fold(0.0, f64::max);
+        self.room.most.max(NEEDED * missing * missing) as usize
+    }
 }
 
 /// How much a server can take beside the claims, by how long it takes to tell it a status. That is the least which can be asked of a
@@ -79,7 +94,7 @@ impl Room {
 
 impl Courtesy {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, state: Mutex::default(), ended: Notify::new() }
+        Self { clock, state: Mutex::default() }
     }
 
     /// A claim is being served.
@@ -93,12 +108,21 @@ impl Courtesy {
         self.state().room.observe(took, uptime);
     }
 
+    /// Takes note of which part of a pool is missing: none, or up to all of it.
+    pub(crate) fn is_missing(&self, pool: &ObjectKey, part: f64) {
+        let missing = &mut self.state().missing;
+        match part > 0.0 {
+            true => missing.insert(pool.clone(), part),
+            false => missing.remove(pool),
+        };
+    }
+
     /// How many writes may be made at the same time by those who are not claims; any number while no claims are served.
     pub(crate) fn most(&self) -> usize {
         let state = self.state();
         match self.claims_for(&state).is_zero() {
             true => usize::MAX,
-            false => state.room.most as usize,
+            false => state.most(),
         }
     }
 
@@ -107,21 +131,22 @@ impl Courtesy {
         self.most() < CROWDED
     }
 
-    /// Waits until others may go on beside the claims.
-    pub(crate) async fn turn(&self) -> Turn<'_> {
-        loop {
-            let wait = {
-                let mut state = self.state();
-                let wait = self.claims_for(&state);
-                if wait.is_zero() || state.under_way < state.room.most as usize {
-                    state.under_way += 1;
-                    return Turn(self);
-                }
-                wait
-            };
-            // Whoever is woken looks again; should the claims have ended meanwhile, time wakes everybody.
-            let _ = timeout(wait, self.ended.notified()).await;
+    /// A turn beside the claims; nothing if there is no room. Then the key is put into the queue again when there is: a worker has
+    /// better things to do than to wait, since others need no turn.
+    pub(crate) fn turn<'a>(&'a self, key: &ObjectKey, queue: &'a WorkQueue) -> Option<Turn<'a>> {
+        let mut state = self.state();
+        if self.has_room(&state) {
+            state.under_way += 1;
+            return Some(Turn { courtesy: self, queue });
         }
+        if state.named.insert(key.clone()) {
+            state.waiting.push_back(key.clone());
+        }
+        None
+    }
+
+    fn has_room(&self, state: &State) -> bool {
+        self.claims_for(state).is_zero() || state.under_way < state.most()
     }
 
     /// How long claims will be expected from now on, unless one more comes.
@@ -137,12 +162,23 @@ impl Courtesy {
 }
 
 /// One of those under way, until dropped.
-pub(crate) struct Turn<'a>(&'a Courtesy);
+pub(crate) struct Turn<'a> {
+    courtesy: &'a Courtesy,
+    queue: &'a WorkQueue,
+}
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.state().under_way -= 1;
-        self.0.ended.notify_one();
+        let mut state = self.courtesy.state();
+        state.under_way -= 1;
+        let next = match self.courtesy.claims_for(&state).is_zero() {
+            true => state.waiting.len(),
+            false => state.most().saturating_sub(state.under_way).min(state.waiting.len()),
+        };
+        for key in state.waiting.drain(..next).collect::<Vec<_>>() {
+            state.named.remove(&key);
+            self.queue.add(key);
+        }
     }
 }
 
@@ -187,22 +223,31 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn others_take_turns_while_claims_come_and_go_on_after_them() {
-        let courtesy = Courtesy::new(Arc::new(SystemClock::start()));
+        let clock = Arc::new(SystemClock::start());
+        let (courtesy, queue) = (Courtesy::new(clock.clone()), WorkQueue::new("test", clock));
+        let [a, b, c, d] =
+            ["a", "b", "c", "d"].map(|name| ObjectKey { namespace: "n".to_owned(), name: name.to_owned() });
         for took in [[4; 100], [40; 100]].concat() {
             courtesy.observe(Duration::from_millis(took));
         }
         assert_eq!(courtesy.most(), usize::MAX, "there are no claims");
         courtesy.claim_comes();
         assert_eq!(courtesy.most(), 1);
-        let first = courtesy.turn().await;
-        assert!(timeout(Duration::from_millis(100), courtesy.turn()).await.is_err());
+        for (missing, most) in [(0.2, 1), (0.5, 4), (1.0, 16), (0.0, 1)] {
+            courtesy.is_missing(&a, missing);
+            assert_eq!(courtesy.most(), most, "with {missing} of a pool missing");
+        }
+        let first = courtesy.turn(&a, &queue).unwrap();
+        for key in [&b, &b, &c, &d] {
+            assert!(courtesy.turn(key, &queue).is_none());
+        }
+        assert_eq!(queue.begin(), None, "nobody looks again before something has ended");
         drop(first);
-        let _second = timeout(Duration::from_millis(10), courtesy.turn()).await.unwrap();
-        assert!(
-            timeout(Duration::from_millis(200), courtesy.turn()).await.is_ok(),
-            "no claim has come for long"
-        );
+        assert_eq!((queue.begin(), queue.begin()), (Some(b.clone()), None), "one has ended, and one comes");
+        let second = courtesy.turn(&b, &queue).unwrap();
         sleep(CLAIMS_GO_ON).await;
         assert_eq!(courtesy.most(), usize::MAX);
+        drop(second);
+        assert_eq!((queue.begin(), queue.begin()), (Some(c), Some(d)), "no claim has come for long");
     }
 }

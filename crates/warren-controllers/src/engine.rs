@@ -8,10 +8,14 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kube::Resource;
+use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use tokio_util::sync::CancellationToken;
+use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_decide::ownership;
-use warren_decide::step::Kind;
+use warren_decide::step::{Kind, Note};
 use warren_decide::{claim as claims, pool as pools, sandbox as sandboxes};
 
 use crate::cache::{Cache, Change};
@@ -19,6 +23,7 @@ use crate::claim::ClaimController;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::config::Config;
+use crate::courtesy::Turn;
 use crate::events::Recorder;
 use crate::pool::{self, PoolController};
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
@@ -80,6 +85,15 @@ impl Controller {
 }
 
 impl Queues {
+    /// Takes no key in.
+    pub(crate) fn close(&self) {
+        Controller::ALL.iter().for_each(|controller| self.of(*controller).close());
+    }
+
+    fn open(&self) {
+        Controller::ALL.iter().for_each(|controller| self.of(*controller).open());
+    }
+
     /// The queue of a controller.
     #[must_use]
     pub fn of(&self, controller: Controller) -> &WorkQueue {
@@ -152,7 +166,9 @@ impl Engine {
                 None => self.sandboxes.reconcile(key).await,
             },
             Controller::Claim => {
-                self.cluster.courtesy.claim_comes();
+                if self.cluster.claims.get(&key).is_some_and(|claim| is_waiting(&claim)) {
+                    self.cluster.courtesy.claim_comes();
+                }
                 let _span = self.telemetry.claim_span(&self.cluster, &key).await;
                 self.claims.reconcile(key).await
             }
@@ -162,6 +178,22 @@ impl Engine {
                 self.templates.reconcile(key).await
             }
         }
+    }
+
+    /// Whether nobody waits for a pass: sandboxes in pools, and those of which all that happened is that a claim took them.
+    pub(crate) fn is_for_later(&self, controller: Controller, key: &ObjectKey) -> bool {
+        controller == Controller::Sandbox
+            && (self.handed_over().contains_key(key)
+                || self
+                    .cluster
+                    .sandboxes
+                    .get(key)
+                    .is_some_and(|sandbox| ownership::is_pooled(&sandbox.metadata)))
+    }
+
+    /// A turn for a sandbox beside the claims; if there is none, the sandbox comes back when there is.
+    pub(crate) fn turn(&self, key: &ObjectKey) -> Option<Turn<'_>> {
+        self.cluster.courtesy.turn(key, &self.queues.sandboxes)
     }
 
     /// How long this sandbox still waits for claims to be served; nothing when its turn has come.
@@ -203,6 +235,36 @@ impl Engine {
         }
     }
 
+    /// Work begins: everything that is there by now is looked at. What comes later wakes by itself.
+    pub(crate) fn lead(&self) {
+        self.queues.open();
+        self.reconsider();
+        if self.extensions {
+            self.cluster.templates.keys().into_iter().for_each(|key| self.queues.templates.add(key));
+        }
+        self.leading.cancel();
+    }
+
+    /// Says that an object cannot be read: in the log, and to whoever looks at the object.
+    pub(crate) fn tell_unreadable<K: Resource<DynamicType = ()>>(&self, object: InvalidObject) {
+        let key = ObjectKey {
+            namespace: object.metadata.namespace.clone().unwrap_or_default(),
+            name: object.metadata.name.clone().unwrap_or_default(),
+        };
+        tracing::warn!(kind = %K::kind(&()), %key, error = object.error, "object cannot be read and is left alone");
+        let reporter = match &*K::kind(&()) {
+            "Sandbox" => ReportingController::Sandbox,
+            "SandboxClaim" => ReportingController::SandboxClaim,
+            "SandboxTemplate" => ReportingController::SandboxTemplate,
+            "SandboxWarmPool" => ReportingController::SandboxWarmPool,
+            _ => return,
+        };
+        if self.leading.is_cancelled() {
+            let note = Note::unreadable(&object.error);
+            self.sandboxes.recorder.record(reporter, &DeserializeGuard::<K>(Err(object)), note);
+        }
+    }
+
     /// Takes note of whether a node is a place to hand sandboxes out on.
     pub fn observe_node(&self, node: &str, is_fit: bool) {
         self.claims.observe_node(node, is_fit);
@@ -231,7 +293,8 @@ impl Engine {
             self.hear(&cluster.pools, Self::pool_changed);
             self.hear(&cluster.templates, Self::template_changed);
             self.hear(&cluster.policies, |engine, change: &Change<'_, NetworkPolicy>| {
-                template::wake_by_policy(&engine.queues.templates, Sides::of(change));
+                let (templates, queue) = (&engine.cluster.templates, &engine.queues.templates);
+                template::wake_by_policy(templates, queue, change.key, Sides::of(change));
             });
         } else {
             cluster.claims.mark_listed();
@@ -244,7 +307,7 @@ impl Engine {
     /// Hears of the changes of a cache, and that the owner of what is gone has lost it. The cache does not keep us alive: we keep it.
     fn hear<K>(self: &Arc<Self>, cache: &Cache<K>, tell: fn(&Self, &Change<'_, K>))
     where
-        K: kube::Resource<DynamicType = ()> + Send + Sync + 'static,
+        K: Resource<DynamicType = ()> + Send + Sync + 'static,
     {
         let [bereaved, listening] = [Arc::downgrade(self), Arc::downgrade(self)];
         let ending = move |gone: &K| {
@@ -299,6 +362,15 @@ impl Engine {
         pool::wake_by_template(&self.cluster, &self.queues.pools, change);
         self.claims.observe_template(&self.queues.claims, change);
     }
+}
+
+/// Whether somebody waits for a claim.
+fn is_waiting(claim: &SandboxClaim) -> bool {
+    claim.metadata.deletion_timestamp.is_none()
+        && !claim
+            .status
+            .as_ref()
+            .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
 }
 
 fn pool_settings(config: &Config) -> pools::Settings {

@@ -26,6 +26,10 @@ const WAITING_EVENTS: usize = 10_000;
 /// How often a server is asked again that has no room; the number of the Kubernetes libraries.
 const ASKED_AGAIN: usize = 10;
 
+/// A server that has not answered by then is taken to be gone: kube-apiserver ends a request by itself after a minute, so whoever
+/// waits longer waits for a connection that is dead, until TCP gives it up after a quarter of an hour.
+const NO_ANSWER: Duration = Duration::from_secs(60);
+
 /// The server behind a client.
 pub(crate) struct KubeServer {
     client: Client,
@@ -206,14 +210,14 @@ impl Server for KubeServer {
     }
 }
 
-/// Asks, and asks again while the server has no room: then it has not looked at the request. After any other answer it may have
-/// carried it out, and asking again could do so twice; what to do then is for a decision.
+/// Asks, and asks again while the server has no room: then it has not looked at the request. After any other answer, or none, it may
+/// have carried it out, and asking again could do so twice; what to do then is for a decision.
 async fn patiently<T, F>(mut ask: impl FnMut() -> F) -> kube::Result<T>
 where
     F: Future<Output = kube::Result<T>>,
 {
     for _ in 0..ASKED_AGAIN {
-        match ask().await {
+        match within(NO_ANSWER, ask()).await {
             Err(kube::Error::Api(status)) if status.code == 429 => {
                 let seconds = status.details.map_or(0, |details| details.retry_after_seconds).max(1);
                 tokio::time::sleep(Duration::from_secs(seconds.into())).await;
@@ -221,7 +225,18 @@ where
             answer => return answer,
         }
     }
-    ask().await
+    within(NO_ANSWER, ask()).await
+}
+
+/// Waits so long for an answer. Without one nobody knows whether the server has done what it was asked.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    answer: impl Future<Output = kube::Result<T>>,
+) -> kube::Result<T> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(kube::Error::Service(format!("no answer within {limit:?}").into())),
+    }
 }
 
 fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
@@ -240,7 +255,9 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
     // Without a name it is the kind that was not found, or its status: a definition that is not served yet. Its objects are there.
     let of_object = || status.details.as_ref().is_some_and(|details| !details.name.is_empty());
     let kind = match status.code {
-        409 if verb == Verb::Create => FailureKind::AlreadyExists,
+        409 if verb == Verb::Create && status.is_already_exists() => FailureKind::AlreadyExists,
+        // A create is also told so when requests quarrel about a quota. There is nothing to look at again, only to wait.
+        409 if verb == Verb::Create => FailureKind::Refused,
         409 => FailureKind::Conflict,
         // Another object has the name by now, and the patch was not for it.
         422 if verb == Verb::Other && of_another() => FailureKind::Conflict,
@@ -255,11 +272,17 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use kube::Client;
+    use kube::client::Body;
     use kube::core::Status;
     use serde_json::{Value, json};
-    use warren_decide::step::FailureKind;
+    use tokio_util::task::TaskTracker;
+    use warren_decide::step::{FailureKind, Kind};
 
-    use super::{ASKED_AGAIN, Verb, patiently, refusal};
+    use super::{ASKED_AGAIN, KubeServer, Verb, patiently, refusal};
+    use crate::server::Server;
 
     /// How often a server is asked that answers with these codes.
     async fn asked(codes: &[u16]) -> usize {
@@ -287,6 +310,17 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_ever_for_a_server_that_is_silent() {
+        let silence =
+            |_: http::Request<Body>| std::future::pending::<Result<http::Response<Body>, tower::BoxError>>();
+        let client = Client::new(tower::service_fn(silence), "default");
+        let server = KubeServer::new(client, TaskTracker::new());
+        let hour = Duration::from_secs(60 * 60);
+        let answer = tokio::time::timeout(hour, server.read("default", Kind::Pod, "a")).await.unwrap();
+        assert_eq!(answer.unwrap_err().kind, FailureKind::Unknown);
+    }
+
     fn kind_of(status: Value, verb: Verb) -> FailureKind {
         let status: Status = serde_json::from_value(status).unwrap();
         refusal(&kube::Error::Api(Box::new(status)), verb).kind
@@ -302,5 +336,18 @@ mod tests {
         assert_eq!(kind_of(of_object.clone(), Verb::Other), FailureKind::NotFound);
         assert_eq!(kind_of(of_kind, Verb::Other), FailureKind::Refused);
         assert_eq!(kind_of(of_object, Verb::Create), FailureKind::Refused, "its namespace");
+    }
+
+    #[test]
+    fn a_create_that_lost_a_quarrel_about_something_else_has_nothing_in_its_way() {
+        let exists = json!({"status": "Failure", "reason": "AlreadyExists", "code": 409,
+            "message": "pods \"a\" already exists", "details": {"name": "a", "kind": "pods"}});
+        let quota = json!({"status": "Failure", "reason": "Conflict", "code": 409,
+            "message": "Operation cannot be fulfilled on resourcequotas \"q\": the object has been modified; \
+                please apply your changes to the latest version and try again",
+            "details": {"name": "q", "kind": "resourcequotas"}});
+        assert_eq!(kind_of(exists, Verb::Create), FailureKind::AlreadyExists);
+        assert_eq!(kind_of(quota.clone(), Verb::Create), FailureKind::Refused);
+        assert_eq!(kind_of(quota, Verb::Other), FailureKind::Conflict);
     }
 }

@@ -16,6 +16,11 @@ use kube::{Api, Client};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::kube_server::within;
+
+/// How long one attempt may take. Whoever is not answered by then has a dead connection, and there is time for another.
+const ATTEMPT: Duration = Duration::from_secs(5);
+
 /// How to take part in an election.
 #[derive(Clone, Debug)]
 pub struct Election {
@@ -52,7 +57,8 @@ impl Election {
             std::pin::pin!(watcher(leases.clone(), only_this).default_backoff().touched_objects());
         let mut seen: Option<(Option<String>, Instant)> = None;
         loop {
-            match leases.get_opt(&self.name).await {
+            let mut look_again = Instant::now() + self.renew_period;
+            match within(ATTEMPT, leases.get_opt(&self.name)).await {
                 Ok(lease) => {
                     let version = lease.as_ref().and_then(|lease| lease.metadata.resource_version.clone());
                     // A lease runs out by our own clock since we saw it change: clocks of others are not compared.
@@ -61,21 +67,21 @@ impl Election {
                         _ => Instant::now(),
                     };
                     seen = Some((version, since));
-                    let expired = since.elapsed() >= self.lease_duration;
-                    if (expired || lease.as_ref().is_none_or(|lease| is_free(lease, &self.identity)))
-                        && let Some(lease) = self.take(&leases, lease).await
-                    {
-                        return Leadership::start(self, leases, lease);
+                    let sent = Instant::now();
+                    let expiry = since + self.lease_duration;
+                    if expiry > sent && lease.as_ref().is_some_and(|lease| !is_free(lease, &self.identity)) {
+                        look_again = look_again.max(expiry);
+                    } else if let Some(lease) = self.take(&leases, lease).await {
+                        return Leadership::start(self, leases, lease, sent);
                     }
                 }
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "lease could not be read")
                 }
             }
-            let expiry = seen.as_ref().map_or_else(Instant::now, |(_, since)| *since) + self.lease_duration;
             tokio::select! {
                 _ = changes.next() => {}
-                () = tokio::time::sleep_until(expiry.max(Instant::now() + self.renew_period)) => {}
+                () = tokio::time::sleep_until(look_again) => {}
             }
         }
     }
@@ -96,13 +102,13 @@ impl Election {
             None => {
                 let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
                 let lease = Lease { metadata, spec: Some(spec(0)) };
-                leases.create(&PostParams::default(), &lease).await
+                within(ATTEMPT, leases.create(&PostParams::default(), &lease)).await
             }
             Some(mut lease) => {
                 let transitions =
                     lease.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or_default();
                 lease.spec = Some(spec(transitions.saturating_add(1)));
-                leases.replace(&self.name, &PostParams::default(), &lease).await
+                within(ATTEMPT, leases.replace(&self.name, &PostParams::default(), &lease)).await
             }
         };
         match written {
@@ -124,10 +130,11 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    fn start(election: Election, leases: Api<Lease>, lease: Lease) -> Self {
+    /// The lease counts from when it was asked for.
+    fn start(election: Election, leases: Api<Lease>, lease: Lease, sent: Instant) -> Self {
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
         tracing::info!(identity = election.identity, "leading");
-        let renewing = tokio::spawn(renew(election, leases, lease, lost.clone(), stop.clone()));
+        let renewing = tokio::spawn(renew(election, leases, lease, sent, lost.clone(), stop.clone()));
         Self { lost, stop, renewing }
     }
 
@@ -154,13 +161,14 @@ async fn renew(
     election: Election,
     leases: Api<Lease>,
     mut lease: Lease,
+    sent: Instant,
     lost: CancellationToken,
     stop: CancellationToken,
 ) {
     // Stop before others may start, also if the server does not answer at all: they wait for the whole duration since they saw the
     // last renewal, which is no earlier than when it was sent.
     let margin = election.lease_duration.saturating_sub(election.renew_period);
-    let mut until = Instant::now() + margin;
+    let mut until = sent + margin;
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
@@ -199,7 +207,7 @@ async fn renew_once(election: &Election, leases: &Api<Lease>, lease: &mut Lease)
     if let Some(spec) = &mut lease.spec {
         spec.renew_time = Some(MicroTime(Timestamp::now()));
     }
-    match leases.replace(&election.name, &PostParams::default(), lease).await {
+    match within(ATTEMPT, leases.replace(&election.name, &PostParams::default(), lease)).await {
         Ok(next) => {
             *lease = next;
             Renewal::Renewed
@@ -207,7 +215,7 @@ async fn renew_once(election: &Election, leases: &Api<Lease>, lease: &mut Lease)
         // Somebody touched it, or took it away (which a real server calls a conflict, too): read it again, and go on only if it still
         // is ours, or nobody's. Whoever is first to make another one leads.
         Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
-            match leases.get_opt(&election.name).await {
+            match within(ATTEMPT, leases.get_opt(&election.name)).await {
                 Ok(Some(live)) if is_held_by(&live, &election.identity) => {
                     *lease = live;
                     Renewal::NotNow
@@ -244,6 +252,11 @@ fn is_held_by(lease: &Lease, identity: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use http::{Method, Request, Response, StatusCode};
     use k8s_openapi::api::coordination::v1::Lease;
     use kube::client::Body;
     use kube::{Api, Client};
@@ -251,14 +264,56 @@ mod tests {
 
     use super::{Election, Leadership};
 
+    /// A server that never answers these requests about the lease, by their order. There is no lease, whatever is written is taken,
+    /// and who watches hears nothing.
+    fn server(is_silent: fn(usize) -> bool) -> Client {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let answer = move |request: Request<Body>| {
+            let is_read = request.method() == Method::GET;
+            let is_watch = is_read && request.uri().path().ends_with("/leases");
+            let is_heard =
+                !is_watch && !is_silent(asked.fetch_add(usize::from(!is_watch), Ordering::Relaxed));
+            async move {
+                match (is_heard, is_read) {
+                    (false, _) => std::future::pending().await,
+                    (true, true) => {
+                        let none = r#"{"status": "Failure", "reason": "NotFound", "code": 404}"#;
+                        let none = Body::from(none.as_bytes().to_vec());
+                        Response::builder().status(StatusCode::NOT_FOUND).body(none)
+                    }
+                    (true, false) => Response::builder().body(request.into_body()),
+                }
+            }
+        };
+        Client::new(tower::service_fn(answer), "default")
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_leader_whose_server_never_answers_stops_before_others_start() {
-        let silence =
-            |_: http::Request<Body>| std::future::pending::<Result<http::Response<Body>, tower::BoxError>>();
-        let leases = Api::namespaced(Client::new(tower::service_fn(silence), "default"), "default");
+        let leases = Api::namespaced(server(|_| true), "default");
         let election = Election::new("default", "first");
-        let (duration, started) = (election.lease_duration, Instant::now());
-        Leadership::start(election, leases, Lease::default()).lost().await;
-        assert!(started.elapsed() < duration, "{:?}", started.elapsed());
+        let (duration, sent) = (election.lease_duration, Instant::now());
+        tokio::time::advance(Duration::from_secs(4)).await;
+        Leadership::start(election, leases, Lease::default(), sent).lost().await;
+        assert!(sent.elapsed() < duration, "{:?}", sent.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_whose_server_misses_a_request_goes_on() {
+        let leases: Api<Lease> = Api::namespaced(server(|request| request == 0), "default");
+        let election = Election::new("default", "first");
+        let leadership = Leadership::start(election, leases, Lease::default(), Instant::now());
+        let hour = Duration::from_secs(60 * 60);
+        assert!(tokio::time::timeout(hour, leadership.lost()).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_asks_again_when_the_server_misses_a_request() {
+        // The first two are a read and a write.
+        for is_silent in [(|request| request == 0) as fn(usize) -> bool, |request| request == 1] {
+            let election = Election::new("default", "first");
+            let duration = election.lease_duration;
+            assert!(tokio::time::timeout(duration, election.lead(server(is_silent))).await.is_ok());
+        }
     }
 }

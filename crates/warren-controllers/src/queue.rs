@@ -18,6 +18,9 @@ use crate::clock::Clock;
 use crate::telemetry::{Histogram, QUEUE_BOUNDS};
 use line::Line;
 
+/// What is due sooner than this is the next step of something, and not a time that somebody has set.
+const SHORTEST_DUE: Duration = Duration::from_secs(1);
+
 /// Names an object of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
@@ -49,6 +52,20 @@ pub enum Outcome {
     Retry,
     /// It failed: try again with backoff, but after this long at the latest.
     RetryWithin(Duration),
+}
+
+impl Outcome {
+    /// What a pass ends with that wants to look again after a while, or does not, and may have failed.
+    #[must_use]
+    pub fn of(look_again: Option<Duration>, failed: bool) -> Self {
+        match look_again {
+            // Backoff does not put off what is due by the clock; but what is due in a moment, after a success, would make it none.
+            Some(delay) if failed && delay >= SHORTEST_DUE => Outcome::RetryWithin(delay),
+            _ if failed => Outcome::Retry,
+            Some(delay) => Outcome::LookAgain(delay),
+            None => Outcome::Done,
+        }
+    }
 }
 
 /// Counters of a queue since it was made.
@@ -105,6 +122,16 @@ impl<K: Key> WorkQueue<K> {
     #[must_use]
     pub fn uptime(&self) -> Duration {
         self.shared.clock.uptime()
+    }
+
+    /// Takes nothing in until [`Self::open`]. Whoever works nothing off would keep the keys of all that ever was.
+    pub fn close(&self) {
+        self.line().is_closed = true;
+    }
+
+    /// Takes keys in again. Those that came meanwhile are not here: whoever opens it adds everything that there is.
+    pub fn open(&self) {
+        self.line().is_closed = false;
     }
 
     /// Asks for a pass over the key as soon as there is a free worker.
@@ -356,5 +383,44 @@ mod tests {
         assert_eq!(start.elapsed().as_secs(), 1);
         let late = tokio::time::timeout(Duration::from_secs(60), queue.next()).await;
         assert!(late.is_err(), "the outdated wishes are not followed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_that_wakes_itself_is_tried_again_later_and_later_all_the_same() {
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
+        queue.add(key("a"));
+        let mut waits = Vec::new();
+        for _ in 0..16 {
+            let start = Instant::now();
+            let next = queue.next().await;
+            waits.push(start.elapsed().as_millis());
+            // It says why it failed, in other words each time.
+            queue.add(next.clone());
+            queue.end(&next, Outcome::Retry);
+        }
+        assert_eq!(waits[..5], [0, 5, 10, 20, 40]);
+        assert_eq!(waits[13..], [20_480, 30_000, 30_000], "it may also have been woken by what heals it");
+        queue.add(key("a"));
+        assert_eq!(queue.next().await, key("a"), "what changes between two passes does not wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_queue_keeps_nothing() {
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
+        queue.close();
+        queue.add(key("a"));
+        queue.add_after(key("b"), Duration::from_secs(1));
+        queue.open();
+        queue.add(key("c"));
+        assert_eq!((queue.begin(), queue.begin(), queue.next_due()), (Some(key("c")), None, None));
+    }
+
+    #[test]
+    fn what_is_due_at_once_is_not_tried_again_at_once() {
+        let (soon, later) = (Duration::from_millis(1), Duration::from_secs(60));
+        assert_eq!(Outcome::of(Some(soon), false), Outcome::LookAgain(soon));
+        assert_eq!(Outcome::of(Some(soon), true), Outcome::Retry);
+        assert_eq!(Outcome::of(Some(later), true), Outcome::RetryWithin(later));
+        assert_eq!((Outcome::of(None, true), Outcome::of(None, false)), (Outcome::Retry, Outcome::Done));
     }
 }

@@ -82,13 +82,7 @@ impl SandboxController {
                 self.recorder.record(ReportingController::Sandbox, &*world.sandbox, note);
             }
         }
-        match conclusion.look_again {
-            // Not too late for what is due by the clock, such as its end.
-            Some(delay) if conclusion.retry || !unpublished.is_empty() => Outcome::RetryWithin(delay),
-            None if conclusion.retry || !unpublished.is_empty() => Outcome::Retry,
-            Some(delay) => Outcome::LookAgain(delay),
-            None => Outcome::Done,
-        }
+        Outcome::of(conclusion.look_again, conclusion.retry || !unpublished.is_empty())
     }
 
     /// The spans of a pass, whose context the sandbox carries from here on.
@@ -106,7 +100,7 @@ impl SandboxController {
     fn look(&self, key: &ObjectKey) -> Option<World> {
         let sandbox = self.cluster.sandboxes.get(key)?;
         let uid = sandbox.metadata.uid.clone().unwrap_or_default();
-        let mut pods = self.cluster.pods.find(&Index::Controller(uid));
+        let mut pods = self.cluster.pods.find(&Index::Controller(key.namespace.clone(), uid));
         let annotated = ownership::annotation(&sandbox.metadata, annotations::POD_NAME);
         for name in annotated.into_iter().chain([key.name.as_str()]) {
             let named = ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
@@ -137,13 +131,17 @@ fn deletion(step: &Step) -> Option<&str> {
 
 /// Whether the world turned out to be different from what was seen, so that looking again helps.
 fn is_surprise(failure: &Failure) -> bool {
-    matches!(failure.kind, FailureKind::AlreadyExists | FailureKind::Conflict)
+    matches!(failure.kind, FailureKind::AlreadyExists | FailureKind::Conflict | FailureKind::NotFound)
 }
 
-/// Whether all that has happened to a ready sandbox is that a claim took it.
+/// Whether all that has happened to a ready sandbox is that a claim took it, and nothing of it is urgent: who wants to keep its
+/// volumes may delete the claim at once.
 pub(crate) fn is_handed_over(change: &Change<'_, Sandbox>) -> bool {
     let (Some(before), Some(after)) = (change.before, change.after) else { return false };
-    ownership::is_pooled(&before.metadata)
+    let keeps_volumes = ownership::annotation(&after.metadata, annotations::PVC_RETENTION).is_some()
+        && !after.spec.blueprint.volume_claim_templates.is_empty();
+    !keeps_volumes
+        && ownership::is_pooled(&before.metadata)
         && ownership::is_claimed(&after.metadata)
         && after.metadata.deletion_timestamp.is_none()
         && before.spec.operating_mode == after.spec.operating_mode
@@ -215,5 +213,20 @@ mod tests {
         let mut dying = sandbox("SandboxClaim", "True", "Running");
         dying["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         assert!(!is_handed(pooled(), Some(dying)));
+    }
+
+    #[test]
+    fn volumes_that_are_to_be_kept_are_let_go_at_once() {
+        let with = |owner: &str, retention: Option<&str>| {
+            let mut sandbox = sandbox(owner, "True", "Running");
+            sandbox["spec"]["volumeClaimTemplates"] = json!([{"metadata": {"name": "data"}, "spec": {}}]);
+            if let Some(retention) = retention {
+                sandbox["metadata"]["annotations"] = json!({"warren.dev/pvc-retention": retention});
+            }
+            Some(sandbox)
+        };
+        let pooled = || with("SandboxWarmPool", None);
+        assert!(is_handed(pooled(), with("SandboxClaim", None)));
+        assert!(!is_handed(pooled(), with("SandboxClaim", Some("Retain"))));
     }
 }

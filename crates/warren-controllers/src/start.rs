@@ -18,7 +18,7 @@ use crate::engine::{Controller, Engine};
 use crate::kube_server::KubeServer;
 use crate::nodes;
 use crate::object::Typed;
-use crate::queue::QueueStatistics;
+use crate::queue::{Outcome, QueueStatistics};
 use crate::set_clock;
 use crate::telemetry::{Passes, Scrape, Telemetry};
 use crate::watch;
@@ -69,6 +69,7 @@ impl Controllers {
             telemetry,
             passes: Vec::new(),
         };
+        controllers.engine.queues().close();
         controllers.start_watches(&config);
         let (engine, stop) = (controllers.engine.clone(), controllers.stop.clone());
         controllers.tasks.spawn(set_clock::watch(clock, stop, move || engine.reconsider()));
@@ -91,7 +92,7 @@ impl Controllers {
 
     /// Begins to work. There is no way back: who leads no longer stops.
     pub fn lead(&self) {
-        self.engine.leading.cancel();
+        self.engine.lead();
     }
 
     /// What pages of metrics are made of, for as long as somebody asks.
@@ -139,10 +140,12 @@ impl Controllers {
     fn start_watches(&self, config: &Config) {
         let cluster = self.engine.cluster();
         let all = watcher::Config::default().page_size(PAGE);
-        let tracked = match config.cache_label_selectors {
-            true => all.clone().labels(labels::SANDBOX_NAME_HASH),
-            false => all.clone(),
-        };
+        let mut tracked = all.clone();
+        if config.cache_label_selectors {
+            tracked = tracked.labels(labels::SANDBOX_NAME_HASH);
+            cluster.pods.watch_only(labels::SANDBOX_NAME_HASH);
+            cluster.services.watch_only(labels::SANDBOX_NAME_HASH);
+        }
         self.watch(&cluster.sandboxes, all.clone());
         self.watch(&cluster.pods, tracked.clone());
         self.watch(&cluster.services, tracked);
@@ -162,7 +165,10 @@ impl Controllers {
     }
 
     fn watch<K: Typed>(&self, cache: &Arc<Cache<K>>, config: watcher::Config) {
-        self.tasks.spawn(watch::run(self.client.clone(), config, cache.clone(), self.stop.clone()));
+        let engine = self.engine.clone();
+        let unreadable = move |object| engine.tell_unreadable::<K>(object);
+        let stop = self.stop.clone();
+        self.tasks.spawn(watch::run(self.client.clone(), config, cache.clone(), stop, unreadable));
     }
 
     /// Works a controller's queue off.
@@ -176,9 +182,13 @@ impl Controllers {
                 let span = tracing::info_span!("reconcile", controller = name, %key);
                 let (engine, passes) = (engine.clone(), passes.clone());
                 async move {
-                    let _turn = match controller {
-                        Controller::Sandbox => Some(engine.cluster().courtesy.turn().await),
-                        Controller::Claim | Controller::Pool | Controller::Template => None,
+                    let _turn = match engine.is_for_later(controller, &key) {
+                        // Its turn brings it back.
+                        true => match engine.turn(&key) {
+                            None => return Outcome::Done,
+                            turn => turn,
+                        },
+                        false => None,
                     };
                     passes.measure(engine.reconcile(controller, key)).await
                 }

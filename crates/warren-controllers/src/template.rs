@@ -7,8 +7,9 @@ use warren_api::SandboxTemplate;
 use warren_api::conditions::ReportingController;
 use warren_decide::ownership;
 use warren_decide::step::Note;
-use warren_decide::template::{World, decide, note, policy_name};
+use warren_decide::template::{World, decide, note, policy_name, template_of_policy};
 
+use crate::cache::Cache;
 use crate::cluster::{Cluster, creates};
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
@@ -68,7 +69,52 @@ impl TemplateController {
     }
 }
 
-/// Wakes the template that controls a changed network policy.
-pub(crate) fn wake_by_policy(queue: &WorkQueue, sides: Sides<'_>) {
+/// Wakes the template that controls a changed network policy, and the one whose policy has that name: what is not its own is
+/// in the way, or no longer is.
+pub(crate) fn wake_by_policy(
+    templates: &Cache<SandboxTemplate>,
+    queue: &WorkQueue,
+    key: &ObjectKey,
+    sides: Sides<'_>,
+) {
     sides.owners(ownership::is_kind::<SandboxTemplate>).for_each(|owner| queue.add(owner));
+    let named = template_of_policy(&key.name)
+        .map(|name| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() });
+    if let Some(template) = named.filter(|template| templates.holds(template)) {
+        queue.add(template);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+    use serde_json::json;
+    use warren_api::SandboxTemplate;
+
+    use super::wake_by_policy;
+    use crate::cache::Cache;
+    use crate::clock::SystemClock;
+    use crate::queue::{ObjectKey, WorkQueue};
+    use crate::trim;
+    use crate::wake::Sides;
+
+    #[test]
+    fn a_policy_that_is_out_of_the_way_wakes_the_template_of_its_name() {
+        let templates = Cache::new(trim::TEMPLATE);
+        let template = json!({"metadata": {"name": "t", "namespace": "default", "resourceVersion": "1"},
+            "spec": {"podTemplate": {"spec": {"containers": []}}}});
+        templates.apply(Arc::new(serde_json::from_value::<SandboxTemplate>(template).unwrap()));
+        let woken = |policy: &str| {
+            let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
+            let key = ObjectKey { namespace: "default".to_owned(), name: policy.to_owned() };
+            let foreign = ObjectMeta::default();
+            wake_by_policy(&templates, &queue, &key, Sides { before: Some(&foreign), after: None });
+            queue.begin().map(|key| key.name)
+        };
+        assert_eq!(woken("t-network-policy").as_deref(), Some("t"));
+        assert_eq!(woken("other-network-policy"), None, "there is no such template");
+        assert_eq!(woken("t"), None);
+    }
 }

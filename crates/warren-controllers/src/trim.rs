@@ -49,7 +49,8 @@ pub(crate) const TEMPLATE: Keeping<SandboxTemplate> =
 pub(crate) const NETWORK_POLICY: Keeping<NetworkPolicy> =
     Keeping { trim: |policy| metadata(&mut policy.metadata), indices: |_| Vec::new() };
 
-pub(crate) const POD: Keeping<Pod> = Keeping { trim: pod, indices: |pod| controller(&pod.metadata) };
+pub(crate) const POD: Keeping<Pod> =
+    Keeping { trim: pod, indices: |pod| controller(&pod.metadata).into_iter().collect() };
 
 pub(crate) const SERVICE: Keeping<Service> = Keeping {
     trim: |service| {
@@ -130,6 +131,7 @@ fn stuck(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus
     Some(waiting.collect::<Vec<_>>()).filter(|waiting| !waiting.is_empty())
 }
 
-fn controller(metadata: &ObjectMeta) -> Vec<Index> {
-    ownership::controller(metadata).map(|owner| Index::Controller(owner.uid.clone())).into_iter().collect()
+fn controller(metadata: &ObjectMeta) -> Option<Index> {
+    let namespace = metadata.namespace.clone().unwrap_or_default();
+    Some(Index::Controller(namespace, ownership::controller(metadata)?.uid.clone()))
 }

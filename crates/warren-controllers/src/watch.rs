@@ -1,42 +1,91 @@
 //! Keeps a cache in step with the server.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
-use futures::StreamExt;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
+use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
+use crate::object::Typed;
 
 /// Watches every object of a kind in all namespaces until told to stop. A broken watch is taken up again, with backoff.
-pub(crate) async fn run<K>(
+///
+/// A server takes objects that we cannot read: a number that is too large for its type, say. `unreadable` is told of each such
+/// state; the cache goes on with the last one that could be read, or without the object. Others are not held up.
+pub(crate) async fn run<K: Typed>(
     client: Client,
     config: watcher::Config,
     cache: Arc<Cache<K>>,
     stop: CancellationToken,
-) where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-{
-    let mut events = watcher(Api::<K>::all(client), config).default_backoff().boxed();
+    unreadable: impl Fn(InvalidObject),
+) {
+    let mut events = plain(client.clone(), config.clone());
+    let mut is_guarded = false;
     loop {
         let event = tokio::select! {
             () = stop.cancelled() => return,
             event = events.next() => event,
         };
         match event {
-            Some(Ok(event)) => cache.observe(event),
+            Some(Ok(event)) => observe(&cache, event, &unreadable),
             Some(Err(error)) => {
                 if is_not_served(&error) {
                     // Nothing of a kind can exist where it is not served; the rest must not wait for it.
                     cache.mark_listed();
                 }
                 tracing::warn!(kind = %K::kind(&()), error = &error as &dyn std::error::Error, "watch broke off");
+                if is_unreadable(&error) && !is_guarded {
+                    events = guarded(client.clone(), config.clone());
+                    is_guarded = true;
+                }
             }
             None => return,
         }
+    }
+}
+
+type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<DeserializeGuard<K>>>>;
+
+/// One object that cannot be read fails the list or the event that it is in. Reading each for itself costs several times as much, so
+/// that is left to clusters that have such an object.
+fn plain<K: Typed>(client: Client, config: watcher::Config) -> Events<K> {
+    let readable = |event| match event {
+        watcher::Event::Init => watcher::Event::Init,
+        watcher::Event::InitApply(object) => watcher::Event::InitApply(DeserializeGuard(Ok(object))),
+        watcher::Event::InitDone => watcher::Event::InitDone,
+        watcher::Event::Apply(object) => watcher::Event::Apply(DeserializeGuard(Ok(object))),
+        watcher::Event::Delete(object) => watcher::Event::Delete(DeserializeGuard(Ok(object))),
+    };
+    watcher(Api::<K>::all(client), config).default_backoff().map_ok(readable).boxed()
+}
+
+fn guarded<K: Typed>(client: Client, config: watcher::Config) -> Events<K> {
+    watcher(Api::<DeserializeGuard<K>>::all(client), config).default_backoff().boxed()
+}
+
+fn observe<K: Typed>(
+    cache: &Cache<K>,
+    event: watcher::Event<DeserializeGuard<K>>,
+    unreadable: impl Fn(InvalidObject),
+) {
+    use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+    match event {
+        Init => cache.observe(Init),
+        InitDone => cache.observe(InitDone),
+        InitApply(DeserializeGuard(Ok(object))) => cache.observe(InitApply(object)),
+        Apply(DeserializeGuard(Ok(object))) => cache.observe(Apply(object)),
+        Delete(DeserializeGuard(Ok(object))) => cache.observe(Delete(object)),
+        InitApply(DeserializeGuard(Err(object))) => {
+            cache.list_unread(&object.metadata);
+            unreadable(object);
+        }
+        Apply(DeserializeGuard(Err(object))) => unreadable(object),
+        Delete(DeserializeGuard(Err(object))) => cache.end(&object.metadata),
     }
 }
 
@@ -44,5 +93,94 @@ fn is_not_served(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status)) => status.is_not_found(),
         _ => false,
+    }
+}
+
+fn is_unreadable(error: &watcher::Error) -> bool {
+    use watcher::Error::{InitialListFailed, WatchFailed};
+    matches!(error, InitialListFailed(kube::Error::SerdeError(_)) | WatchFailed(kube::Error::SerdeError(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use kube::runtime::watcher;
+    use serde_json::{Value, json};
+    use tokio_util::sync::CancellationToken;
+    use warren_api::Sandbox;
+
+    use super::run;
+    use crate::cache::Cache;
+    use crate::queue::ObjectKey;
+    use crate::trim;
+
+    /// A sandbox whose probe asks a port. The definition takes any number there, and we do not.
+    fn sandbox(name: &str, version: u64, port: u64) -> Value {
+        let probe = json!({"httpGet": {"port": port}});
+        json!({
+            "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
+            "metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": version.to_string()},
+            "spec": {"podTemplate": {"spec": {"containers": [{"name": "c", "readinessProbe": probe}]}}},
+        })
+    }
+
+    /// A server with two sandboxes. Each watch brings another state of both and then nothing more.
+    fn server() -> Client {
+        let service = tower::service_fn(|request: Request<Body>| async move {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            let body = match is_watch {
+                false => json!({
+                    "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "SandboxList", "metadata": {"resourceVersion": "5"},
+                    "items": [sandbox("good", 3, 80), sandbox("bad", 4, 1 << 40)],
+                })
+                .to_string(),
+                true => [sandbox("bad", 6, 1 << 41), sandbox("good", 7, 81)]
+                    .map(|object| format!("{}\n", json!({"type": "MODIFIED", "object": object})))
+                    .concat(),
+            };
+            Ok::<_, std::convert::Infallible>(Response::new(Body::from(body.into_bytes())))
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_cannot_be_read_holds_nobody_up() {
+        let cache = Arc::new(Cache::new(trim::SANDBOX));
+        let stop = CancellationToken::new();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let sink = told.clone();
+        let tell = move |object: super::InvalidObject| {
+            sink.lock()
+                .unwrap()
+                .push((object.metadata.name.unwrap(), object.metadata.resource_version.unwrap()));
+        };
+        let watching = tokio::spawn(run::<Sandbox>(
+            server(),
+            watcher::Config::default(),
+            cache.clone(),
+            stop.clone(),
+            tell,
+        ));
+        cache.wait_until_listed().await;
+        let key = |name: &str| ObjectKey { namespace: "n".to_owned(), name: name.to_owned() };
+        let is_new = || {
+            let seen = cache.get(&key("good")).and_then(|sandbox| sandbox.metadata.resource_version.clone());
+            seen.as_deref() == Some("7")
+        };
+        while !is_new() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        assert!(!cache.holds(&key("bad")));
+        let told = told.lock().unwrap().clone();
+        assert_eq!(
+            told[..2],
+            [("bad", "4"), ("bad", "6")].map(|(name, version)| (name.to_owned(), version.to_owned()))
+        );
+        stop.cancel();
+        watching.await.unwrap();
     }
 }

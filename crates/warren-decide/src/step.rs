@@ -8,6 +8,9 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 use warren_api::Sandbox;
+use warren_api::conditions::{EventAction, EventReason};
+
+use crate::bounded::{LONGEST_NOTE, bounded};
 
 /// The kinds that our controllers write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -177,6 +180,20 @@ pub struct Note {
     pub action: &'static str,
     /// The sentence for people.
     pub text: String,
+}
+
+impl Note {
+    /// An object that the server has stored cannot be read.
+    #[must_use]
+    pub fn unreadable(error: &str) -> Self {
+        let text = format!("cannot be read, so that nothing is done about it: {error}");
+        Self {
+            severity: Severity::Warning,
+            reason: EventReason::Unreadable.as_str(),
+            action: EventAction::Reconciling.as_str(),
+            text: bounded(&text, LONGEST_NOTE).into_owned(),
+        }
+    }
 }
 
 impl fmt::Display for Kind {

@@ -36,6 +36,13 @@ fn next_pod(name: &str, version: u64) -> Pod {
     next
 }
 
+/// What a watch brings that is limited to the label `tracked`.
+fn tracked_pod(name: &str, version: u64) -> Pod {
+    let mut tracked = pod(name, version, "x");
+    tracked.metadata.labels = Some([("tracked".to_owned(), String::new())].into());
+    tracked
+}
+
 fn cache() -> (Cache<Pod>, Arc<Mutex<Vec<String>>>) {
     let (cache, log, _) = cache_with_doubts();
     (cache, log)
@@ -46,7 +53,7 @@ fn cache_with_doubts() -> (Cache<Pod>, Arc<Mutex<Vec<String>>>, WorkQueue<Kind>)
         trim: |_| {},
         indices: |pod| {
             let owners = pod.metadata.owner_references.iter().flatten();
-            owners.map(|owner| Index::Controller(owner.uid.clone())).collect()
+            owners.map(|owner| Index::Controller("default".to_owned(), owner.uid.clone())).collect()
         },
     };
     let doubts = WorkQueue::new("doubt", Arc::new(SystemClock::start()));
@@ -106,7 +113,7 @@ fn an_index_follows_the_object() {
     cache.observe(Event::Apply(pod("b", 6, "x")));
     cache.observe(Event::Apply(pod("a", 7, "y")));
     let names = |owner: &str| -> Vec<String> {
-        let found = cache.find(&Index::Controller(owner.to_owned()));
+        let found = cache.find(&Index::Controller("default".to_owned(), owner.to_owned()));
         found.iter().map(|pod| pod.metadata.name.clone().unwrap()).collect()
     };
     assert_eq!((names("x"), names("y")), (vec!["b".to_owned()], vec!["a".to_owned()]));
@@ -252,6 +259,43 @@ fn an_answer_that_comes_while_a_list_is_under_way_is_taken_in() {
     // From here on the list speaks for what is older than its newest.
     cache.remember(Arc::new(pod("c", 8, "x")));
     assert_eq!(*log.lock().unwrap(), ["a ->9", "b ->7"]);
+}
+
+#[test]
+fn what_the_watch_leaves_out_is_taken_from_an_answer_however_old_and_is_asked_for_now_and_then() {
+    let (cache, log, doubts) = cache_with_doubts();
+    cache.watch_only("tracked");
+    cache.observe(Event::Apply(tracked_pod("a", 9)));
+    cache.remember(Arc::new(tracked_pod("b", 5)));
+    cache.remember(Arc::new(pod("c", 5, "x")));
+    assert_eq!(*log.lock().unwrap(), ["a ->9", "c ->5"], "the watch has told the end of b");
+    // No list brings it, which says nothing about it.
+    cache.observe(Event::Init);
+    cache.observe(Event::InitApply(tracked_pod("a", 9)));
+    cache.observe(Event::InitDone);
+    let key = key_of(&pod("c", 5, "x"));
+    assert_eq!(doubts.begin(), Some(Kind::Pod));
+    assert_eq!(cache.doubtful(Duration::from_secs(1)).0, vec![key.clone()]);
+    cache.remember(Arc::new(pod("c", 5, "x")));
+    assert!(cache.is_still_doubtful(&key, Duration::from_secs(1)));
+    assert_eq!(cache.doubtful(Duration::from_secs(2)), (vec![], Some(Duration::from_secs(29))));
+    // Once it has the label, the watch tells.
+    cache.observe(Event::Apply(tracked_pod("c", 10)));
+    assert_eq!(cache.doubtful(Duration::from_secs(100)), (vec![], None));
+}
+
+#[test]
+fn one_that_has_lost_the_label_of_the_watch_is_not_gone() {
+    let (cache, log) = cache();
+    cache.watch_only("tracked");
+    // The watch tells the loss as an end, before or after an answer that shows the object without the label.
+    cache.observe(Event::Apply(tracked_pod("a", 5)));
+    cache.observe(Event::Delete(tracked_pod("a", 6)));
+    cache.remember(Arc::new(pod("a", 6, "x")));
+    cache.observe(Event::Apply(tracked_pod("b", 7)));
+    cache.remember(Arc::new(pod("b", 8, "x")));
+    cache.observe(Event::Delete(tracked_pod("b", 8)));
+    assert_eq!(*log.lock().unwrap(), ["a ->5", "a 5->", "a ->6", "b ->7", "b 7->8"]);
 }
 
 #[test]

@@ -10,6 +10,8 @@ use crate::telemetry::QUEUE_BUCKETS;
 /// The first and the longest wait after failures; the numbers of the Kubernetes controller library.
 const BACKOFF_FIRST: Duration = Duration::from_millis(5);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1000);
+/// The longest wait if something has changed during a pass that failed: it may be what the pass itself wrote, or what heals it.
+const WOKEN_LONGEST: Duration = Duration::from_secs(30);
 
 /// Keys that wait, are worked on, or are due later.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub(super) struct Line<K> {
     delayed: BTreeSet<(Duration, K)>,
     due: HashMap<K, Duration>,
     failures: HashMap<K, u32>,
+    /// Nobody works keys off, so none are taken in.
+    pub(super) is_closed: bool,
     statistics: QueueStatistics,
 }
 
@@ -34,6 +38,7 @@ impl<K> Default for Line<K> {
             delayed: BTreeSet::new(),
             due: HashMap::new(),
             failures: HashMap::new(),
+            is_closed: false,
             statistics: QueueStatistics::default(),
         }
     }
@@ -42,7 +47,7 @@ impl<K> Default for Line<K> {
 impl<K: Clone + Ord + Hash> Line<K> {
     /// Asks for a pass over the key.
     pub(super) fn add(&mut self, key: K, uptime: Duration) {
-        if self.dirty.insert(key.clone()) {
+        if !self.is_closed && self.dirty.insert(key.clone()) {
             self.statistics.added += 1;
             if !self.working.contains(&key) {
                 self.waiting.push_back((key, uptime));
@@ -52,6 +57,9 @@ impl<K: Clone + Ord + Hash> Line<K> {
 
     /// Asks for a pass over the key at a time. Of several wishes the earliest counts; says whether this one does.
     pub(super) fn add_at(&mut self, key: K, due: Duration) -> bool {
+        if self.is_closed {
+            return false;
+        }
         match self.due.get(&key).copied() {
             Some(earlier) if earlier <= due => return false,
             Some(later) => {
@@ -90,16 +98,15 @@ impl<K: Clone + Ord + Hash> Line<K> {
     /// A pass has ended. Gives how long its key waits because of a failure.
     pub(super) fn end(&mut self, key: &K, outcome: Outcome, uptime: Duration) -> Option<Duration> {
         self.working.remove(key);
-        if self.dirty.contains(key) {
-            self.waiting.push_back((key.clone(), uptime));
-        }
         match outcome {
             Outcome::Done => {
                 self.failures.remove(key);
+                self.wait_if_dirty(key, uptime);
                 None
             }
             Outcome::LookAgain(delay) => {
                 self.failures.remove(key);
+                self.wait_if_dirty(key, uptime);
                 self.add_at(key.clone(), uptime.saturating_add(delay));
                 None
             }
@@ -108,6 +115,12 @@ impl<K: Clone + Ord + Hash> Line<K> {
                     Outcome::RetryWithin(longest) => longest.min(BACKOFF_LONGEST),
                     _ => BACKOFF_LONGEST,
                 };
+                // A pass that fails says so, and what it writes wakes its key: were that followed at once, an error that reads
+                // differently each time would never be waited out.
+                let longest = match self.dirty.remove(key) {
+                    true => longest.min(WOKEN_LONGEST),
+                    false => longest,
+                };
                 let failures = self.failures.entry(key.clone()).or_default();
                 let doubled = BACKOFF_FIRST.saturating_mul(1_u32.checked_shl(*failures).unwrap_or(u32::MAX));
                 *failures = failures.saturating_add(1);
@@ -115,6 +128,13 @@ impl<K: Clone + Ord + Hash> Line<K> {
                 self.add_at(key.clone(), uptime.saturating_add(delay));
                 Some(delay)
             }
+        }
+    }
+
+    /// A key that was added during its pass waits for another.
+    fn wait_if_dirty(&mut self, key: &K, uptime: Duration) {
+        if self.dirty.contains(key) {
+            self.waiting.push_back((key.clone(), uptime));
         }
     }
 
