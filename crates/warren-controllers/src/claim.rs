@@ -42,6 +42,18 @@ struct WaitingRoom {
     claims: HashMap<PoolKey, BTreeSet<ObjectKey>>,
 }
 
+impl WaitingRoom {
+    /// A claim that is gone waits no more.
+    fn forget(&mut self, pool: &PoolKey, claim: &ObjectKey) {
+        if let Some(claims) = self.claims.get_mut(pool) {
+            claims.remove(claim);
+            if claims.is_empty() {
+                self.claims.remove(pool);
+            }
+        }
+    }
+}
+
 /// Gives an offered sandbox back to the queue when the pass ends, however it ends. One that was taken has left the queue.
 struct SetAside<'a> {
     controller: &'a ClaimController,
@@ -186,12 +198,7 @@ impl ClaimController {
                 self.recorder.record(ReportingController::SandboxClaim, &*world.claim, note);
             }
         }
-        match look_again {
-            Some(delay) if retry => Outcome::RetryWithin(delay),
-            None if retry => Outcome::Retry,
-            Some(delay) => Outcome::LookAgain(delay),
-            None => Outcome::Done,
-        }
+        Outcome::of(look_again, retry)
     }
 
     async fn give_up(&self, key: &ObjectKey, world: &World, failures: &[Failure]) -> Outcome {
@@ -235,7 +242,11 @@ impl ClaimController {
             Taken::Sandbox(_) => found.map_or(Offer::Empty, Offer::Sandbox),
             Taken::Empty => Offer::Empty,
             Taken::Pending => {
-                room.claims.entry(pool).or_default().insert(key.clone());
+                // One that cannot have a sandbox made for it tries again with backoff: were all of those woken by each member,
+                // each member would cost as many refusals.
+                if ownership::annotation(&world.claim.metadata, annotations::SANDBOX_NAME).is_none() {
+                    room.claims.entry(pool).or_default().insert(key.clone());
+                }
                 Offer::Pending
             }
         }
@@ -265,6 +276,14 @@ impl ClaimController {
                 sandboxes.insert(name.to_owned(), sandbox);
             }
         }
+        // Also those that came to the claim when nothing of it spoke of them any more.
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        for sandbox in self.cluster.sandboxes.find(&Index::Controller(key.namespace.clone(), uid)) {
+            let name = sandbox.metadata.name.clone().unwrap_or_default();
+            if !confirmed_gone.contains(&name) {
+                sandboxes.insert(name, sandbox);
+            }
+        }
         let first_seen = self.first_seen_map().get(key).map_or_else(|| self.cluster.now(), |(_, time)| *time);
         Some(World {
             pool,
@@ -284,6 +303,9 @@ impl ClaimController {
         match change.after {
             None => {
                 self.first_seen_map().remove(change.key);
+                if let Some(claim) = change.before {
+                    self.waiting_room().forget(&pool_key(claim), change.key);
+                }
             }
             Some(claim) => {
                 let annotated =
@@ -334,7 +356,9 @@ impl ClaimController {
         }
         if change.after.is_none() {
             let key = PoolKey { namespace: change.key.namespace.clone(), name: change.key.name.clone() };
-            self.waiting_room().sandboxes.drop_pool(&key);
+            let mut room = self.waiting_room();
+            room.sandboxes.drop_pool(&key);
+            room.claims.remove(&key);
         }
         self.wake_claims_of(queue, &change.key.namespace, &change.key.name, true);
     }

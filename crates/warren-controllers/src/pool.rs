@@ -63,6 +63,7 @@ impl PoolController {
             }
             let Some(world) = self.look(&key) else {
                 self.memories().remove(&key);
+                self.cluster.courtesy.is_missing(&key, 0.0);
                 return Outcome::Done;
             };
             if !self.cluster.pools.is_bereft(&key) {
@@ -73,6 +74,11 @@ impl PoolController {
             let (mut memories, settings) = (self.memories(), self.settings_now());
             decide(&world, memories.entry(key.clone()).or_default(), &settings, self.cluster.now())
         };
+        // Where refilling does not wait for claims to pause, it must not fall behind them either.
+        if self.settings.replenish_delay.is_zero() {
+            let (members, desired) = (world.members.len() as f64, f64::from(world.pool.spec.replicas));
+            self.cluster.courtesy.is_missing(&key, (desired - members) / desired.max(1.0));
+        }
         let mut notes = plan.notes;
         let mut failed = self.carry_out(&key, plan.repairs, REPAIRS_THAT_FAIL).await.is_some();
         if !plan.creations.is_empty() {
@@ -93,12 +99,11 @@ impl PoolController {
         for note in notes {
             self.recorder.record(ReportingController::SandboxWarmPool, &*world.pool, note);
         }
-        match plan.look_again {
-            _ if failed || !unpublished.is_empty() => Outcome::Retry,
-            _ if plan.recount => self.recount(&key).await,
-            Some(delay) => Outcome::LookAgain(delay),
-            None => Outcome::Done,
+        let is_unfinished = failed || !unpublished.is_empty();
+        if plan.recount && !is_unfinished {
+            return self.recount(&key).await;
         }
+        Outcome::of(plan.look_again, is_unfinished)
     }
 
     /// The settings, with fewer members on their way at a time where there is little room beside claims: those that are made and then

@@ -33,6 +33,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 
 pub use status::Trouble;
@@ -53,7 +54,8 @@ pub struct World {
     pub pool: Option<Arc<SandboxWarmPool>>,
     /// The pool's template, if it exists.
     pub template: Option<Arc<SandboxTemplate>>,
-    /// Sandboxes by name: the one in the claim's status, the assigned one, and the one that has the claim's name.
+    /// Sandboxes by name: the one in the claim's status, the assigned one, the one that has the claim's name, and all that the
+    /// claim controls.
     pub sandboxes: BTreeMap<String, Arc<Sandbox>>,
     /// Names that the server itself, not only our cache, says do not exist.
     pub confirmed_gone: BTreeSet<String>,
@@ -185,21 +187,27 @@ pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Ti
     } else {
         Trouble::Error(text)
     };
+    in_trouble(world, &trouble, settings, now)
+}
+
+fn in_trouble(world: &World, trouble: &Trouble, settings: &Settings, now: Timestamp) -> Plan {
     match search::find(world) {
         // What it has is no less its own for the trouble.
-        Search::Bound(sandbox) => status::publish_bound_trouble(world, sandbox, &trouble, settings, now),
-        _ => status::publish_trouble(world, &trouble, settings, now),
+        Search::Bound(sandbox) => status::publish_bound_trouble(world, sandbox, trouble, settings, now),
+        _ => status::publish_trouble(world, trouble, settings, now),
     }
 }
 
 fn active(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     let trouble = |trouble: Trouble| status::publish_trouble(world, &trouble, settings, now);
+    let found = search::find(world);
     if let Err(text) =
         metadata::validate(&world.claim.spec.additional_pod_metadata, &settings.allowed_label_domains)
+        && !matches!(found, Search::Unconfirmed(_))
     {
-        return trouble(Trouble::InvalidMetadata(text));
+        return in_trouble(world, &Trouble::InvalidMetadata(text), settings, now);
     }
-    match search::find(world) {
+    match found {
         Search::Bound(sandbox) => bound(world, sandbox, settings, now),
         Search::Assigned(sandbox) => match adoption::take_over(world, sandbox) {
             Ok(step) => {
@@ -217,6 +225,12 @@ fn active(world: &World, settings: &Settings, now: Timestamp) -> Plan {
 
 /// A claim that has its sandbox: keeps the pod's metadata in line and mirrors the status.
 fn bound(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Plan {
+    if let Some(step) = adoption::take_back_promise(world, sandbox) {
+        return Plan::write(step);
+    }
+    if let Some(plan) = keep_one(world, sandbox) {
+        return plan;
+    }
     match adoption::converge(world, sandbox) {
         Err(trouble) => status::publish_bound_trouble(world, sandbox, &trouble, settings, now),
         Ok(Some(step)) => Plan::write(step),
@@ -228,25 +242,61 @@ fn bound(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) 
     }
 }
 
+/// A claim has one sandbox. Another becomes its own when an assignment that was dropped is carried out after all: by a process that
+/// has not heard of it, or by a request that arrives late. It goes, once the claim names the one that it keeps and no other, and
+/// the server has shown that one.
+fn keep_one(world: &World, kept: &Sandbox) -> Option<Plan> {
+    let name = kept.metadata.name.as_deref().unwrap_or_default();
+    let is_other = world.assigned().is_some_and(|assigned| assigned != name);
+    let is_living = |sandbox: &&Sandbox| sandbox.metadata.deletion_timestamp.is_none();
+    let mut spare =
+        world.own().filter(|own| own.metadata.uid != kept.metadata.uid).filter(is_living).peekable();
+    if world.status_sandbox() != Some(name) || (!is_other && spare.peek().is_none()) {
+        return None;
+    }
+    Some(if !world.confirmed.contains(name) {
+        Plan::ask(Next::Confirm(name.to_owned()))
+    } else if is_other {
+        Plan::write(search::drop_other_reference(world))
+    } else {
+        let version = |spare: &Sandbox| spare.metadata.resource_version.clone();
+        let steps = spare.flat_map(|spare| expiry::release(world, spare, version(spare))).collect();
+        Plan { steps, ..Plan::ask(Next::DecideAgain) }
+    })
+}
+
 /// A claim that has none: takes a waiting one, or makes one.
 fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timestamp) -> Plan {
     let spec = &world.claim.spec;
     let wants_own = !spec.env.is_empty() || !spec.volume_claim_templates.is_empty();
-    if may_take_warm && !wants_own && world.pool.is_some() {
+    let is_ready = conditions::is_true(world.conditions(), ConditionType::Ready);
+    // The claim waits from now on, not since the lost sandbox was last ready. One that says that it is Ready is not late, and
+    // goes on saying so until it is known what comes in the lost one's place.
+    if world.status_sandbox().is_some() && !is_ready {
+        let plan = status::publish_trouble(world, &Trouble::SandboxMissing, settings, now);
+        return Plan { next: Next::DecideAgain, ..plan };
+    }
+    if !wants_own && world.pool.is_some() && (may_take_warm || has_failed_cold(world)) {
         match &world.offer {
             Offer::NotAsked => return Plan::ask(Next::AskForOffer),
+            // The offer stays while the claim takes its word back, which it does only when nobody has kept it.
+            Offer::Sandbox(_) if !may_take_warm && !world.is_lost(world.name()) => {
+                return Plan::ask(Next::Confirm(world.name().to_owned()));
+            }
+            Offer::Sandbox(_) if !may_take_warm => return Plan::write(search::drop_reference(world)),
             Offer::Sandbox(sandbox) => return Plan::write(adoption::assign(world, sandbox, settings, now)),
-            Offer::Pending => {
-                let created =
-                    world.claim.metadata.creation_timestamp.as_ref().map_or(now, |Time(time)| *time);
-                let age = Duration::try_from(now.duration_since(created)).unwrap_or_default();
+            Offer::Pending if may_take_warm => {
+                // By the server's clock or by ours, whichever is earlier: ours may be behind.
+                let created = world.claim.metadata.creation_timestamp.as_ref();
+                let since = created.map_or(world.first_seen, |Time(time)| world.first_seen.min(*time));
+                let age = Duration::try_from(now.duration_since(since)).unwrap_or_default();
                 if let Some(remaining) = CANDIDATE_GRACE.checked_sub(age).filter(|left| !left.is_zero()) {
                     // Nothing is published: the claim has said all there is to say by existing.
                     let deadline = deadline::remaining(world, world.conditions(), settings, now);
                     return Plan::settled(Some(deadline.map_or(remaining, |end| end.min(remaining))));
                 }
             }
-            Offer::Empty => {}
+            Offer::Pending | Offer::Empty => {}
         }
     }
     match cold::create(world) {
@@ -254,6 +304,13 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
         Ok(_) if !world.is_committed_cold() => Plan::write(cold::commit(world, settings)),
         Ok(step) => Plan { notes: cold::notes(world, settings), ..Plan::write(step) },
     }
+}
+
+/// Whether the sandbox that the claim has said it makes cannot be made, or was lost again: then a waiting one will do.
+fn has_failed_cold(world: &World) -> bool {
+    let failed = [Reason::ReconcilerError.as_str(), Reason::SandboxMissing.as_str()];
+    let ready = conditions::find(world.conditions(), ConditionType::Ready);
+    world.status_sandbox().is_some() || ready.is_some_and(|ready| failed.contains(&ready.reason.as_str()))
 }
 
 impl World {
@@ -281,6 +338,19 @@ impl World {
 
     fn is_committed_cold(&self) -> bool {
         self.assigned() == Some(self.name())
+    }
+
+    /// The sandboxes that the claim controls.
+    fn own(&self) -> impl Iterator<Item = &Sandbox> {
+        self.sandboxes.values().map(|sandbox| &**sandbox).filter(|sandbox| self.is_mine(sandbox))
+    }
+
+    /// Whether the server itself says that the claim does not have this sandbox. What cannot be a name names nothing.
+    fn is_lost(&self, name: &str) -> bool {
+        let is_own = || self.own().any(|own| own.metadata.name.as_deref() == Some(name));
+        self.confirmed_gone.contains(name)
+            || !metadata::is_object_name(name)
+            || (self.confirmed.contains(name) && !is_own())
     }
 
     fn is_mine(&self, sandbox: &Sandbox) -> bool {

@@ -6,7 +6,7 @@ use warren_api::blueprint::PodMetadata;
 use warren_api::conditions::{self, ConditionType, EventAction, EventReason};
 use warren_api::{NameHash, Sandbox, SandboxTemplate, annotations, labels};
 
-use super::{Offer, Settings, Trouble, World, deadline, metadata};
+use super::{Offer, Settings, Trouble, World, metadata};
 use crate::merge;
 use crate::ownership;
 use crate::step::{Action, Kind, Note, Severity, Stage, Step};
@@ -16,16 +16,27 @@ pub(super) fn assign(world: &World, sandbox: &Sandbox, settings: &Settings, now:
     let name = sandbox.metadata.name.clone().unwrap_or_default();
     let mut annotations = observed(world, settings);
     annotations[annotations::SANDBOX_NAME] = json!(name);
-    let ready = sandbox
-        .status
-        .as_ref()
-        .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready));
-    let known = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
-    let is_wanted = !settings.disable_observability_annotations || deadline::applies(world, settings);
-    if ready && !known && is_wanted {
+    if is_ready(sandbox) && !is_stamped(world) {
         annotations[annotations::CLAIM_FIRST_READY_AT] = json!(now.to_string());
     }
     guarded(world, annotations)
+}
+
+/// Takes back that the claim was Ready for the first time, if the sandbox that was ready when it was promised no longer was when the
+/// claim got it: nobody has had the use of it.
+pub(super) fn take_back_promise(world: &World, sandbox: &Sandbox) -> Option<Step> {
+    let is_published = world.status_sandbox() == sandbox.metadata.name.as_deref();
+    (is_stamped(world) && !is_published && !is_ready(sandbox))
+        .then(|| guarded(world, json!({annotations::CLAIM_FIRST_READY_AT: null})))
+}
+
+fn is_stamped(world: &World) -> bool {
+    ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some()
+}
+
+pub(super) fn is_ready(sandbox: &Sandbox) -> bool {
+    let status = sandbox.status.as_ref();
+    status.is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
 }
 
 /// A write of annotations to the claim that the server refuses if the claim has moved on.

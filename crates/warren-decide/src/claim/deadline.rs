@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use warren_api::conditions::{
     self, ConditionStatus, ConditionType, EventAction, EventReason, Observation, Reason,
 };
+use warren_api::sandbox::OperatingMode;
 use warren_api::{Sandbox, annotations, go_duration};
 
 use super::search::{self, Search};
@@ -61,8 +62,8 @@ fn deadline(world: &World, conditions: &[Condition], settings: &Settings) -> Opt
     waiting_since(world, conditions)?.checked_add(within).ok()
 }
 
-/// Since when the claim waits: what its condition says, but not from before it existed. One that had expired and whose time was
-/// extended begins to wait with what it says next.
+/// Since when the claim waits: what its condition says, but not from before it existed, nor from before its sandbox was resumed. One
+/// that had expired and whose time was extended begins to wait with what it says next.
 fn waiting_since(world: &World, conditions: &[Condition]) -> Option<Timestamp> {
     let created =
         world.claim.metadata.creation_timestamp.as_ref().map_or(world.first_seen, |Time(time)| *time);
@@ -71,22 +72,18 @@ fn waiting_since(world: &World, conditions: &[Condition]) -> Option<Timestamp> {
     match ready {
         None => Some(created),
         Some(ready) if ready.reason == Reason::ClaimExpired.as_str() => None,
-        Some(ready) => Some(ready.last_transition_time.0.max(created)),
-    }
-}
-
-/// Whether a deadline matters to this claim at all, now or later.
-pub(super) fn applies(world: &World, settings: &Settings) -> bool {
-    match wish(world) {
-        Wish::Never => false,
-        Wish::Within(_) | Wish::By(_) => true,
-        Wish::Unset | Wish::Nonsense(_) => settings.deadline.is_some(),
+        Some(ready) => {
+            let resumed = world.own().filter_map(suspended).map(|condition| condition.last_transition_time.0);
+            resumed.chain([ready.last_transition_time.0, created]).max()
+        }
     }
 }
 
 /// The deadline that the claim has missed, if it has.
 pub(super) fn missed(world: &World, settings: &Settings, now: Timestamp) -> Option<Timestamp> {
-    if is_served(world) || has_ended(world) {
+    // A loss is said first, by which the claim begins to wait anew.
+    let is_excused = has_only_a_name(world) || is_resting(world);
+    if (is_excused && !is_announced(world.conditions())) || is_served(world) || has_ended(world) {
         return None;
     }
     let missed = deadline(world, world.conditions(), settings).filter(|deadline| now >= *deadline)?;
@@ -102,7 +99,10 @@ pub(super) fn remaining(
     now: Timestamp,
 ) -> Option<Duration> {
     let ended = has_ended(world) || conditions::is_true(conditions, ConditionType::Finished);
-    if ended || conditions::is_true(conditions, ConditionType::Ready) || is_served(world) {
+    let is_unknown =
+        has_only_a_name(world) && world.status_sandbox().is_some_and(|name| !world.is_lost(name));
+    let is_excused = is_unknown || is_resting(world);
+    if ended || is_excused || conditions::is_true(conditions, ConditionType::Ready) || is_served(world) {
         return None;
     }
     let deadline = deadline(world, conditions, settings)?;
@@ -114,21 +114,33 @@ pub(super) fn remaining(
 fn is_served(world: &World) -> bool {
     let stamp = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT);
     let has_served = |sandbox: &Sandbox| stamp.is_some_and(|stamp| !is_newer(sandbox, stamp));
-    conditions::is_true(world.conditions(), ConditionType::Ready)
-        || world.sandboxes.values().any(|sandbox| world.is_mine(sandbox) && has_served(sandbox))
+    conditions::is_true(world.conditions(), ConditionType::Ready) || world.own().any(has_served)
+}
+
+/// Whether the claim names a sandbox and has none.
+fn has_only_a_name(world: &World) -> bool {
+    world.status_sandbox().is_some() && world.own().next().is_none()
+}
+
+/// Whether somebody has put the sandbox to rest: nobody waits for it to become ready then.
+fn is_resting(world: &World) -> bool {
+    world.own().any(|sandbox| {
+        sandbox.spec.operating_mode == OperatingMode::Suspended
+            || suspended(sandbox).is_some_and(|condition| condition.status == ConditionStatus::True.as_str())
+    })
+}
+
+fn suspended(sandbox: &Sandbox) -> Option<&Condition> {
+    conditions::find(&sandbox.status.as_ref()?.conditions, ConditionType::Suspended)
 }
 
 /// Whether the claim has a ready sandbox, and nothing keeps it from being Ready itself.
 fn is_usable(world: &World, settings: &Settings) -> bool {
-    let is_ready = |sandbox: &Sandbox| {
-        let status = sandbox.status.as_ref();
-        status.is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
-    };
     let Search::Bound(sandbox) = search::find(world) else { return false };
     let is_allowed =
         metadata::validate(&world.claim.spec.additional_pod_metadata, &settings.allowed_label_domains)
             .is_ok();
-    is_ready(sandbox) && is_allowed && matches!(adoption::converge(world, sandbox), Ok(None))
+    adoption::is_ready(sandbox) && is_allowed && matches!(adoption::converge(world, sandbox), Ok(None))
 }
 
 /// Whether a sandbox was made after the claim was Ready for the first time, in place of the one that was.
@@ -141,8 +153,9 @@ fn is_newer(sandbox: &Sandbox, first_ready: &str) -> bool {
 
 /// Whether its pod has run to an end: then there is a result, and it is kept.
 fn has_ended(world: &World) -> bool {
-    let own = world.sandboxes.values().filter(|sandbox| world.is_mine(sandbox));
-    own.filter_map(|sandbox| sandbox.status.as_ref())
+    world
+        .own()
+        .filter_map(|sandbox| sandbox.status.as_ref())
         .any(|status| conditions::is_true(&status.conditions, ConditionType::Finished))
 }
 
@@ -154,10 +167,8 @@ fn is_announced(conditions: &[Condition]) -> bool {
 
 /// Plans for a claim that has missed its deadline.
 pub(super) fn plan(world: &World, deadline: Timestamp, settings: &Settings, now: Timestamp) -> Plan {
-    let own = world.sandboxes.iter().filter(|(_, sandbox)| world.is_mine(sandbox));
-    let mut own: Vec<_> = own.collect();
     let announced = is_announced(world.conditions());
-    let mut status = status::with_sandbox(world, own.first().map(|(_, sandbox)| &***sandbox));
+    let mut status = status::with_sandbox(world, world.own().next());
     let text = match conditions::find(world.conditions(), ConditionType::Ready).filter(|_| announced) {
         Some(ready) => ready.message.clone(),
         None => ending(world, deadline),
@@ -182,9 +193,7 @@ pub(super) fn plan(world: &World, deadline: Timestamp, settings: &Settings, now:
         plan.next = Next::Settled { look_again: Some(expiry::AT_ONCE), retry: false };
         return plan;
     }
-    own.retain(|(_, sandbox)| sandbox.metadata.deletion_timestamp.is_none());
-    let releases = own.into_iter().flat_map(|(_, sandbox)| expiry::release(world, sandbox));
-    plan.steps.splice(0..0, releases.collect::<Vec<_>>());
+    plan.steps.splice(0..0, expiry::release_all(world));
     plan
 }
 

@@ -54,10 +54,12 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
         world.claim.spec.lifecycle.as_ref().map(|lifecycle| lifecycle.shutdown_policy).unwrap_or_default();
     // The one that the claim has, also when its status was never published; else the place where one would be.
     let is_own = |name: &&str| world.sandboxes.get(*name).is_some_and(|sandbox| world.is_mine(sandbox));
+    let own = world.own().filter_map(|sandbox| sandbox.metadata.name.as_deref());
     let place = [world.status_sandbox(), world.assigned(), Some(world.name())]
         .into_iter()
         .flatten()
         .find(is_own)
+        .or(own.min())
         .unwrap_or_else(|| world.status_sandbox().unwrap_or(world.name()));
     let sandbox = world.sandboxes.get(place);
     if !announced {
@@ -84,25 +86,26 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
         return plan;
     }
     let mut plan = status::publish_expired(world, sandbox.map(|sandbox| &**sandbox), settings, now);
-    if let Some(sandbox) = sandbox
-        && world.is_mine(sandbox)
-        && sandbox.metadata.deletion_timestamp.is_none()
-    {
-        plan.steps.splice(0..0, release(world, sandbox));
-    }
+    plan.steps.splice(0..0, release_all(world));
     plan
 }
 
-/// Deletes a sandbox of the claim's because the claim is over. First comes a write of nothing, which fails when the claim has
+/// Deletes all that the claim has, because it is over.
+pub(super) fn release_all(world: &World) -> Vec<Step> {
+    let living = world.own().filter(|sandbox| sandbox.metadata.deletion_timestamp.is_none());
+    living.flat_map(|sandbox| release(world, sandbox, None)).collect()
+}
+
+/// Deletes a sandbox of the claim's, if it still has this version. First comes a write of nothing, which fails when the claim has
 /// moved on: its time may have been extended. A deletion cannot be guarded by another object itself.
-pub(super) fn release(world: &World, sandbox: &Sandbox) -> [Step; 2] {
+pub(super) fn release(world: &World, sandbox: &Sandbox, version: Option<String>) -> [Step; 2] {
     let body = json!({"metadata": {"resourceVersion": world.claim.metadata.resource_version}});
     let still = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
     let delete = Action::Delete {
         kind: Kind::Sandbox,
         name: sandbox.metadata.name.clone().unwrap_or_default(),
         uid: sandbox.metadata.uid.clone().unwrap_or_default(),
-        version: None,
+        version,
         propagation: Propagation::Background,
     };
     [still, delete].map(|action| Step::new(Stage::Subject, action))

@@ -72,8 +72,7 @@ fn check_key(what: &str, key: &str) -> Result<(), String> {
         Some((prefix, name)) => (Some(prefix), name),
         None => (None, key),
     };
-    let prefix_ok =
-        prefix.is_none_or(|prefix| !prefix.is_empty() && prefix.len() <= 253 && is_subdomain(prefix));
+    let prefix_ok = prefix.is_none_or(is_object_name);
     if prefix_ok && !name.is_empty() && name.len() <= 63 && is_name(name) {
         return Ok(());
     }
@@ -93,6 +92,11 @@ fn is_name(text: &str) -> bool {
     edge(bytes.first())
         && edge(bytes.last())
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+}
+
+/// Whether an object can have this name.
+pub(super) fn is_object_name(text: &str) -> bool {
+    text.len() <= 253 && is_subdomain(text)
 }
 
 fn is_subdomain(text: &str) -> bool {

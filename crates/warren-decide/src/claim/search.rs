@@ -1,6 +1,7 @@
-//! Finds the sandbox that a claim has, in a strict order: the one in its status, the assigned one, the one of its name.
+//! Finds the sandbox that a claim has, in a strict order: the one in its status, the assigned one, the one of its name, any other
+//! that it controls.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use warren_api::{NameHash, Sandbox, annotations, labels};
 
 use super::World;
@@ -30,15 +31,18 @@ pub(super) enum Search<'a> {
 
 pub(super) fn find(world: &World) -> Search<'_> {
     let known = |name: &str| world.sandboxes.get(name).map(|sandbox| &**sandbox);
-    if let Some(sandbox) = world.status_sandbox().and_then(known)
-        && world.is_mine(sandbox)
+    let named = [world.status_sandbox(), world.assigned()];
+    if let Some(sandbox) =
+        named.into_iter().flatten().filter_map(known).find(|sandbox| world.is_mine(sandbox))
     {
         return Search::Bound(sandbox);
+    }
+    if let Some(name) = world.status_sandbox().filter(|name| !world.is_lost(name)) {
+        return Search::Unconfirmed(name.to_owned());
     }
     let mut may_take_warm = true;
     if let Some(name) = world.assigned() {
         match known(name) {
-            Some(sandbox) if world.is_mine(sandbox) => return Search::Bound(sandbox),
             Some(sandbox) if ownership::is_pooled(&sandbox.metadata) && is_valid(world, sandbox) => {
                 return Search::Assigned(sandbox);
             }
@@ -53,12 +57,18 @@ pub(super) fn find(world: &World) -> Search<'_> {
             Some(_) => may_take_warm = false,
             // The claim has said that it makes its own, and has not done so yet.
             None if world.is_committed_cold() => may_take_warm = false,
-            None if world.confirmed_gone.contains(name) => return Search::Outdated,
+            None if world.is_lost(name) => return Search::Outdated,
             None => return Search::Unconfirmed(name.to_owned()),
         }
     }
+    // One that no word of the claim leads to is still its own, and it gets no other.
+    let is_going = |sandbox: &&Sandbox| sandbox.metadata.deletion_timestamp.is_some();
+    if let Some(sandbox) =
+        known(world.name()).filter(|it| world.is_mine(it)).or(world.own().min_by_key(is_going))
+    {
+        return Search::Bound(sandbox);
+    }
     match known(world.name()) {
-        Some(sandbox) if world.is_mine(sandbox) => Search::Bound(sandbox),
         Some(_) => {
             Search::Blocked(format!("sandbox {} exists and is not controlled by this claim", world.name()))
         }
@@ -76,11 +86,21 @@ pub(super) fn is_valid(world: &World, sandbox: &Sandbox) -> bool {
 
 /// Takes the reference off the claim, guarded by what was seen: a commitment made meanwhile must not be lost.
 pub(super) fn drop_reference(world: &World) -> Step {
-    let mut body = json!({"metadata": {
-        "resourceVersion": world.claim.metadata.resource_version,
-        // The time of the first Ready goes with the sandbox that it was promised for.
-        "annotations": {annotations::SANDBOX_NAME: null, annotations::CLAIM_FIRST_READY_AT: null},
-    }});
+    // The time of the first Ready goes with the sandbox that it was promised for.
+    without_reference(
+        world,
+        json!({annotations::SANDBOX_NAME: null, annotations::CLAIM_FIRST_READY_AT: null}),
+    )
+}
+
+/// Takes a reference off the claim that is not to the sandbox that it has.
+pub(super) fn drop_other_reference(world: &World) -> Step {
+    without_reference(world, json!({annotations::SANDBOX_NAME: null}))
+}
+
+fn without_reference(world: &World, annotations: Value) -> Step {
+    let version = &world.claim.metadata.resource_version;
+    let mut body = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
     if ownership::label(&world.claim.metadata, labels::LEGACY_SANDBOX_NAME).is_some() {
         body["metadata"]["labels"] = json!({labels::LEGACY_SANDBOX_NAME: null});
     }

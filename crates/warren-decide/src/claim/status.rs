@@ -39,6 +39,8 @@ pub enum Trouble {
     EnvironmentRejected(String),
     /// The template does not allow the volume claim templates.
     VolumeClaimTemplates(String),
+    /// The one that the claim had is lost.
+    SandboxMissing,
     /// Anything else.
     Error(String),
 }
@@ -59,6 +61,7 @@ impl Trouble {
             Trouble::InvalidMetadata(text) => (Reason::InvalidMetadata, text.clone()),
             Trouble::EnvironmentRejected(text) => (Reason::EnvVarsInjectionRejected, text.clone()),
             Trouble::VolumeClaimTemplates(text) => (Reason::VolumeClaimTemplatesError, text.clone()),
+            Trouble::SandboxMissing => (Reason::SandboxMissing, "Sandbox does not exist".to_owned()),
             Trouble::Error(text) => (Reason::ReconcilerError, format!("{}{text}", message::ERROR_SEEN)),
         };
         Observation::new(ConditionType::Ready, ConditionStatus::False, reason, text)
@@ -72,7 +75,8 @@ impl Trouble {
             Trouble::CreatePending => (sooner(CREATE_PENDING_RECHECK), false),
             Trouble::InvalidMetadata(_)
             | Trouble::EnvironmentRejected(_)
-            | Trouble::VolumeClaimTemplates(_) => (until_end, false),
+            | Trouble::VolumeClaimTemplates(_)
+            | Trouble::SandboxMissing => (until_end, false),
             Trouble::AdoptionConflict(_) | Trouble::Error(_) => (until_end, true),
         };
         Next::Settled { look_again, retry }
@@ -80,7 +84,9 @@ impl Trouble {
 
     /// The event of trouble that the claim does not speak of yet. What passes by itself makes none.
     fn note(&self, world: &World, settings: &Settings) -> Option<Note> {
-        if settings.disable_events || matches!(self, Trouble::AdoptionConflict(_) | Trouble::CreatePending) {
+        let passes =
+            matches!(self, Trouble::AdoptionConflict(_) | Trouble::CreatePending | Trouble::SandboxMissing);
+        if settings.disable_events || passes {
             return None;
         }
         let Observation { reason, message, .. } = self.observation();
@@ -120,12 +126,17 @@ pub(super) fn publish(world: &World, sandbox: &Sandbox, settings: &Settings, now
     publish_status(world, status, settings, now)
 }
 
-/// Publishes trouble about a claim that has no sandbox that we know of. What it had stays named: an error is no proof.
+/// Publishes trouble about a claim that has no sandbox that we know of. What it had stays named: an error is no proof. What the
+/// server says is lost does not, and the claim begins to wait anew.
 pub(super) fn publish_trouble(world: &World, trouble: &Trouble, settings: &Settings, now: Timestamp) -> Plan {
     let mut status = world.claim.status.clone().unwrap_or_default();
     if *trouble == Trouble::CreatePending && world.status_sandbox().is_some() {
         let next = trouble.next(until_end(world, &status.conditions, settings, now));
         return Plan { next, ..Plan::settled(None) };
+    }
+    if world.status_sandbox().is_some_and(|name| world.is_lost(name)) {
+        status.sandbox = None;
+        conditions::remove(&mut status.conditions, ConditionType::Ready);
     }
     for type_ in MIRRORED {
         conditions::remove(&mut status.conditions, type_);
@@ -175,19 +186,27 @@ pub(super) fn publish_expired(
             set(&mut status, world, expired("Claim has expired"), now);
         }
         Some(_) => {
-            status.sandbox = None;
+            forget_sandbox(&mut status);
             let text =
                 "Claim has expired; deletion of the sandbox was skipped, as the claim does not control it";
             set(&mut status, world, expired(text), now);
         }
         None => {
-            status.sandbox = None;
+            forget_sandbox(&mut status);
             set(&mut status, world, expired("Claim has expired"), now);
         }
     }
     let mut plan = publish_status(world, status, settings, now);
     plan.next = Next::Settled { look_again: None, retry: false };
     plan
+}
+
+/// What a sandbox waits for goes with it; how it ended does not.
+fn forget_sandbox(status: &mut SandboxClaimStatus) {
+    status.sandbox = None;
+    for type_ in [ConditionType::PodScheduled, ConditionType::PodWaiting] {
+        conditions::remove(&mut status.conditions, type_);
+    }
 }
 
 /// The time until the claim expires or misses its deadline, whichever is first, when it says this of itself.
@@ -243,9 +262,9 @@ fn stamps(
     let mut stamps = adoption::observed(world, settings);
     let known = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
     let ready = |conditions: &[Condition]| conditions::is_true(conditions, ConditionType::Ready);
-    // A claim with a deadline needs it, whoever watches: it tells one that was served from one that never was.
-    let is_wanted = !settings.disable_observability_annotations || deadline::applies(world, settings);
-    if ready(after) && !known && is_wanted {
+    // Written whether or not anybody watches latencies: it tells a claim that was served from one that never was, and a deadline
+    // may be set later.
+    if ready(after) && !known {
         let value = match ready(before) {
             true => annotations::FIRST_READY_UNKNOWN.to_owned(),
             false => now.to_string(),

@@ -259,6 +259,10 @@ fn row_18_a_commitment_is_finished_or_dropped() {
     check(&missing, expect![[r#"Confirm("w")"#]]);
     missing.confirmed_gone.insert("w".to_owned());
     assert_eq!(plan(&missing), dropped);
+    // What cannot be a name is not asked for.
+    for nonsense in ["my sandbox", "a/b", "w/status", "..", "W", "a".repeat(254).as_str()] {
+        assert_eq!(plan(&world(assigned(nonsense), vec![])), dropped, "{nonsense}");
+    }
     // An orphan is nobody's to take; the reference goes before the claim commits to another.
     let mut orphan = world(assigned("w"), vec![member(json!({"metadata": {"ownerReferences": null}}))]);
     orphan.confirmed.insert("w".to_owned());
@@ -284,6 +288,9 @@ fn row_19_members_on_their_way_are_waited_for_and_then_it_starts_cold() {
         render(&decide(&waiting, &Settings::default(), at(0))),
         "after its grace it starts cold as well"
     );
+    // A clock that is behind the server's does not make the grace longer.
+    (waiting.offer, waiting.first_seen) = (Offer::Pending, at(-60));
+    check_at(&waiting, at(-59), expect!["look again in 1s"]);
 }
 
 #[test]
@@ -315,6 +322,79 @@ fn a_cold_start_is_committed_and_then_made() {
     .assert_eq(&render(&exists));
 }
 
+/// A claim whose own sandbox cannot be made does not starve beside members that wait.
+#[test]
+fn a_cold_start_that_failed_gives_way_to_an_offer() {
+    let failed = |reason: &str| {
+        let ready = condition("Ready", "False", reason);
+        world(with(assigned("c"), json!({"status": {"conditions": [ready]}})), vec![])
+    };
+    let plan = |world: &World| render(&decide(world, &Settings::default(), at(1)));
+    let makes = |world: &World| plan(world).starts_with("create Sandbox c\n");
+    assert!(makes(&failed("SandboxCreatePending")), "somebody is making it");
+    for reason in ["ReconcilerError", "SandboxMissing"] {
+        assert_eq!(plan(&failed(reason)), "AskForOffer");
+        for nothing in [Offer::Empty, Offer::Pending] {
+            assert!(makes(&World { offer: nothing, ..failed(reason) }));
+        }
+        let mut offer = offered(failed(reason), member(json!({})));
+        // Only if the server says that nobody has made it.
+        assert_eq!(plan(&offer), r#"Confirm("c")"#);
+        offer.confirmed_gone.insert("c".to_owned());
+        let dropped = plan(&offer);
+        assert!(
+            dropped.contains(r#"{"resourceVersion":"5","annotations":{"agents.x-k8s.io/sandbox-name":null"#),
+            "{dropped}"
+        );
+    }
+    let mut own = offered(failed("ReconcilerError"), member(json!({})));
+    Arc::make_mut(&mut own.claim).spec.env =
+        serde_json::from_value(json!([{"name": "A", "value": "1"}])).unwrap();
+    let own = with_template(own, json!({"envVarsInjectionPolicy": "Allowed"}));
+    assert!(makes(&own), "what it asks for is in no pool");
+}
+
+/// Another process, or a request that was late, may carry out an assignment that was dropped.
+#[test]
+fn a_claim_keeps_one_sandbox_of_all_that_are_its_own() {
+    let plan = |world: &World| render(&decide(world, &Settings::default(), at(1)));
+    let published = |name: &str| json!({"status": {"conditions": [condition("Ready", "True", "x")], "sandbox": {"name": name}}});
+    let own = |name: &str| bound(name, json!({"metadata": {"uid": format!("{name}u")}}));
+    // What nothing leads to is still the claim's, and it gets no other.
+    assert!(plan(&world(seen(json!({})), vec![own("x")])).starts_with("patch SandboxClaim/status c "));
+    assert!(plan(&world(assigned("c"), vec![own("x")])).starts_with("patch SandboxClaim/status c "));
+    // A commitment goes before it; what is spare goes when the claim names the one that it keeps.
+    let both = || vec![own("x"), own("w")];
+    assert!(plan(&world(assigned("x"), both())).contains(r#""sandbox":{"name":"x""#));
+    let mut served = world(with(assigned("x"), published("x")), both());
+    assert_eq!(plan(&served), r#"Confirm("x")"#);
+    served.confirmed.insert("x".to_owned());
+    let guard = r#"patch SandboxClaim c {"metadata":{"resourceVersion":"5"}}"#;
+    assert_eq!(plan(&served), format!("{guard}\ndelete Sandbox w\nDecideAgain"));
+    let Action::Delete { uid, version, .. } = &decide(&served, &Settings::default(), at(1)).steps[1].action
+    else {
+        panic!("{}", plan(&served))
+    };
+    assert_eq!((uid.as_str(), version.as_deref()), ("wu", Some("8")));
+    // Never while the claim is committed to it: first that goes, and what says that the claim was served stays.
+    let mut torn = world(with(assigned("w"), published("x")), both());
+    torn.confirmed.insert("x".to_owned());
+    assert_eq!(
+        plan(&torn),
+        "patch SandboxClaim c {\"metadata\":{\"resourceVersion\":\"5\",\"annotations\":{\"agents.x-k8s.io/sandbox-name\":null}}}\nDecideAgain"
+    );
+    // The one that it had may only be missing from our cache.
+    let mut cold = world(with(seen(json!({})), published("c")), vec![]);
+    assert_eq!(plan(&cold), r#"Confirm("c")"#);
+    cold.sandboxes.extend(world(seen(json!({})), vec![own("w")]).sandboxes);
+    assert_eq!(plan(&cold), r#"Confirm("c")"#);
+    // At the end all of them go.
+    let over = json!({"spec": {"lifecycle": {"shutdownTime": "2027-01-15T08:00:01Z"}},
+        "status": {"conditions": [condition("Ready", "False", "ClaimExpired")], "sandbox": {"name": "x"}}});
+    let ended = plan(&world(with(assigned("x"), over), both()));
+    assert!(ended.starts_with(&format!("{guard}\ndelete Sandbox w\n{guard}\ndelete Sandbox x\n")), "{ended}");
+}
+
 /// Row 24, trouble on the way.
 #[test]
 fn trouble_with_a_claim_that_has_its_sandbox_takes_nothing_of_it_away() {
@@ -322,11 +402,17 @@ fn trouble_with_a_claim_that_has_its_sandbox_takes_nothing_of_it_away() {
         condition("Ready", "False", "PodSucceeded")]}});
     let world = world(assigned("w"), vec![bound("w", ended)]);
     let failure = Failure::found(Stage::Subject, "timed out");
-    let plan = give_up(&world, &[failure], &Settings::default(), at(1));
-    let Action::MergeStatus { body, .. } = &plan.steps[0].action else { panic!("{plan:?}") };
-    let reasons = body["status"]["conditions"].as_array().unwrap().iter().map(|it| it["reason"].clone());
-    assert_eq!(reasons.collect::<Vec<_>>(), ["PodSucceeded", "ReconcilerError"]);
-    assert_eq!(body["status"]["sandbox"]["name"], "w");
+    let given_up = give_up(&world, &[failure], &Settings::default(), at(1));
+    let mut forbidden = world.clone();
+    Arc::make_mut(&mut forbidden.claim).spec.additional_pod_metadata.labels =
+        [("team".to_owned(), "a".to_owned())].into();
+    let forbidden = decide(&forbidden, &Settings::default(), at(1));
+    for (plan, reason) in [(given_up, "ReconcilerError"), (forbidden, "InvalidMetadata")] {
+        let Action::MergeStatus { body, .. } = &plan.steps[0].action else { panic!("{plan:?}") };
+        let reasons = body["status"]["conditions"].as_array().unwrap().iter().map(|it| it["reason"].clone());
+        assert_eq!(reasons.collect::<Vec<_>>(), ["PodSucceeded", reason]);
+        assert_eq!(body["status"]["sandbox"]["name"], "w");
+    }
 }
 
 #[test]
@@ -553,14 +639,16 @@ fn row_29_expiry() {
     let foreign = bound("w", json!({"metadata": {"ownerReferences": null}}));
     expect!["ClaimExpired Claim has expired; deletion of the sandbox was skipped, as the claim does not control it"]
         .assert_eq(&published(&world(told(json!({})), vec![foreign])));
-    // Finished outlives the sandbox.
-    let finished = json!({"status": {"conditions": [condition("Finished", "True", "PodSucceeded"), condition("Ready", "False", "ClaimExpired")]}});
+    // Finished outlives the sandbox; what that waited for does not.
+    let finished = json!({"status": {"conditions": [condition("Finished", "True", "PodSucceeded"), condition("PodScheduled", "False", "x"),
+        condition("Ready", "False", "ClaimExpired"), condition("warren.dev/PodWaiting", "True", "x")]}});
     let after = decide(&world(with(told(json!({})), finished), vec![]), &Settings::default(), at(1));
     let Action::MergeStatus { body, .. } = &after.steps[0].action else { panic!("{after:?}") };
     assert!(
         body["status"]["sandbox"].is_null() && body["status"]["conditions"][0]["type"] == "Finished",
         "{body}"
     );
+    assert_eq!(body["status"]["conditions"].as_array().unwrap().len(), 2, "{body}");
 }
 
 #[test]

@@ -236,7 +236,8 @@ impl Memory {
         let granted = ((available + ROUNDING).floor() as usize).min(wanted);
         self.tokens = Some(((available - granted as f64).max(0.0), uptime));
         if granted == 0 {
-            return Err(Duration::from_secs_f64((1.0 - available) / rate).max(SHORTEST_WAIT));
+            let wait = Duration::try_from_secs_f64((1.0 - available) / rate).unwrap_or(Duration::MAX);
+            return Err(wait.max(SHORTEST_WAIT));
         }
         Ok(granted)
     }

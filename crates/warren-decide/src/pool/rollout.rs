@@ -101,6 +101,11 @@ pub(super) fn judge(
     let same = stored.as_ref().filter(|stored| stored.template == template);
     let started_at = same.map_or(now, |stored| stored.started_at);
     let was_complete = same.is_some_and(|stored| stored.reason == Reason::Complete.as_str());
+    if rules.desired == 0 && tally.active == 0 && !was_complete {
+        // Nobody has tried this template. Its time begins when members of it are wanted.
+        let none = [(annotations::PROGRESSING, None), (annotations::UPDATED_REPLICAS, None)];
+        return Judgement { step: annotate(world, none), ..Judgement::default() };
+    }
     let outdated = tally.active - tally.updated;
     memory.last_progress = memory.last_progress.max(tally.last_ready).max(Some(started_at));
 
@@ -182,22 +187,25 @@ fn conclude(
             text: verdict.message.clone(),
         });
     }
-    let mut wanted = serde_json::Map::new();
-    let mut put = |key: &str, value: Option<String>| {
-        if ownership::annotation(&world.pool.metadata, key) != value.as_deref() {
-            wanted.insert(key.to_owned(), value.map_or(Value::Null, Value::String));
-        }
-    };
+    let mut wanted = vec![(annotations::UPDATED_REPLICAS, updated.map(|count| count.to_string()))];
     if stored.as_ref() != Some(&verdict) {
-        put(annotations::PROGRESSING, Some(merge::json(&verdict).to_string()));
+        wanted.push((annotations::PROGRESSING, Some(merge::json(&verdict).to_string())));
     }
-    put(annotations::UPDATED_REPLICAS, updated.map(|count| count.to_string()));
-    let step = (!wanted.is_empty()).then(|| {
-        let name = world.pool.metadata.name.clone().unwrap_or_default();
-        let body = json!({"metadata": {"uid": world.pool.metadata.uid, "annotations": wanted}});
+    Judgement { step: annotate(world, wanted), notes, look_again: None }
+}
+
+/// Writes annotations of the pool, or takes them away, where they are not so already.
+fn annotate(world: &World, wanted: impl IntoIterator<Item = (&'static str, Option<String>)>) -> Option<Step> {
+    let metadata = &world.pool.metadata;
+    let news =
+        wanted.into_iter().filter(|(key, value)| ownership::annotation(metadata, key) != value.as_deref());
+    let news: serde_json::Map<_, _> =
+        news.map(|(key, value)| (key.to_owned(), value.map_or(Value::Null, Value::String))).collect();
+    (!news.is_empty()).then(|| {
+        let name = metadata.name.clone().unwrap_or_default();
+        let body = json!({"metadata": {"uid": metadata.uid, "annotations": news}});
         Step::new(Stage::Subject, Action::Merge { kind: Kind::SandboxWarmPool, name, body })
-    });
-    Judgement { step, notes, look_again: None }
+    })
 }
 
 /// What was written down before. What cannot be read was not written by us, and is written anew.

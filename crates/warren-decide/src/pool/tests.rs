@@ -319,6 +319,14 @@ fn batches_tokens_and_holds_pace_the_refill() {
     assert_eq!(creations(0), (0, Some(Duration::from_millis(500))));
     assert_eq!(creations(1), (2, None));
     assert_eq!(creations(60), (2, None), "the bucket holds no more than a second's worth");
+    let (slowest, mut memory) =
+        (Settings { max_refill_rate: 1e-20, ..Settings::default() }, Memory::default());
+    assert_eq!(memory.take_tokens(1, &slowest, Duration::ZERO), Ok(1));
+    assert_eq!(
+        memory.take_tokens(1, &slowest, Duration::ZERO),
+        Err(Duration::MAX),
+        "longer than there are seconds"
+    );
 
     let delayed = Settings { replenish_delay: Duration::from_secs(5), ..Settings::default() };
     let mut memory = Memory::default();

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{assigned, at, bound, condition, member, offered, render, seen, with, world};
-use crate::claim::{Next, Plan, Settings, World, decide};
-use crate::step::Action;
+use crate::claim::{Next, Plan, Settings, World, decide, give_up};
+use crate::step::{Action, Failure, Stage};
 
 fn settings() -> Settings {
     Settings { deadline: Some(Duration::from_secs(300)), ..Settings::default() }
@@ -206,21 +206,90 @@ fn a_claim_whose_time_was_extended_after_its_end_begins_to_wait_anew() {
     assert_eq!(ends(with(seen(json!({})), waiting("WarmPoolNotFound", 1000)), &settings()), Some(1300));
 }
 
-/// The stamp tells a claim that was served, so a deadline asks for it although nobody watches latencies.
+/// The stamp tells a claim that was served, also to a deadline that is set later, and although nobody watches latencies.
 #[test]
-fn the_stamp_is_written_where_there_is_a_deadline() {
-    let quiet =
-        |deadline| Settings { disable_observability_annotations: true, deadline, ..Settings::default() };
-    let offer = || offered(world(seen(json!({})), vec![]), member(json!({})));
-    let stamps =
-        |settings: &Settings| render(&decide(&offer(), settings, at(1))).contains("claim-first-ready-at");
-    assert!(!stamps(&quiet(None)));
-    assert!(stamps(&quiet(Some(Duration::from_secs(300)))));
-    let ready = || world(assigned("w"), vec![bound("w", json!({}))]);
-    let backfilled =
-        |settings: &Settings| render(&decide(&ready(), settings, at(1))).contains("claim-first-ready-at");
-    assert!(!backfilled(&quiet(None)));
-    assert!(backfilled(&quiet(Some(Duration::from_secs(300)))));
+fn the_stamp_is_always_written() {
+    let quiet = Settings { disable_observability_annotations: true, ..Settings::default() };
+    let stamps = |world: &World| {
+        render(&decide(world, &quiet, at(1))).contains("agents.x-k8s.io/claim-first-ready-at")
+    };
+    assert!(stamps(&offered(world(seen(json!({})), vec![]), member(json!({})))));
+    assert!(stamps(&world(assigned("w"), vec![bound("w", json!({}))])));
+}
+
+#[test]
+fn a_sandbox_at_rest_is_not_waited_for() {
+    let sandbox = |mode: &str, suspended: &str, since: i64| {
+        let mut suspended = condition("Suspended", suspended, "x");
+        suspended["lastTransitionTime"] = json!(at(since).to_string());
+        let conditions = [condition("Ready", "False", "SandboxSuspended"), suspended];
+        bound("w", json!({"spec": {"operatingMode": mode}, "status": {"conditions": conditions}}))
+    };
+    let claim = || with(assigned("w"), waiting("SandboxSuspended", 0));
+    let decided = |sandbox: Value, second| decide(&world(claim(), vec![sandbox]), &settings(), at(second));
+    for resting in [sandbox("Suspended", "False", 0), sandbox("Running", "True", 100)] {
+        let plan = decided(resting, 10_000);
+        assert_eq!(plan.next, Next::Settled { look_again: None, retry: false }, "{}", published(&plan));
+        assert!(!published(&plan).contains("DeadlineExceeded"));
+    }
+    // Once resumed, it has all its time.
+    let resumed = || sandbox("Running", "False", 9_000);
+    assert!(!published(&decided(resumed(), 9_299)).contains("DeadlineExceeded"));
+    assert!(published(&decided(resumed(), 9_300)).contains("DeadlineExceeded"));
+}
+
+/// What was not ready any more when the claim got it has served nobody.
+#[test]
+fn a_promise_that_was_not_kept_is_taken_back() {
+    let stamped =
+        json!({"metadata": {"annotations": {"agents.x-k8s.io/claim-first-ready-at": at(1).to_string()}}});
+    let claim = |extra: Value| with(with(assigned("w"), stamped.clone()), extra);
+    let broken = || bound("w", json!({"status": {"conditions": [condition("Ready", "False", "x")]}}));
+    expect![[r#"
+        patch SandboxClaim c {"metadata":{"resourceVersion":"5","annotations":{"agents.x-k8s.io/claim-first-ready-at":null}}}
+        DecideAgain"#]]
+    .assert_eq(&render(&decide(&world(claim(json!({})), vec![broken()]), &settings(), at(2))));
+    let used = claim(json!({"status": {"sandbox": {"name": "w"}}}));
+    let kept = render(&decide(&world(used, vec![broken()]), &settings(), at(2)));
+    assert!(kept.starts_with("patch SandboxClaim/status"), "{kept}");
+    let ready = render(&decide(&world(claim(json!({})), vec![bound("w", json!({}))]), &settings(), at(2)));
+    assert!(ready.starts_with("patch SandboxClaim/status"), "{ready}");
+}
+
+/// A claim that loses its sandbox gets a new one, however long the lost one had not been ready.
+#[test]
+fn a_claim_that_loses_its_sandbox_begins_to_wait_then() {
+    let named = json!({"status": {"sandbox": {"name": "w"}}});
+    let claim = with(with(seen(json!({})), waiting("PodFailed", 0)), named);
+    let mut lost = world(claim.clone(), vec![]);
+    expect![[r#"Confirm("w")"#]].assert_eq(&render(&decide(&lost, &settings(), at(10_000))));
+    lost.confirmed_gone.insert("w".to_owned());
+    let told = decide(&lost, &settings(), at(10_000));
+    expect![[r#"
+        patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"sandbox":null,"conditions":[{"lastTransitionTime":"2027-01-15T10:46:40Z","message":"Sandbox does not exist","observedGeneration":1,"reason":"SandboxMissing","status":"False","type":"Ready"}]}}
+        DecideAgain"#]]
+    .assert_eq(&render(&told));
+    let waiting = || world(with(seen(json!({})), waiting("SandboxMissing", 10_000)), vec![]);
+    expect!["AskForOffer"].assert_eq(&render(&decide(&waiting(), &settings(), at(10_299))));
+    assert!(published(&decide(&waiting(), &settings(), at(10_300))).contains("DeadlineExceeded"));
+    // The same is so when something keeps it from getting another.
+    let blocked = bound("c", json!({"metadata": {"ownerReferences": null}}));
+    let mut blocked = world(claim.clone(), vec![blocked]);
+    blocked.confirmed_gone.insert("w".to_owned());
+    let plan = decide(&blocked, &settings(), at(10_000));
+    assert_eq!(plan.next, Next::Settled { look_again: Some(Duration::from_secs(300)), retry: true });
+    assert!(render(&plan).contains(r#""sandbox":null"#), "{}", render(&plan));
+    // Without the server's word nothing is known, and nothing is due.
+    let failure = Failure::found(Stage::Subject, "timed out");
+    let unknown = give_up(&world(claim, vec![]), &[failure], &settings(), at(10_000));
+    assert_eq!(unknown.next, Next::Settled { look_again: None, retry: true });
+    // A claim that is Ready is never late, and another takes the lost one's place without a word between.
+    let ready =
+        json!({"status": {"conditions": [condition("Ready", "True", "x")], "sandbox": {"name": "w"}}});
+    let mut ready = offered(world(with(seen(json!({})), ready), vec![]), member(json!({})));
+    ready.confirmed_gone.insert("w".to_owned());
+    let taken = render(&decide(&ready, &settings(), at(10_000)));
+    assert!(taken.contains(r#""agents.x-k8s.io/sandbox-name":"w""#), "{taken}");
 }
 
 #[test]

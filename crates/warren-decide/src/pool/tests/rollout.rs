@@ -200,6 +200,36 @@ fn a_complete_rollout_stays_so_while_claims_empty_the_pool() {
 }
 
 #[test]
+fn a_template_that_nobody_has_tried_is_not_judged() {
+    let mut pool = Pool::new(json!({"replicas": 0}), json!(null), vec![]);
+    pool.check(0, expect![""]);
+    Arc::make_mut(&mut pool.world.pool).spec.replicas = 2;
+    pool.check(
+        1000,
+        expect![[r#"
+            create 2
+            True Updating: members of template test-template are being made"#]],
+    );
+    pool.members(vec![member("a", &template("a"), 1500, false), member("b", &template("a"), 1500, false)]);
+    pool.check(1599, expect![""]);
+    pool.check(
+        1600,
+        expect![[r#"
+            False ProgressDeadlineExceeded: no member of template test-template has become ready for 10m; a: x: 
+            event: Warning ProgressDeadlineExceeded (Reconciling): no member of template test-template has become ready for 10m; a: x: "#]],
+    );
+    // Nobody wants it any more: what was said of it goes. What was found good stays.
+    Arc::make_mut(&mut pool.world.pool).spec.replicas = 0;
+    pool.members(vec![]).pass(1601);
+    assert_eq!(pool.world.pool.metadata.annotations, Some([].into()));
+    let mut good = Pool::new(json!({"replicas": 1}), json!(null), members(&[("a", true, true)]));
+    good.pass(0);
+    Arc::make_mut(&mut good.world.pool).spec.replicas = 0;
+    good.members(vec![]).check(1, expect![""]);
+    assert!(good.verdict().starts_with("True Complete"));
+}
+
+#[test]
 fn nonsense_and_refusals_are_told_once() {
     let mut pool = Pool::new(
         json!({"replicas": 1}),
