@@ -76,7 +76,7 @@ pub fn assert_nothing_left(data_dir: &Path) {
 ///
 /// Deleting is asynchronous by nature, so this waits for a condition, with a generous deadline.
 pub fn wait_until_only(data_dir: &Path, before: &Leaks) -> Result<(), Box<Leaks>> {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let leaks = find(data_dir).expect("list what is left");
         if leaks == *before {

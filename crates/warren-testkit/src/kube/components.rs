@@ -48,7 +48,8 @@ impl Layout<'_> {
             flag("etcd-certfile", self.pki("etcd-client.crt")),
             flag("etcd-keyfile", self.pki("etcd-client.key")),
             flag("authorization-mode", "Node,RBAC"),
-            flag("enable-admission-plugins", "NodeRestriction"),
+            // The second is not kubeadm's choice, but that of clusters on which owners of objects are a matter of rights.
+            flag("enable-admission-plugins", "NodeRestriction,OwnerReferencesPermissionEnforcement"),
             flag("allow-privileged", true),
             flag("service-cluster-ip-range", "10.0.0.0/16"),
             flag("service-account-issuer", "https://kubernetes.default.svc.cluster.local"),
