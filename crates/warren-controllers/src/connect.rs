@@ -1,6 +1,7 @@
 //! A client of the cluster that we work for.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kube::Client;
 use kube::client::ClientBuilder;
@@ -8,10 +9,15 @@ use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigEr
 
 use crate::telemetry::{RateLimit, Telemetry};
 
+/// A connection on which nothing comes for so long is dead: a server ends a watch on which nothing happens a few seconds earlier.
+const DEAD: Duration = Duration::from_secs(300);
+
 /// The way to a cluster.
 pub struct Connection {
-    /// The client; what it asks is measured.
+    /// The client for the work; what it asks is measured, and held back beyond the limit.
     pub client: Client,
+    /// The client for the Lease, which is never held back: however much work there is, leadership is not lost by it.
+    pub lease: Client,
     /// The namespace of our own pod on a cluster, else the kubeconfig's.
     pub namespace: String,
 }
@@ -56,9 +62,62 @@ pub async fn connect(
     };
     // The client would ask again by itself, below what is measured and held back, also where the server may have written already.
     config.default_retry = false;
+    config.read_timeout = Some(DEAD);
+    config.reset_reader_on_write = true;
     let namespace = config.default_namespace.clone();
     let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
     let builder = ClientBuilder::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))?;
-    let client = builder.with_layer(&telemetry.client_layer(&host, limit)).build();
-    Ok(Connection { client, namespace })
+    let client = builder.with_layer(&telemetry.client_layer(&host)).build();
+    Ok(Connection::new(client, namespace, &host, limit, telemetry))
+}
+
+impl Connection {
+    fn new(
+        client: Client,
+        namespace: String,
+        host: &str,
+        limit: Option<RateLimit>,
+        telemetry: &Telemetry,
+    ) -> Self {
+        let lease = client.clone();
+        let client = match limit {
+            Some(limit) => telemetry.hold_back(client, host, limit),
+            None => client,
+        };
+        Self { client, lease, namespace }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures::FutureExt as _;
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
+    use tokio::time::Instant;
+
+    use super::Connection;
+    use crate::telemetry::{RateLimit, Telemetry};
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lease_does_not_wait_behind_the_work() {
+        let server = |_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) };
+        let client = Client::new(tower::service_fn(server), "default");
+        let limit = Some(RateLimit { queries_per_second: 1.0, burst: 1 });
+        let connection =
+            Connection::new(client, "default".to_owned(), "server:1", limit, &Telemetry::default());
+        let ask = || Request::new(Body::empty());
+        let started = Instant::now();
+        connection.client.send(ask()).await.unwrap();
+        let mut second = Box::pin(connection.client.send(ask()));
+        tokio::select! {
+            biased;
+            _ = &mut second => panic!("it was not held back"),
+            renewed = connection.lease.send(ask()) => assert!(renewed.is_ok()),
+        }
+        assert_eq!(started.elapsed().as_millis(), 0);
+        assert!((&mut second).now_or_never().is_none(), "the work waits on");
+    }
 }

@@ -13,6 +13,9 @@ use warren_decide::step::{Note, Severity};
 use crate::clock::Clock;
 use crate::server::Server;
 
+/// The longest name that the API server takes for an event.
+const LONGEST_NAME: usize = 253;
+
 /// Writes events.
 #[derive(Clone)]
 pub(crate) struct Recorder {
@@ -47,8 +50,7 @@ impl Recorder {
         let name = metadata.name.clone().unwrap_or_default();
         Event {
             metadata: ObjectMeta {
-                // The form that the Kubernetes libraries give to event names: unique by time, found by object.
-                name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+                name: Some(event_name(&name, now)),
                 namespace: metadata.namespace.clone(),
                 ..ObjectMeta::default()
             },
@@ -73,5 +75,31 @@ impl Recorder {
             }),
             ..Event::default()
         }
+    }
+}
+
+/// The form that the Kubernetes libraries give to event names: unique by time, found by object.
+fn event_name(about: &str, now: Timestamp) -> String {
+    let time = format!(".{:x}", now.as_nanosecond());
+    // Names are ASCII. A cut may end in a dot or a dash, and before a dot there must be a letter or a digit.
+    let start = about.get(..LONGEST_NAME - time.len()).unwrap_or(about);
+    format!("{}{time}", start.trim_end_matches(['.', '-']))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::event_name;
+
+    #[test]
+    fn a_long_name_leaves_room_for_the_time() {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let named = |about: &str| event_name(about, now);
+        let time = ".18fae27693b40000";
+        assert_eq!(named("box"), format!("box{time}"));
+        assert_eq!(named(&"a".repeat(236)), format!("{}{time}", "a".repeat(236)));
+        let long = format!("{}.-{}", "a".repeat(234), "b".repeat(17));
+        assert_eq!((long.len(), named(&long)), (253, format!("{}{time}", "a".repeat(234))));
     }
 }

@@ -18,6 +18,7 @@ mod kube_server;
 pub mod leader;
 mod nodes;
 pub mod object;
+pub mod permissions;
 mod pool;
 pub mod queue;
 mod run;

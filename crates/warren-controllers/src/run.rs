@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 use tracing::info;
 
 use crate::config::Config;
+use crate::connect::Connection;
 use crate::endpoint::{Answer, BindAddress, Endpoint};
 use crate::leader::Election;
 use crate::start::Controllers;
@@ -75,14 +76,15 @@ impl Endpoints {
 /// Runs until `shutdown`. Work under way is finished then, and the lease given back at once. After a `kill -9` at any point
 /// the next process goes on from what the API server has.
 pub async fn run(
-    client: Client,
+    connection: Connection,
     telemetry: Telemetry,
     program: Program,
     endpoints: Endpoints,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
     let Endpoints { metrics, health } = endpoints;
-    let controllers = Controllers::stand_by(client.clone(), program.controllers, telemetry.clone());
+    let Connection { client, lease, .. } = connection;
+    let controllers = Controllers::stand_by(client, program.controllers, telemetry.clone());
 
     let (stop, endpoints) = (CancellationToken::new(), TaskTracker::new());
     if let Some(endpoint) = metrics {
@@ -96,7 +98,7 @@ pub async fn run(
         endpoints.spawn(endpoint.serve(stop.clone(), ping));
     }
 
-    let outcome = lead(client, &telemetry, &controllers, program.election, &shutdown).await;
+    let outcome = lead(lease, &telemetry, &controllers, program.election, &shutdown).await;
     stop.cancel();
     endpoints.close();
     endpoints.wait().await;
@@ -105,7 +107,7 @@ pub async fn run(
 
 /// Waits for leadership, works for as long as it lasts, and gives it back.
 async fn lead(
-    client: Client,
+    lease: Client,
     telemetry: &Telemetry,
     controllers: &Controllers,
     election: Option<Election>,
@@ -118,7 +120,7 @@ async fn lead(
             telemetry.set_leading(&name, false);
             let leadership = tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
-                leadership = election.lead(client) => leadership,
+                leadership = election.lead(lease) => leadership,
             };
             telemetry.set_leading(&name, true);
             Some((name, leadership))

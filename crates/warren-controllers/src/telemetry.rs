@@ -13,12 +13,14 @@ mod spans;
 use std::sync::{Arc, PoisonError};
 
 use jiff::Timestamp;
+use kube::Client;
 use warren_api::SandboxClaim;
 use warren_decide::step::{Kind, Step};
 
 pub(crate) use claims::Provision;
 pub use client::{MeteredLayer, MeteredService, RateLimit};
 pub(crate) use family::Histogram;
+pub use metrics::BuildInfo;
 pub(crate) use metrics::{QUEUE_BOUNDS, QUEUE_BUCKETS};
 pub(crate) use passes::Passes;
 pub use spans::{Exporter, OtlpConfig, OtlpError, OtlpProtocol};
@@ -43,16 +45,27 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Telemetry with spans, and the task that sends them. To be called in a runtime.
-    pub fn with_spans(config: OtlpConfig) -> Result<(Self, Exporter), OtlpError> {
-        let (tracer, exporter) = Exporter::start(config)?;
-        Ok((Self { tracer, ..Self::default() }, exporter))
+    /// Telemetry of a program that was built so.
+    #[must_use]
+    pub fn new(build: BuildInfo) -> Self {
+        Self { metrics: Arc::new(Metrics { build, ..Metrics::default() }), ..Self::default() }
     }
 
-    /// A layer for a client's transport that counts requests to a host, and holds them back beyond a limit.
+    /// The same with spans, and the task that sends them. To be called in a runtime.
+    pub fn with_spans(self, config: OtlpConfig) -> Result<(Self, Exporter), OtlpError> {
+        let (tracer, exporter) = Exporter::start(config)?;
+        Ok((Self { tracer, ..self }, exporter))
+    }
+
+    /// A layer for a client's transport that counts requests to a host.
     #[must_use]
-    pub fn client_layer(&self, host: &str, limit: Option<RateLimit>) -> MeteredLayer {
-        MeteredLayer::new(self.metrics.clone(), host, limit)
+    pub fn client_layer(&self, host: &str) -> MeteredLayer {
+        MeteredLayer::new(self.metrics.clone(), host)
+    }
+
+    /// A client that sends by another one, and holds back what is beyond a limit.
+    pub(crate) fn hold_back(&self, client: Client, host: &str, limit: RateLimit) -> Client {
+        client::hold_back(client, self.metrics.clone(), host, limit)
     }
 
     /// Says whether we hold a lease.

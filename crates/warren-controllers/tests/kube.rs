@@ -5,7 +5,7 @@
 mod scenarios;
 mod support;
 
-use k8s_openapi::api::core::v1::ResourceQuota;
+use k8s_openapi::api::core::v1::{ResourceQuota, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::client::ClientBuilder;
@@ -14,11 +14,12 @@ use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::json;
 use tokio::sync::Mutex;
-use warren_api::Sandbox;
+use warren_api::{Sandbox, annotations};
 use warren_controllers::Controllers;
 use warren_testkit::kube::ControlPlane;
 
-use scenarios::bad_input;
+use scenarios::permissions::Account;
+use scenarios::{bad_input, permissions};
 use support::{DEADLINE, Place};
 
 /// Controllers look at all namespaces, so a shared control plane has room for one scenario at a time.
@@ -39,22 +40,29 @@ async fn place() -> Place {
         let established = await_condition(definitions.clone(), &name, conditions::is_crd_established());
         tokio::time::timeout(DEADLINE, established).await.unwrap().unwrap();
     }
-    Place::new(
+    let place = Place::new(
         move |calls| {
             ClientBuilder::try_from(config.clone()).unwrap().with_layer(&support::recording(calls)).build()
         },
         alone,
     )
-    .await
+    .await;
+    // Without it no pod may be made.
+    let is_there = |account: Option<&ServiceAccount>| account.is_some();
+    place.wait::<ServiceAccount>("default", "there", is_there).await;
+    place
 }
 
 scenarios::tests! { place:
     a_warm_claim_takes_a_waiting_sandbox_in_three_writes
+    a_right_that_is_taken_away_is_missed
     a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends
     an_outdated_member_of_a_recreate_pool_is_not_handed_out
     lasting_errors_are_retried_later_and_later_and_said_once
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened
+    sandboxes_that_are_denied_are_tried_later_and_later_and_told_once
     spans_of_passes_are_children_of_the_context_that_a_claim_carries
+    the_rights_that_are_handed_out_are_enough
     what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other
     who_stands_by_watches_and_works_as_soon_as_the_leader_leaves
     writes_decided_about_another_object_or_an_older_state_are_refused
@@ -82,5 +90,23 @@ async fn a_denial_by_quota_is_retried_later_and_later() {
     assert!(message.as_str().unwrap().contains("exceeded quota: none"), "{message}");
     let tries = bad_input::tried(&calls, "the denied pod", |call| call.is_creation_of_pod(&place)).await;
     bad_input::assert_backs_off("the denied pod", &tries);
+    controllers.shutdown().await;
+}
+
+/// Only a real server has the admission plugin that asks for these.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_that_only_admission_asks_for_are_missed_too() {
+    let place = place().await;
+    let account = Account::new(&place).await;
+    let core = format!("/api/v1/namespaces/{}", place.namespace);
+    let controllers = Controllers::start(account.client.clone(), scenarios::extensions());
+    place.create::<Sandbox>(permissions::with_volume()).await;
+    permissions::wait_for_owners(&place, 1).await;
+    account.hand_out(&place, Some(("persistentvolumeclaims", "delete"))).await;
+    place.patch::<Sandbox>("kept", permissions::retention(annotations::RETAIN)).await;
+    account.is_refused("PATCH", &format!("{core}/persistentvolumeclaims/data-kept")).await;
+    account.hand_out(&place, Some(("sandboxes/finalizers", "update"))).await;
+    place.create::<Sandbox>(scenarios::sandbox("one", json!({}))).await;
+    account.is_refused("POST", &format!("{core}/pods")).await;
     controllers.shutdown().await;
 }

@@ -38,11 +38,14 @@ async fn place() -> Place {
 
 scenarios::tests! { place:
     a_warm_claim_takes_a_waiting_sandbox_in_three_writes
+    a_right_that_is_taken_away_is_missed
     a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends
     an_outdated_member_of_a_recreate_pool_is_not_handed_out
     lasting_errors_are_retried_later_and_later_and_said_once
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened
+    sandboxes_that_are_denied_are_tried_later_and_later_and_told_once
     spans_of_passes_are_children_of_the_context_that_a_claim_carries
+    the_rights_that_are_handed_out_are_enough
     what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other
     who_stands_by_watches_and_works_as_soon_as_the_leader_leaves
     writes_decided_about_another_object_or_an_older_state_are_refused

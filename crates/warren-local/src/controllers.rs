@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use warren_apiserver::{ApiServer, Lost};
-use warren_controllers::telemetry::{self, Telemetry};
+use warren_controllers::telemetry::{self, BuildInfo, Telemetry};
 use warren_controllers::{Config, Controllers};
 
 use crate::home::in_process;
@@ -53,9 +53,9 @@ pub struct LocalControllers {
 
 impl LocalControllers {
     /// Starts them. Returns at once.
-    pub fn start(server: &ApiServer) -> LocalControllers {
+    pub fn start(server: &ApiServer, build: BuildInfo) -> LocalControllers {
         let (stop, listed) = (CancellationToken::new(), CancellationToken::new());
-        let first = Attempt::begin(server, &Telemetry::default());
+        let first = Attempt::begin(server, &Telemetry::new(build));
         let supervisor = tokio::spawn(supervise(server.clone(), first, stop.clone(), listed.clone()));
         LocalControllers { stop, listed, supervisor }
     }
@@ -83,7 +83,7 @@ struct Attempt {
 impl Attempt {
     fn begin(server: &ApiServer, telemetry: &Telemetry) -> Attempt {
         let (transport, lost) = in_process(server, "warren-controllers").ahead_of_the_disk();
-        let measured = telemetry.client_layer("in-process", None).around(transport);
+        let measured = telemetry.client_layer("in-process").around(transport);
         let client = kube::Client::new(measured, "default");
         let controllers = Controllers::stand_by(client, config(), telemetry.clone());
         // One machine has one home: nobody else could lead.

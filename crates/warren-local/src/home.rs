@@ -56,7 +56,7 @@ pub async fn serve(
     let dialer = LocalDialer::default();
     let pki = open_pki(&config)?;
     let server = open_server(&config, &pki, dialer.clone()).await?;
-    let controllers = LocalControllers::start(&server);
+    let controllers = LocalControllers::start(&server, config.build);
     let node_config = NodeConfig {
         registries: config.registries.clone(),
         runtimes,

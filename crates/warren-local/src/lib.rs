@@ -33,6 +33,7 @@ pub use member::{Member, MemberConfig, MemberError, run_member};
 pub use ordinary_user::{OrdinaryUserError, enter_user_namespace};
 pub use pods::{EndPodsError, end_pods};
 pub use runtimes::{NamedRuntime, RuntimeError};
+pub use warren_controllers::telemetry::BuildInfo;
 pub use warren_node::{HostPath, KubeletAccess, RegistryConfig};
 
 use lock::{Lock, Starting};
@@ -60,6 +61,8 @@ pub struct Config {
     pub kubeconfig: PathBuf,
     /// What to call ourselves in the lock file.
     pub version: String,
+    /// What this program was built from, for its metrics.
+    pub build: BuildInfo,
 }
 
 /// A home could not be started.

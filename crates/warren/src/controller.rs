@@ -8,13 +8,16 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
+use jiff::SignedDuration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use warren_controllers::leader::Election;
-use warren_controllers::telemetry::{RateLimit, Telemetry};
-use warren_controllers::{Config, Endpoints, Program};
+use warren_controllers::telemetry::{BuildInfo, RateLimit, Telemetry};
+use warren_controllers::{BindAddress, Config, Endpoints, Program};
+
+use crate::version::BUILD;
 
 pub use flags::Flags;
 pub use go_syntax::normalise;
@@ -22,14 +25,18 @@ pub use go_syntax::normalise;
 /// More workers than this are more than an API server likes.
 const MANY_WORKERS: i64 = 1000;
 
+/// More workers than this are a mistake, and there is a number of them that a semaphore cannot count.
+const MOST_WORKERS: i64 = 100_000;
+
 /// How long the last spans may take to be sent.
 const LAST_SPANS: Duration = Duration::from_secs(5);
 
 /// Runs the controllers until SIGTERM or SIGINT.
 pub fn controller(flags: &Flags) -> anyhow::Result<()> {
     if flags.version {
+        let BuildInfo { git_commit, build_date } = BUILD;
         println!(
-            "warren {} ({}/{})",
+            "warren {} (commit {git_commit}, built {build_date}, {}/{})",
             env!("CARGO_PKG_VERSION"),
             std::env::consts::OS,
             std::env::consts::ARCH
@@ -37,6 +44,12 @@ pub fn controller(flags: &Flags) -> anyhow::Result<()> {
         return Ok(());
     }
     let (config, limit) = config(flags)?;
+    let metrics = match flags.metrics_bind_address.as_str() {
+        "" => flags::METRICS,
+        given => given,
+    };
+    let metrics = address("--metrics-bind-address", metrics)?;
+    let health = address("--health-probe-bind-address", &flags.health_probe_bind_address)?;
     for (flag, why) in flags.meaningless.given() {
         warn!(flag, why, "flag without effect");
     }
@@ -45,22 +58,27 @@ pub fn controller(flags: &Flags) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("start the runtime")?;
-    runtime.block_on(serve(flags, config, limit))
+    runtime.block_on(serve(flags, config, limit, metrics, health))
 }
 
-async fn serve(flags: &Flags, config: Config, limit: Option<RateLimit>) -> anyhow::Result<()> {
+async fn serve(
+    flags: &Flags,
+    config: Config,
+    limit: Option<RateLimit>,
+    metrics: Option<BindAddress>,
+    health: Option<BindAddress>,
+) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     watch_signals(shutdown.clone()).context("listen for signals")?;
-    let endpoints =
-        Endpoints::open(flags.metrics_bind_address.0.as_ref(), flags.health_probe_bind_address.0.as_ref())
-            .await?;
+    let endpoints = Endpoints::open(metrics.as_ref(), health.as_ref()).await?;
+    let telemetry = Telemetry::new(BUILD);
     let (telemetry, exporter) = match flags.enable_tracing {
         true => {
             let config = otlp::config(|name| std::env::var(name).ok())?;
-            let (telemetry, exporter) = Telemetry::with_spans(config)?;
+            let (telemetry, exporter) = telemetry.with_spans(config)?;
             (telemetry, Some(exporter))
         }
-        false => (Telemetry::default(), None),
+        false => (telemetry, None),
     };
     let connection = warren_controllers::connect(flags.kubeconfig.as_deref(), limit, &telemetry).await?;
     let election = flags.leader_elect.then(|| {
@@ -72,7 +90,7 @@ async fn serve(flags: &Flags, config: Config, limit: Option<RateLimit>) -> anyho
         Election::new(namespace, format!("{}_{:016x}", config.reporting_instance, fastrand::u64(..)))
     });
     let program = Program { controllers: config, election };
-    let outcome = warren_controllers::run(connection.client, telemetry, program, endpoints, shutdown).await;
+    let outcome = warren_controllers::run(connection, telemetry, program, endpoints, shutdown).await;
     if let Some(exporter) = exporter {
         exporter.flush(LAST_SPANS).await;
     }
@@ -105,10 +123,19 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
         ensure!(number > 0, "`{flag}` must be greater than 0, and is {number}");
         Ok(usize::try_from(number)?)
     };
-    let duration = |flag: &str, duration: Duration| {
-        ensure!(!duration.is_zero(), "`{flag}` must be greater than 0");
-        Ok(duration)
+    let workers_of = |flag: &str, number: i64| {
+        ensure!(number <= MOST_WORKERS, "`{flag}` must be {MOST_WORKERS} at most, and is {number}");
+        positive(flag, number)
     };
+    let duration = |flag: &str, duration: SignedDuration| {
+        let length = Duration::try_from(duration);
+        length.map_err(|_| anyhow!("`{flag}` must not be negative"))
+    };
+    let length = |flag: &str, duration: SignedDuration| {
+        ensure!(duration.is_positive(), "`{flag}` must be greater than 0");
+        Ok(Duration::try_from(duration)?)
+    };
+    flags.meaningless.check()?;
     let rate = pools.sandbox_warm_pool_max_refill_rate;
     ensure!(
         rate.is_finite() && rate >= 0.0,
@@ -120,10 +147,11 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
         queries_per_second: flags.kube_api_qps,
         burst: u32::try_from(burst).unwrap_or(u32::MAX),
     });
-    let total = workers.sandbox_concurrent_workers
-        + workers.sandbox_claim_concurrent_workers
-        + workers.sandbox_warm_pool_concurrent_workers
-        + workers.sandbox_template_concurrent_workers;
+    let total = workers
+        .sandbox_concurrent_workers
+        .saturating_add(workers.sandbox_claim_concurrent_workers)
+        .saturating_add(workers.sandbox_warm_pool_concurrent_workers)
+        .saturating_add(workers.sandbox_template_concurrent_workers);
     if total > MANY_WORKERS {
         warn!(total, "so many workers may be more than the API server likes");
     }
@@ -133,19 +161,19 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
     let config = Config {
         cluster_domain: flags.cluster_domain.clone(),
         extensions: flags.extensions,
-        sandbox_concurrent_workers: positive(
+        sandbox_concurrent_workers: workers_of(
             "--sandbox-concurrent-workers",
             workers.sandbox_concurrent_workers,
         )?,
-        sandbox_claim_concurrent_workers: positive(
+        sandbox_claim_concurrent_workers: workers_of(
             "--sandbox-claim-concurrent-workers",
             workers.sandbox_claim_concurrent_workers,
         )?,
-        sandbox_warm_pool_concurrent_workers: positive(
+        sandbox_warm_pool_concurrent_workers: workers_of(
             "--sandbox-warm-pool-concurrent-workers",
             workers.sandbox_warm_pool_concurrent_workers,
         )?,
-        sandbox_template_concurrent_workers: positive(
+        sandbox_template_concurrent_workers: workers_of(
             "--sandbox-template-concurrent-workers",
             workers.sandbox_template_concurrent_workers.max(1),
         )?,
@@ -154,25 +182,29 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
             pools.sandbox_warm_pool_max_batch_size,
         )?,
         sandbox_warm_pool_max_size: Some(pools.sandbox_warm_pool_max_size).filter(|size| *size > 0),
-        sandbox_warm_pool_progress_deadline: duration(
+        sandbox_warm_pool_progress_deadline: length(
             "--sandbox-warm-pool-progress-deadline",
             pools.sandbox_warm_pool_progress_deadline,
         )?,
-        sandbox_warm_pool_replenish_delay: pools.sandbox_warm_pool_replenish_delay,
+        sandbox_warm_pool_replenish_delay: duration(
+            "--sandbox-warm-pool-replenish-delay",
+            pools.sandbox_warm_pool_replenish_delay,
+        )?,
         // A cluster's nodes start pods beside each other and beside the claims.
         sandbox_warm_pool_reserve: 0.0,
         sandbox_warm_pool_max_starting: None,
         sandbox_warm_pool_max_refill_rate: rate,
-        sandbox_warm_pool_readiness_grace_period: duration(
+        sandbox_warm_pool_readiness_grace_period: length(
             "--sandbox-warm-pool-readiness-grace-period",
             pools.sandbox_warm_pool_readiness_grace_period,
         )?,
-        sandbox_warm_pool_unschedulable_recheck_interval: duration(
+        sandbox_warm_pool_unschedulable_recheck_interval: length(
             "--sandbox-warm-pool-unschedulable-recheck-interval",
             pools.sandbox_warm_pool_unschedulable_recheck_interval,
         )?,
         enable_warm_pool_eviction: pools.enable_warm_pool_eviction,
-        claim_deadline: Some(flags.claim_deadline).filter(|deadline| !deadline.is_zero()),
+        claim_deadline: Some(duration("--claim-deadline", flags.claim_deadline)?)
+            .filter(|deadline| !deadline.is_zero()),
         cache_label_selectors: flags.cache_label_selectors,
         disable_claim_events: flags.disable_claim_events,
         disable_claim_observability_annotations: flags.disable_claim_observability_annotations,
@@ -183,6 +215,14 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
         reporting_instance: host_name(),
     };
     Ok((config, limit))
+}
+
+/// An address to listen on; `0` or nothing is nowhere.
+fn address(flag: &str, text: &str) -> anyhow::Result<Option<BindAddress>> {
+    match text {
+        "" | "0" => Ok(None),
+        text => Ok(Some(text.parse().with_context(|| format!("use `{flag}`"))?)),
+    }
 }
 
 /// The domains in a file, separated by commas or lines. They replace those by default, which count where there is no such

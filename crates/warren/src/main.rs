@@ -20,6 +20,7 @@ mod timings;
 mod up;
 mod version;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -37,7 +38,9 @@ const OWN_FAILURE: u8 = 125;
 fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(controller::normalise(std::env::args_os()));
     match &cli.command {
-        Command::Controller(flags) => log(flags.logging.zap_log_level, flags.logging.zap_encoder == "json"),
+        Command::Controller(flags) => {
+            log(flags.logging.zap_log_level, flags.logging.as_json(std::io::stderr().is_terminal()));
+        }
         Command::Up(_) | Command::Daemon(_) => log("info", false),
         // The library says each failed request as well as we do, only shorter.
         Command::Node(_) => log("info,kube_client=off", false),

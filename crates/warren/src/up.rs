@@ -13,7 +13,7 @@ use warren_local::{LockError, RegistryConfig, StartError};
 
 use crate::cli::{self, Format};
 use crate::home::{self, Report};
-use crate::report;
+use crate::{report, version};
 
 /// Runs the home here, or in the background.
 pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
@@ -113,6 +113,7 @@ fn config(
         host_paths: host_paths.allow_host_path.clone(),
         program_path: std::env::var_os("PATH"),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        build: version::BUILD,
     })
 }
 

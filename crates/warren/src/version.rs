@@ -1,8 +1,13 @@
 //! `warren version`.
 
 use serde_json::json;
+use warren_local::BuildInfo;
 
 use crate::cli::{self, Format};
+
+/// What this program was built from, as the build script has found out.
+pub const BUILD: BuildInfo =
+    BuildInfo { git_commit: env!("WARREN_GIT_COMMIT"), build_date: env!("WARREN_BUILD_DATE") };
 
 /// Prints which version this is and which API it speaks.
 pub fn version(arguments: &cli::Version) {
@@ -12,7 +17,9 @@ pub fn version(arguments: &cli::Version) {
         Format::Json => {
             let groups = [warren_api::GROUP, warren_api::EXTENSIONS_GROUP];
             let api_versions = groups.map(|group| format!("{group}/{}", warren_api::VERSION));
-            println!("{}", json!({ "version": version, "apiVersions": api_versions }));
+            let BuildInfo { git_commit, build_date } = BUILD;
+            let line = json!({ "version": version, "gitCommit": git_commit, "buildDate": build_date, "apiVersions": api_versions });
+            println!("{line}");
         }
     }
 }

@@ -99,16 +99,36 @@ fn values_that_make_no_sense_end_it_before_anything_is_contacted() {
         ("--sandbox-warm-pool-max-refill-rate=-1", "must be a number from 0 on"),
         ("--sandbox-warm-pool-max-refill-rate=NaN", "must be a number from 0 on"),
         ("--sandbox-warm-pool-readiness-grace-period=0", "must be greater than 0"),
+        ("--sandbox-warm-pool-readiness-grace-period=-1s", "must be greater than 0"),
+        ("--sandbox-warm-pool-unschedulable-recheck-interval=-1s", "must be greater than 0"),
+        ("--sandbox-warm-pool-replenish-delay=-1s", "must not be negative"),
+        ("--claim-deadline=-1s", "must not be negative"),
         ("--kube-api-burst=0", "`--kube-api-burst` must be greater than 0"),
+        ("--sandbox-concurrent-workers=9000000000000000000", "must be 100000 at most"),
+        ("--sandbox-template-concurrent-workers=9000000000000000000", "must be 100000 at most"),
+        ("--metrics-bind-address=x", "use `--metrics-bind-address`: `x` is not an address"),
+        // Also of what has no effect.
+        ("--api-connections=0", "`--api-connections` must be greater than 0"),
+        ("--sandbox-write-behind-window=-1s", "must not be negative"),
+        ("--webhook-cert-name= ", "`--webhook-cert-name` must not be blank"),
+        ("--webhook-key-name=", "`--webhook-key-name` must not be blank"),
     ] {
         let output = controller(&["--kubeconfig=/nonexistent", argument]);
         let said = said(&output);
         assert_eq!(output.status.code(), Some(1), "{argument}: {said}");
         assert!(said.contains(said_about_it), "{argument}: {said}");
     }
-    for argument in
-        ["--no-such-flag", "--leader-elect=maybe", "--claim-deadline=5", "--metrics-bind-address=x"]
-    {
+    for argument in [
+        "--no-such-flag",
+        "--leader-elect=maybe",
+        "--claim-deadline=5",
+        "--api-connections=x",
+        "--separate-watch-connection=maybe",
+        "--sandbox-write-behind-window=5",
+        "--pprof-block-profile-rate=1.5",
+        "--webhook-port=https",
+        "--zap-encoder=xml",
+    ] {
         let output = controller(&[argument]);
         // As Go's flag package ends.
         assert_eq!(output.status.code(), Some(2), "{argument}: {}", said(&output));
@@ -138,5 +158,21 @@ fn a_port_in_use_is_named() {
 fn the_version_needs_no_cluster() {
     let output = controller(&["-version"]);
     assert!(output.status.success());
-    assert!(String::from_utf8(output.stdout).unwrap().starts_with("warren "));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with("warren "), "{said}");
+    assert!(said.contains("(commit ") && said.contains(", built "), "{said}");
+}
+
+#[test]
+fn the_log_is_json_unless_somebody_reads_along() {
+    let log = |more: &[&str]| {
+        let flags =
+            ["--kubeconfig=/nonexistent", "--metrics-bind-address=0", "--health-probe-bind-address=0"];
+        let output =
+            controller(&[&flags[..], &["--zap-log-level=INFO", "--api-connections=2"], more].concat());
+        said(&output).lines().next().unwrap().to_owned()
+    };
+    let line: serde_json::Value = serde_json::from_str(&log(&[])).unwrap();
+    assert_eq!((&line["level"], &line["fields"]["flag"]), (&"WARN".into(), &"--api-connections".into()));
+    assert!(log(&["--zap-encoder=Console"]).contains("flag=\"--api-connections\""));
 }

@@ -93,29 +93,30 @@ impl Metrics {
         let launch = sandbox.map_or("unknown", launch_type);
         let template = sandbox.map_or(NO_TEMPLATE, template);
         let values = || [launch.into(), template.to_owned().into()];
-        let since = |key| {
+        // Clocks of others may run ahead: what is in the future is not measured from.
+        let annotated = |key| {
             let text = ownership::annotation(&claim.metadata, key)?;
             match text.parse::<Timestamp>() {
-                Ok(time) => milliseconds(time, now),
+                Ok(time) => Some(time).filter(|time| *time <= now),
                 Err(error) => {
                     tracing::debug!(key, %error, "a time that cannot be read is not measured from");
                     None
                 }
             }
         };
+        let since = |key| milliseconds(annotated(key)?, now);
         if let Some(latency) = since(annotations::WEBHOOK_FIRST_OBSERVED_AT) {
             self.claim_startup.observe(values(), latency);
         }
         if let Some(latency) = since(annotations::CLIENT_FIRST_REQUESTED_AT) {
             self.client_claim_startup.observe(values(), latency);
         }
-        // Without the annotation, by a restart or by choice, what is remembered here is as good.
-        let observed =
-            since(annotations::CONTROLLER_FIRST_OBSERVED_AT).or_else(|| milliseconds(first_seen, now));
-        if let Some(latency) = observed {
+        // The annotation outlives a restart. Without it, which may be by choice, what is remembered here is as good.
+        let observed = annotated(annotations::CONTROLLER_FIRST_OBSERVED_AT).unwrap_or(first_seen);
+        if let Some(latency) = milliseconds(observed, now) {
             self.claim_controller_startup.observe(values(), latency);
         }
-        if let Ok(latency) = std::time::Duration::try_from(now.duration_since(first_seen)) {
+        if let Ok(latency) = std::time::Duration::try_from(now.duration_since(observed)) {
             self.claim_ready.observe(values(), latency.as_secs_f64());
         }
         if let Some((sandbox, latency)) = sandbox.and_then(|sandbox| Some((sandbox, creation(sandbox)?))) {
@@ -183,7 +184,7 @@ fn template(sandbox: &Sandbox) -> &str {
         .unwrap_or(NO_TEMPLATE)
 }
 
-/// Whole milliseconds; nothing for a time in the future, as clocks of others may run ahead.
+/// Whole milliseconds; nothing for a time in the future.
 fn milliseconds(from: Timestamp, to: Timestamp) -> Option<f64> {
     let elapsed = to.duration_since(from);
     (!elapsed.is_negative()).then(|| elapsed.as_millis() as f64)
@@ -202,10 +203,12 @@ mod tests {
 
     use jiff::Timestamp;
     use serde_json::json;
-    use warren_api::SandboxClaim;
+    use warren_api::{SandboxClaim, annotations};
 
     use super::ClaimClock;
     use crate::cache::{Change, key_of};
+    use crate::telemetry::family::Text;
+    use crate::telemetry::metrics::Metrics;
 
     fn claim(ready: bool, stamped: bool) -> Arc<SandboxClaim> {
         let annotations = match stamped {
@@ -240,5 +243,31 @@ mod tests {
             clock.observe(&change, Timestamp::UNIX_EPOCH).is_some()
         });
         assert_eq!(measured.count(), 1);
+    }
+
+    #[test]
+    fn the_time_before_a_restart_counts() {
+        let metrics = Metrics::default();
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let mut claim = SandboxClaim::clone(&claim(true, false));
+        let key = annotations::CONTROLLER_FIRST_OBSERVED_AT.to_owned();
+        let (restart, now) = (at("2027-01-15T08:00:09Z"), at("2027-01-15T08:00:10Z"));
+        // The second one is a clock that runs ahead, so what was seen here counts.
+        for observed in ["2027-01-15T08:00:00Z", "2027-01-15T09:00:00Z"] {
+            claim.metadata.annotations = Some([(key.clone(), observed.to_owned())].into());
+            metrics.claim_became_ready(&claim, None, restart, now);
+        }
+        let mut text = Text::default();
+        metrics.write(&mut text);
+        let page = text.finish();
+        for sum in [
+            "agent_sandbox_claim_controller_startup_latency_ms_sum 11000",
+            "warren_claim_ready_seconds_sum 11",
+        ] {
+            let (name, number) = sum.split_once(' ').unwrap();
+            let line =
+                format!("{name}{{launch_type=\"unknown\",sandbox_template=\"__unknown__\"}} {number}\n");
+            assert!(page.contains(&line), "{line}{page}");
+        }
     }
 }

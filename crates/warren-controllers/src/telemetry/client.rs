@@ -1,14 +1,15 @@
-//! Measures, and on request holds back, what a client asks of the API server: a layer around its transport.
+//! Measures, and on request holds back, what a client asks of the API server.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use http::{Method, Request, Response};
-use tokio::time::{Instant, Sleep};
+use kube::Client;
+use kube::client::Body;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 use tower::{Layer, Service};
 
 use super::metrics::Metrics;
@@ -27,12 +28,11 @@ pub struct RateLimit {
 pub struct MeteredLayer {
     metrics: Arc<Metrics>,
     host: Arc<str>,
-    limit: Option<RateLimit>,
 }
 
 impl MeteredLayer {
-    pub(crate) fn new(metrics: Arc<Metrics>, host: &str, limit: Option<RateLimit>) -> Self {
-        Self { metrics, host: host.into(), limit }
+    pub(crate) fn new(metrics: Arc<Metrics>, host: &str) -> Self {
+        Self { metrics, host: host.into() }
     }
 
     /// Puts it around a transport.
@@ -45,8 +45,7 @@ impl<S> Layer<S> for MeteredLayer {
     type Service = MeteredService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let bucket = self.limit.map(Bucket::new);
-        MeteredService { inner, layer: self.clone(), bucket, held_back: None }
+        MeteredService { inner, layer: self.clone() }
     }
 }
 
@@ -55,8 +54,6 @@ impl<S> Layer<S> for MeteredLayer {
 pub struct MeteredService<S> {
     inner: S,
     layer: MeteredLayer,
-    bucket: Option<Bucket>,
-    held_back: Option<Duration>,
 }
 
 impl<S, B, R> Service<Request<B>> for MeteredService<S>
@@ -71,21 +68,13 @@ where
     type Future = BoxFuture<'static, Result<Response<R>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        if let Some(bucket) = &mut self.bucket
-            && self.held_back.is_none()
-        {
-            self.held_back = Some(ready!(bucket.poll_token(context)));
-        }
         self.inner.poll_ready(context)
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let method = method(request.method());
-        let MeteredLayer { metrics, host, .. } = &self.layer;
+        let MeteredLayer { metrics, host } = &self.layer;
         let (metrics, host) = (metrics.clone(), host.to_string());
-        if let Some(held_back) = self.held_back.take() {
-            metrics.limiter_time.observe([method.into(), host.clone().into()], held_back.as_secs_f64());
-        }
         let started = Instant::now();
         let answer = self.inner.call(request);
         Box::pin(async move {
@@ -102,6 +91,24 @@ where
             answer
         })
     }
+}
+
+/// A client that sends by another one, each request when its turn has come. Whoever has the other one does not wait for them.
+pub(crate) fn hold_back(client: Client, metrics: Arc<Metrics>, host: &str, limit: RateLimit) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let (bucket, host): (_, Arc<str>) = (Arc::new(Mutex::new(Bucket::new(limit))), host.into());
+    let transport = tower::service_fn(move |request: Request<Body>| {
+        let (client, metrics, bucket, host) = (client.clone(), metrics.clone(), bucket.clone(), host.clone());
+        async move {
+            let asked = Instant::now();
+            // Waiting for the lock is waiting in line: it is given in the order in which it was asked for.
+            bucket.lock().await.take().await;
+            let values = [method(request.method()).into(), host.to_string().into()];
+            metrics.limiter_time.observe(values, asked.elapsed().as_secs_f64());
+            client.send(request).await
+        }
+    });
+    Client::new(transport, namespace)
 }
 
 fn method(method: &Method) -> &'static str {
@@ -123,7 +130,6 @@ struct Bucket {
     /// How long all tokens take.
     depth: Duration,
     empty_at: Instant,
-    waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Bucket {
@@ -134,37 +140,35 @@ impl Bucket {
             .min(Duration::from_secs(24 * 60 * 60));
         let depth = interval.saturating_mul(limit.burst.max(1));
         let now = Instant::now();
-        Self { interval, depth, empty_at: now.checked_sub(depth).unwrap_or(now), waiting: None }
+        Self { interval, depth, empty_at: now.checked_sub(depth).unwrap_or(now) }
     }
 
-    /// Takes a token, and tells how long that took.
-    fn poll_token(&mut self, context: &mut Context<'_>) -> Poll<Duration> {
-        if self.waiting.is_none() {
-            let now = Instant::now();
-            let earliest = now.checked_sub(self.depth).unwrap_or(now);
-            self.empty_at = self.empty_at.max(earliest) + self.interval;
-            if self.empty_at <= now {
-                return Poll::Ready(Duration::ZERO);
-            }
-            self.waiting = Some((now, Box::pin(tokio::time::sleep_until(self.empty_at))));
+    /// Takes a token, when there is one. Whoever gives up before that has taken none.
+    async fn take(&mut self) {
+        let now = Instant::now();
+        let earliest = now.checked_sub(self.depth).unwrap_or(now);
+        let turn = self.empty_at.max(earliest) + self.interval;
+        if turn > now {
+            tokio::time::sleep_until(turn).await;
         }
-        if let Some((since, sleep)) = &mut self.waiting {
-            ready!(sleep.as_mut().poll(context));
-            let waited = since.elapsed();
-            self.waiting = None;
-            return Poll::Ready(waited);
-        }
-        Poll::Ready(Duration::ZERO)
+        self.empty_at = turn;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
+    use std::convert::Infallible;
+    use std::sync::Arc;
 
+    use futures::FutureExt as _;
+    use http::{Request, Response};
+    use kube::Client;
+    use kube::client::Body;
     use tokio::time::Instant;
 
-    use super::{Bucket, RateLimit};
+    use super::{Bucket, RateLimit, hold_back};
+    use crate::telemetry::family::Text;
+    use crate::telemetry::metrics::Metrics;
 
     #[tokio::test(start_paused = true)]
     async fn a_burst_goes_at_once_and_the_rest_at_the_rate() {
@@ -172,11 +176,37 @@ mod tests {
         let start = Instant::now();
         let mut times = Vec::new();
         for _ in 0..5 {
-            poll_fn(|context| bucket.poll_token(context)).await;
+            bucket.take().await;
             times.push(start.elapsed().as_millis());
         }
+        assert!(bucket.take().now_or_never().is_none(), "a token that is not there yet was given");
+        bucket.take().await;
+        times.push(start.elapsed().as_millis());
         assert_eq!(times[..3], [0, 0, 0]);
         assert!((100..110).contains(&times[3]), "{times:?}");
         assert!((200..210).contains(&times[4]), "{times:?}");
+        assert!((300..310).contains(&times[5]), "who gave up has taken none: {times:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_wait_are_measured_from_when_they_asked() {
+        let server = |_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) };
+        let metrics = Arc::new(Metrics::default());
+        let limit = RateLimit { queries_per_second: 1.0, burst: 1 };
+        let client =
+            hold_back(Client::new(tower::service_fn(server), "default"), metrics.clone(), "server:1", limit);
+        let ask = || client.send(Request::new(Body::empty()));
+        let (first, second, third) = tokio::join!(ask(), ask(), ask());
+        assert!([first, second, third].iter().all(Result::is_ok));
+        let mut text = Text::default();
+        metrics.limiter_time.write(&mut text);
+        let page = text.finish();
+        let sum = page.lines().find_map(|line| {
+            line.strip_prefix(
+                "rest_client_rate_limiter_duration_seconds_sum{host=\"server:1\",verb=\"GET\"} ",
+            )
+        });
+        // None, one second, and two.
+        assert_eq!(sum.unwrap().parse::<f64>().unwrap().round(), 3.0, "{page}");
     }
 }

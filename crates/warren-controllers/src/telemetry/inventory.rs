@@ -25,6 +25,10 @@ const FAMILY: Family<7> = Family {
 };
 
 pub(crate) fn write(sandboxes: &Cache<Sandbox>, text: &mut Text) {
+    // Half a list would look as if sandboxes had ended.
+    if !sandboxes.is_listed() {
+        return;
+    }
     let mut counts: BTreeMap<Values<7>, f64> = BTreeMap::new();
     for sandbox in sandboxes.all() {
         *counts.entry(values(&sandbox)).or_default() += 1.0;
@@ -38,7 +42,9 @@ fn values(sandbox: &Sandbox) -> Values<7> {
         sandbox.status.as_ref().and_then(|status| conditions::find(&status.conditions, ConditionType::Ready));
     let is_ready = ready.is_some_and(|ready| ready.status == "True");
     let is_expired = ready.is_some_and(|ready| ready.reason == Reason::SandboxExpired.as_str());
-    let template = ownership::annotation(metadata, annotations::SANDBOX_TEMPLATE_REF).unwrap_or("unknown");
+    let template = ownership::annotation(metadata, annotations::SANDBOX_TEMPLATE_REF)
+        .filter(|name| !name.is_empty())
+        .unwrap_or("unknown");
     let owner = ownership::controller(metadata);
     let owned_by = match owner {
         Some(owner) if ownership::is_kind::<SandboxClaim>(owner) => "SandboxClaim",
@@ -62,5 +68,39 @@ pub(crate) fn launch_type(sandbox: &Sandbox) -> &'static str {
     match ownership::label(&sandbox.metadata, labels::LAUNCH_TYPE) {
         Some(labels::LAUNCH_TYPE_WARM) => labels::LAUNCH_TYPE_WARM,
         _ => labels::LAUNCH_TYPE_COLD,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+    use warren_api::Sandbox;
+
+    use super::write;
+    use crate::cache::{Cache, Keeping};
+    use crate::telemetry::family::Text;
+
+    fn page(sandboxes: &Cache<Sandbox>) -> String {
+        let mut text = Text::default();
+        write(sandboxes, &mut text);
+        text.finish()
+    }
+
+    #[test]
+    fn nothing_is_counted_before_everything_is_listed() {
+        let sandboxes = Cache::<Sandbox>::new(Keeping { trim: |_| {}, indices: |_| vec![] });
+        let sandbox = json!({
+            "metadata": {"name": "s", "namespace": "default", "uid": "u", "resourceVersion": "1",
+                "annotations": {"agents.x-k8s.io/sandbox-template-ref": ""}},
+            "spec": {"podTemplate": {"spec": {"containers": []}}},
+        });
+        sandboxes.begin_list();
+        sandboxes.list(Arc::new(serde_json::from_value(sandbox).unwrap()));
+        assert_eq!(page(&sandboxes), "");
+        sandboxes.end_list();
+        let page = page(&sandboxes);
+        assert!(page.contains("sandbox_template=\"unknown\"} 1\n"), "{page}");
     }
 }

@@ -46,6 +46,22 @@ pub(crate) const QUEUE_BUCKETS: [f64; QUEUE_BOUNDS] = {
     bounds
 };
 
+/// What a program was built from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BuildInfo {
+    /// The commit, in full.
+    pub git_commit: &'static str,
+    /// When, as far as anybody knows.
+    pub build_date: &'static str,
+}
+
+impl Default for BuildInfo {
+    /// Nobody knows.
+    fn default() -> Self {
+        Self { git_commit: "unknown", build_date: "unknown" }
+    }
+}
+
 /// The numbers that are kept while we run. What exists (sandboxes, queues, the process) is counted when asked for.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -65,6 +81,7 @@ pub(crate) struct Metrics {
     pub(crate) limiter_time: Histograms<2, 16>,
     /// Leases by name, and whether we hold them.
     pub(crate) leases: Mutex<BTreeMap<String, bool>>,
+    pub(crate) build: BuildInfo,
 }
 
 impl Default for Metrics {
@@ -159,6 +176,7 @@ impl Default for Metrics {
                 &REQUEST_BUCKETS,
             ),
             leases: Mutex::default(),
+            build: BuildInfo::default(),
         }
     }
 }
@@ -188,12 +206,12 @@ impl Metrics {
             labels: ["name"],
         };
         text.numbers(&family, "gauge", leases.iter().map(|(values, held)| (values, *held)));
-        build_info(text);
+        build_info(self.build, text);
     }
 }
 
-/// What this program is. The labels are agent-sandbox's, so there is a `go_version`, which is our compiler's.
-fn build_info(text: &mut Text) {
+/// What this program is. The labels are agent-sandbox's, so there is a `go_version`, although there is no Go.
+fn build_info(build: BuildInfo, text: &mut Text) {
     let family = Family {
         name: "agent_sandbox_build_info",
         help: "Agent sandbox controller build metadata exposed as labels with a constant value of 1.",
@@ -206,11 +224,33 @@ fn build_info(text: &mut Text) {
     };
     let values = [
         concat!("warren-", env!("CARGO_PKG_VERSION")).into(),
-        option_env!("WARREN_GIT_COMMIT").unwrap_or("unknown").into(),
-        option_env!("WARREN_BUILD_DATE").unwrap_or("unknown").into(),
+        build.git_commit.into(),
+        build.build_date.into(),
         "none".into(),
         "rustc".into(),
         format!("{}/{architecture}", std::env::consts::OS).into(),
     ];
     text.numbers(&family, "gauge", [(&values, 1.0)]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BuildInfo, build_info};
+    use crate::telemetry::family::Text;
+
+    /// To the letter: agent-sandbox has a test of these lines, too.
+    #[test]
+    fn what_it_was_built_from_is_told_in_the_words_of_agent_sandbox() {
+        let mut text = Text::default();
+        build_info(BuildInfo { git_commit: "0123abcd", build_date: "2027-01-15T08:00:00Z" }, &mut text);
+        let page = text.finish();
+        let (head, labels) = page.split_once("info{").unwrap();
+        assert_eq!(
+            head,
+            "# HELP agent_sandbox_build_info Agent sandbox controller build metadata exposed as labels with a constant value of 1.\n\
+             # TYPE agent_sandbox_build_info gauge\nagent_sandbox_build_"
+        );
+        let known = "build_date=\"2027-01-15T08:00:00Z\",compiler=\"rustc\",git_commit=\"0123abcd\",git_version=\"warren-";
+        assert!(labels.starts_with(known) && labels.ends_with("\"} 1\n"), "{labels}");
+    }
 }

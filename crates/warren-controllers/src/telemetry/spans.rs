@@ -20,6 +20,9 @@ use warren_decide::step::{Action, Kind, Stage, Step};
 pub use otlp::{Exporter, OtlpConfig, OtlpError, OtlpProtocol};
 pub(crate) use sandbox::SandboxSpans;
 
+/// The longest `tracestate` that is passed on; the standard asks for no more, and every span under way would hold its own copy of it.
+const LONGEST_STATE: usize = 512;
+
 /// Where a span belongs: its trace and itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Context {
@@ -41,7 +44,8 @@ impl Context {
             return None;
         }
         let (trace, span) = (hexadecimal(trace, 32)?, u64::try_from(hexadecimal(span, 16)?).ok()?);
-        let state = headers.get("tracestate").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let state = headers.get("tracestate").and_then(Value::as_str).unwrap_or_default();
+        let state = if state.len() <= LONGEST_STATE { state.to_owned() } else { String::new() };
         let is_sampled = hexadecimal(flags, 2)? & 1 == 1;
         (trace != 0 && span != 0).then_some(Self { trace, span, is_sampled, state })
     }
@@ -206,6 +210,14 @@ mod tests {
         assert_eq!(Context::parse(text).unwrap().carrier(), text);
         let unsampled = r#"{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}"#;
         assert_eq!(Context::parse(unsampled).unwrap().carrier(), unsampled);
+    }
+
+    #[test]
+    fn a_state_that_is_too_long_is_left_behind() {
+        let parent = r#""traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01""#;
+        let with = |length: usize| format!("{{{parent},\"tracestate\":\"{}\"}}", "a".repeat(length));
+        assert_eq!(Context::parse(&with(512)).unwrap().carrier(), with(512));
+        assert_eq!(Context::parse(&with(513)).unwrap().carrier(), format!("{{{parent}}}"));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
-use warren_api::{Sandbox, SandboxClaim};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, labels};
 use warren_controllers::Controllers;
 
 use super::{extensions, sandbox};
@@ -49,34 +50,76 @@ pub fn assert_backs_off(what: &str, tries: &[Instant]) {
     }
 }
 
+/// What stands in the way of sandboxes, claims and templates of these names: made before there are controllers, so that they know of it
+/// from the beginning and have one thing to say.
+async fn put_in_the_way(place: &Place) {
+    let containers = json!({"containers": [{"name": "x", "image": "i"}]});
+    place.create::<Pod>(json!({"metadata": {"name": "taken"}, "spec": containers})).await;
+    let service = json!({"clusterIP": "None", "selector": {"app": "theirs"}, "ports": [{"port": 80}]});
+    place.create::<Service>(json!({"metadata": {"name": "served"}, "spec": service})).await;
+    place
+        .create::<PersistentVolumeClaim>(json!({"metadata": {"name": "data-stored"}, "spec": volume()}))
+        .await;
+    let policy = json!({"podSelector": {"matchLabels": {"app": "theirs"}}});
+    place
+        .create::<NetworkPolicy>(json!({"metadata": {"name": "walled-network-policy"}, "spec": policy}))
+        .await;
+    place.create::<Sandbox>(sandbox("occupied", json!({"operatingMode": "Suspended"}))).await;
+    let twins = place.create::<Sandbox>(sandbox("twins", json!({}))).await;
+    let owner = json!([{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": "twins",
+        "uid": twins.uid(), "controller": true}]);
+    let labels = json!({labels::SANDBOX_NAME_HASH: NameHash::of("twins").to_string()});
+    for name in ["twins", "twins-again"] {
+        let metadata = json!({"name": name, "labels": labels, "ownerReferences": owner});
+        place.create::<Pod>(json!({"metadata": metadata, "spec": containers})).await;
+    }
+}
+
+fn volume() -> Value {
+    json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}})
+}
+
 pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Place) {
+    put_in_the_way(&place).await;
+    let containers = json!([{"name": "main", "image": "i", "env": [{"name": "TAKEN", "value": "1"}]}]);
+    let pod =
+        json!({"metadata": {"labels": {"sandbox.users.io/team": "a"}}, "spec": {"containers": containers}});
+    place.pool("pool", 0, json!({"envVarsInjectionPolicy": "Allowed", "podTemplate": pod})).await;
+    place.pool("closed", 0, json!({})).await;
+    place.pool("bare", 0, json!({})).await;
+    place.api::<SandboxTemplate>().delete("bare", &DeleteParams::default()).await.unwrap();
+    place.pool("walled", 0, json!({})).await;
+
     let (client, calls) = place.watched_client();
     let controllers = Controllers::start(client, extensions());
     let _nodes = support::nodes(&place).await;
+    place.wait::<Sandbox>("occupied", "suspended", is_ready("False/SandboxSuspended")).await;
+    let begun = Instant::now();
     // The schema of a sandbox takes the name, and the server refuses the pod.
     let unfit = json!({"podTemplate": {"spec": {"containers": [{"name": "Not A Name", "image": "i"}]}}});
     place.create::<Sandbox>(sandbox("unfit", unfit.clone())).await;
-    // Somebody else's pod in the way.
-    let stranger = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "taken"},
-        "spec": {"containers": [{"name": "x", "image": "i"}]}});
-    place.create::<Pod>(stranger).await;
     place.create::<Sandbox>(sandbox("taken", json!({}))).await;
-    // A claim that asks for a container that there is not, one for a pool that there is not, one that may not be.
-    place.pool("pool", 0, json!({"envVarsInjectionPolicy": "Allowed"})).await;
-    let claims: [(&str, &str, Value, &str); 4] = [
+    // Without a pod of their own, these have nothing to tell but what is wrong.
+    place.create::<Sandbox>(sandbox("served", json!({"service": true, "operatingMode": "Suspended"}))).await;
+    let volumes = json!([{"metadata": {"name": "data"}, "spec": volume()}]);
+    let stored = json!({"volumeClaimTemplates": volumes, "operatingMode": "Suspended"});
+    place.create::<Sandbox>(sandbox("stored", stored)).await;
+    let team = |team: &str| json!({"additionalPodMetadata": {"labels": {"sandbox.users.io/team": team}}});
+    let variable = |name: &str| json!({"env": [{"name": name, "value": "2"}]});
+    let claims: [(&str, &str, Value, &str); 9] = [
         (
             "unknown",
             "pool",
             json!({"env": [{"name": "A", "value": "1", "containerName": "none"}]}),
             "ReconcilerError",
         ),
+        ("repeated", "pool", variable("TAKEN"), "ReconcilerError"),
+        ("overriding", "pool", team("b"), "ReconcilerError"),
+        ("occupied", "pool", json!({}), "ReconcilerError"),
         ("lost", "nowhere", json!({}), "WarmPoolNotFound"),
-        (
-            "forbidden",
-            "pool",
-            json!({"volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {}}]}),
-            "VolumeClaimTemplatesError",
-        ),
+        ("bare", "bare", json!({}), "TemplateNotFound"),
+        ("closed", "closed", variable("A"), "EnvVarsInjectionRejected"),
+        ("forbidden", "pool", json!({"volumeClaimTemplates": volumes}), "VolumeClaimTemplatesError"),
         (
             "invalid",
             "pool",
@@ -91,16 +134,18 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
         let wanted = format!("False/{reason}");
         place.wait::<SandboxClaim>(name, reason, is_ready(wanted)).await;
     }
-    for name in ["unfit", "taken"] {
+    let sandboxes = ["unfit", "taken", "served", "stored"];
+    for name in sandboxes {
         place.wait::<Sandbox>(name, "told", is_ready("False/ReconcilerError")).await;
     }
+    place.wait::<Sandbox>("twins", "told", is_ready("False/MultiplePods")).await;
 
     let creations = |call: &Call| call.is_creation_of_pod(&place);
     let tries = tried(&calls, "the unfit pod", creations).await;
     assert_backs_off("the unfit pod", &tries);
 
     // The clock of the unfit pod has run for all of them.
-    for name in ["unfit", "taken"] {
+    for name in sandboxes.into_iter().chain(["twins"]) {
         let told = matching(&calls, |call| call.path.ends_with(&format!("/sandboxes/{name}/status")));
         assert_eq!(told.len(), 1, "{name} was told once: {told:?}");
     }
@@ -109,11 +154,59 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
         let told = about.iter().filter(|call| call.path.ends_with("/status")).count();
         assert_eq!(told, 1, "{name} was told once: {about:?}");
         assert!(about.len() <= 2, "the status, and when it was first seen: {about:?}");
-        let for_it = matching(&calls, |call| call.path.contains(&format!("/sandboxes/{name}")));
+        let path = format!("/sandboxes/{name}");
+        let for_it = matching(&calls, |call| call.at > begun && call.path.contains(&path));
         assert!(for_it.is_empty(), "nothing is asked about a sandbox that it does not have: {for_it:?}");
     }
-    let about_taken = matching(&calls, |call| call.path.contains("/pods/taken"));
-    assert!(about_taken.is_empty(), "what is in the way is known without asking: {about_taken:?}");
+    let walled = matching(&calls, |call| call.path.contains("/sandboxtemplates/walled"));
+    assert!(walled.len() <= 1, "it gets its label: {walled:?}");
+    for path in [
+        "/pods/taken",
+        "/pods/twins",
+        "/services/served",
+        "/persistentvolumeclaims/data-stored",
+        "/networkpolicies/walled-network-policy",
+    ] {
+        let asked = matching(&calls, |call| call.path.contains(path));
+        assert!(asked.is_empty(), "what is in the way is known without asking: {asked:?}");
+    }
+    controllers.shutdown().await;
+}
+
+/// Controllers that may make no sandboxes; their calls that arrive, and those that were denied.
+fn without_sandboxes(place: &Place) -> (Controllers, Calls, Calls) {
+    let (client, calls) = place.watched_client();
+    let denied = Calls::default();
+    let (log, path) = (denied.clone(), format!("/namespaces/{}/sandboxes", place.namespace));
+    let is_denied = move |method: &http::Method, asked: &str| {
+        let is_denied = method == http::Method::POST && asked.ends_with(&path);
+        if is_denied {
+            let call = Call { at: Instant::now(), verb: method.to_string(), path: asked.to_owned() };
+            log.lock().unwrap().push(call);
+        }
+        is_denied
+    };
+    (Controllers::start(support::refusing(client, is_denied), extensions()), calls, denied)
+}
+
+pub async fn sandboxes_that_are_denied_are_tried_later_and_later_and_told_once(place: Place) {
+    place.pool("empty", 0, json!({})).await;
+    let (controllers, calls, denied) = without_sandboxes(&place);
+    place.claim("c", "empty", json!({})).await;
+    place.wait::<SandboxClaim>("c", "told", is_ready("False/ReconcilerError")).await;
+    let tries = tried(&denied, "the sandbox of a claim", |_| true).await;
+    assert_backs_off("the sandbox of a claim", &tries);
+    let told = matching(&calls, |call| call.path.ends_with("/sandboxclaims/c/status"));
+    assert_eq!(told.len(), 1, "{told:?}");
+    controllers.shutdown().await;
+    place.api::<SandboxClaim>().delete("c", &DeleteParams::default()).await.unwrap();
+
+    let (controllers, calls, denied) = without_sandboxes(&place);
+    place.pool("full", 1, json!({})).await;
+    let tries = tried(&denied, "the member of a pool", |_| true).await;
+    assert_backs_off("the member of a pool", &tries);
+    let told = matching(&calls, |call| call.path.ends_with("/sandboxwarmpools/full/status"));
+    assert!(told.len() <= 1, "{told:?}");
     controllers.shutdown().await;
 }
 

@@ -3,13 +3,16 @@
 
 pub mod bad_input;
 pub mod guards;
+pub mod permissions;
 pub mod telemetry;
 
 pub use bad_input::{
     lasting_errors_are_retried_later_and_later_and_said_once,
+    sandboxes_that_are_denied_are_tried_later_and_later_and_told_once,
     what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other,
 };
 pub use guards::writes_decided_about_another_object_or_an_older_state_are_refused;
+pub use permissions::{a_right_that_is_taken_away_is_missed, the_rights_that_are_handed_out_are_enough};
 pub use telemetry::{
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened,
     spans_of_passes_are_children_of_the_context_that_a_claim_carries,
@@ -114,7 +117,7 @@ pub async fn an_outdated_member_of_a_recreate_pool_is_not_handed_out(place: Plac
 
 pub async fn a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends(place: Place) {
     let election = |identity: &str| Election {
-        lease_duration: Duration::from_secs(2),
+        lease_duration: Duration::from_secs(8),
         renew_period: Duration::from_millis(200),
         ..Election::new(place.namespace.clone(), identity)
     };

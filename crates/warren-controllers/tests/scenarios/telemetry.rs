@@ -15,7 +15,7 @@ use warren_api::annotations::TRACE_CONTEXT;
 use warren_api::{Sandbox, SandboxClaim};
 use warren_controllers::leader::Election;
 use warren_controllers::telemetry::{OtlpConfig, OtlpProtocol, Telemetry};
-use warren_controllers::{Config, Endpoints, Program, RunError};
+use warren_controllers::{Config, Connection, Endpoints, Program, RunError};
 
 use super::{extensions, sandbox};
 use crate::support::collector::{Collector, Span};
@@ -36,14 +36,24 @@ impl Running {
             let inner = inner.clone();
             async move { inner.send(request).await }
         });
-        let client = Client::new(telemetry.client_layer("server:1", None).around(transport), "default");
+        let client = |host| Client::new(telemetry.client_layer(host).around(transport.clone()), "default");
+        let connection = Connection {
+            client: client("server:1"),
+            lease: client("lease:1"),
+            namespace: place.namespace.clone(),
+        };
         let loopback = "127.0.0.1:0".parse().unwrap();
         let endpoints = Endpoints::open(Some(&loopback), Some(&loopback)).await.unwrap();
         let (metrics, health) = (endpoints.metrics().unwrap(), endpoints.health().unwrap());
         let shutdown = CancellationToken::new();
         let program = Program { controllers: config, election };
-        let task =
-            tokio::spawn(warren_controllers::run(client, telemetry, program, endpoints, shutdown.clone()));
+        let task = tokio::spawn(warren_controllers::run(
+            connection,
+            telemetry,
+            program,
+            endpoints,
+            shutdown.clone(),
+        ));
         Self { metrics, health, shutdown, task }
     }
 
@@ -256,6 +266,42 @@ fn has_the_shape_of_agent_sandbox(page: &Page) {
         assert_eq!(page.types.get(family).map(String::as_str), Some("histogram"), "{family}");
         assert_eq!(page.labels(&format!("{family}_count")).join(" "), labels, "{family}");
     }
+    let bounds = page.bounds("controller_runtime_reconcile_time_seconds");
+    assert_eq!(
+        bounds[..bounds.len() - 1],
+        [
+            0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9,
+            1., 1.25, 1.5, 1.75, 2., 2.5, 3., 3.5, 4., 4.5, 5., 6., 7., 8., 9., 10., 15., 20., 25., 30., 40.,
+            50., 60.
+        ]
+    );
+    let bounds = page.bounds("rest_client_request_duration_seconds");
+    assert_eq!(
+        bounds[..bounds.len() - 1],
+        [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2., 4., 8., 15., 30., 60.]
+    );
+    // Powers of ten as Go multiplies and prints them.
+    for family in ["workqueue_queue_duration_seconds", "workqueue_work_duration_seconds"] {
+        let bounds = page.bounds(family);
+        assert_eq!(
+            bounds[..bounds.len() - 1],
+            [
+                1e-8,
+                1e-7,
+                1e-6,
+                9.999999999999999e-6,
+                9.999999999999999e-5,
+                0.001,
+                0.01,
+                0.1,
+                1.,
+                10.,
+                100.,
+                1000.
+            ],
+            "{family}"
+        );
+    }
     for (family, kind) in [
         ("process_cpu_seconds_total", "counter"),
         ("process_resident_memory_bytes", "gauge"),
@@ -289,6 +335,10 @@ pub async fn who_stands_by_watches_and_works_as_soon_as_the_leader_leaves(place:
     let _nodes = support::nodes(&place).await;
     place.create::<Sandbox>(sandbox("one", json!({}))).await;
     place.wait::<Sandbox>("one", "ready", is_ready("True/DependenciesReady")).await;
+    let page =
+        first.scrape_until("counted", |page| page.series.keys().any(|name| name.contains("lease:1"))).await;
+    let taken = "rest_client_requests_total{code=\"201\",host=\"lease:1\",method=\"POST\"}";
+    assert_eq!(page.value(taken), 1.0, "the lease has a client of its own");
     let page = second
         .scrape_until("watching", |page| page.series.keys().any(|name| name.starts_with("agent_sandboxes")))
         .await;
@@ -306,14 +356,15 @@ pub async fn who_stands_by_watches_and_works_as_soon_as_the_leader_leaves(place:
 
 pub async fn spans_of_passes_are_children_of_the_context_that_a_claim_carries(place: Place) {
     let collector = Collector::start().await;
-    let (telemetry, exporter) = Telemetry::with_spans(OtlpConfig {
-        endpoint: format!("http://{}", collector.address).parse().unwrap(),
-        protocol: OtlpProtocol::Grpc,
-        headers: Default::default(),
-        timeout: DEADLINE,
-        certificate_authority: None,
-    })
-    .unwrap();
+    let (telemetry, exporter) = Telemetry::default()
+        .with_spans(OtlpConfig {
+            endpoint: format!("http://{}", collector.address).parse().unwrap(),
+            protocol: OtlpProtocol::Grpc,
+            headers: Default::default(),
+            timeout: DEADLINE,
+            certificate_authority: None,
+        })
+        .unwrap();
     let running = Running::start(&place, extensions(), None, telemetry).await;
     let _nodes = support::nodes(&place).await;
     place.pool("pool", 0, json!({})).await;

@@ -2,12 +2,15 @@
 //! variable. What has no meaning here is taken and says so, so that an existing Deployment needs no edit.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
+use anyhow::ensure;
 use clap::{ArgAction, Args};
-use warren_controllers::BindAddress;
+use jiff::SignedDuration;
 
 use super::go_syntax::{boolean, duration};
+
+/// Where metrics are served unless told otherwise, also by an empty address, as in the Kubernetes controller library.
+pub const METRICS: &str = ":8080";
 
 #[derive(Args, Clone, Debug)]
 #[command(args_override_self = true, allow_negative_numbers = true)]
@@ -25,11 +28,11 @@ pub struct Flags {
     #[arg(long, env = "WARREN_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,
     /// Where `/metrics` is served, over plain HTTP; `0` is nowhere
-    #[arg(long, env = "WARREN_METRICS_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8080", value_parser = address)]
-    pub metrics_bind_address: Address,
+    #[arg(long, env = "WARREN_METRICS_BIND_ADDRESS", value_name = "ADDRESS", default_value = METRICS)]
+    pub metrics_bind_address: String,
     /// Where `/healthz` and `/readyz` are served; `0` is nowhere
-    #[arg(long, env = "WARREN_HEALTH_PROBE_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8081", value_parser = address)]
-    pub health_probe_bind_address: Address,
+    #[arg(long, env = "WARREN_HEALTH_PROBE_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8081")]
+    pub health_probe_bind_address: String,
     /// Wait for a Lease before working, so that only one of several replicas does
     #[arg(long, env = "WARREN_LEADER_ELECT", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "true", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
     pub leader_elect: bool,
@@ -72,7 +75,7 @@ pub struct Flags {
     pub disable_claim_observability_annotations: bool,
     /// How long a claim may wait for its sandbox to become ready before it ends; 0 is for ever
     #[arg(long, env = "WARREN_CLAIM_DEADLINE", value_name = "DURATION", default_value = "0s", value_parser = duration, allow_hyphen_values = true)]
-    pub claim_deadline: Duration,
+    pub claim_deadline: SignedDuration,
     /// The file that lists the domains whose labels claims may put on pods [without it: `sandbox.users.io`]
     #[arg(
         long,
@@ -135,10 +138,10 @@ pub struct Pools {
     pub sandbox_warm_pool_max_size: usize,
     /// How long a pool that needs members may go without a new ready one before it is said not to progress
     #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_PROGRESS_DEADLINE", value_name = "DURATION", default_value = "10m", value_parser = duration, allow_hyphen_values = true)]
-    pub sandbox_warm_pool_progress_deadline: Duration,
+    pub sandbox_warm_pool_progress_deadline: SignedDuration,
     /// How long refilling a pool waits after members have left it
     #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_REPLENISH_DELAY", value_name = "DURATION", default_value = "0s", value_parser = duration, allow_hyphen_values = true)]
-    pub sandbox_warm_pool_replenish_delay: Duration,
+    pub sandbox_warm_pool_replenish_delay: SignedDuration,
     /// Most members created per second and pool; 0 is no limit
     #[arg(
         long,
@@ -150,10 +153,10 @@ pub struct Pools {
     pub sandbox_warm_pool_max_refill_rate: f64,
     /// How long a member may take to become ready
     #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_READINESS_GRACE_PERIOD", value_name = "DURATION", default_value = "5m", value_parser = duration, allow_hyphen_values = true)]
-    pub sandbox_warm_pool_readiness_grace_period: Duration,
+    pub sandbox_warm_pool_readiness_grace_period: SignedDuration,
     /// How often a pool whose members no node has room for is looked at
     #[arg(long, env = "WARREN_SANDBOX_WARM_POOL_UNSCHEDULABLE_RECHECK_INTERVAL", value_name = "DURATION", default_value = "1m", value_parser = duration, allow_hyphen_values = true)]
-    pub sandbox_warm_pool_unschedulable_recheck_interval: Duration,
+    pub sandbox_warm_pool_unschedulable_recheck_interval: SignedDuration,
     /// Mark waiting pods as safe to evict
     #[arg(long, env = "WARREN_ENABLE_WARM_POOL_EVICTION", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "true", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
     pub enable_warm_pool_eviction: bool,
@@ -165,9 +168,16 @@ pub struct Logging {
     /// `debug`, `info`, `error`, `panic`, or a number, where more is more
     #[arg(long, env = "WARREN_ZAP_LOG_LEVEL", value_name = "LEVEL", default_value = "info", value_parser = log_filter)]
     pub zap_log_level: &'static str,
-    /// `json` or `console`
-    #[arg(long, env = "WARREN_ZAP_ENCODER", value_name = "ENCODER", default_value = "console", value_parser = ["json", "console"])]
-    pub zap_encoder: String,
+    /// `json` or `console` [default: `console` on a terminal, else `json`]
+    #[arg(long, env = "WARREN_ZAP_ENCODER", value_name = "ENCODER", value_parser = ["json", "console"], ignore_case = true, hide_possible_values = true)]
+    pub zap_encoder: Option<String>,
+}
+
+impl Logging {
+    /// Whether the log is JSON: what collects logs takes it as agent-sandbox's, and who reads along is spared it.
+    pub fn as_json(&self, on_terminal: bool) -> bool {
+        self.zap_encoder.as_deref().map_or(!on_terminal, |encoder| encoder.eq_ignore_ascii_case("json"))
+    }
 }
 
 /// Flags of agent-sandbox's controller that have nothing to act on here.
@@ -175,34 +185,34 @@ pub struct Logging {
 pub struct Meaningless {
     /// No effect: connections are opened as needed
     #[arg(long, value_name = "NUMBER", hide_short_help = true)]
-    pub api_connections: Option<String>,
+    pub api_connections: Option<i64>,
     /// No effect: every watch has a connection of its own
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
-    pub separate_watch_connection: Option<String>,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true, hide_short_help = true)]
+    pub separate_watch_connection: Option<bool>,
     /// No effect: the pod's metadata is written as soon as claims leave room for it
-    #[arg(long, value_name = "DURATION", hide_short_help = true)]
-    pub sandbox_write_behind_window: Option<String>,
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, hide_short_help = true)]
+    pub sandbox_write_behind_window: Option<SignedDuration>,
     /// No effect: there is no Go runtime to profile
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
-    pub enable_pprof: Option<String>,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true, hide_short_help = true)]
+    pub enable_pprof: Option<bool>,
     /// No effect: there is no Go runtime to profile
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
-    pub enable_pprof_debug: Option<String>,
-    /// No effect: there is no Go runtime to profile
-    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, hide_short_help = true)]
-    pub pprof_block_profile_rate: Option<String>,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true, hide_short_help = true)]
+    pub enable_pprof_debug: Option<bool>,
     /// No effect: there is no Go runtime to profile
     #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, hide_short_help = true)]
-    pub pprof_mutex_profile_fraction: Option<String>,
+    pub pprof_block_profile_rate: Option<i64>,
+    /// No effect: there is no Go runtime to profile
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, hide_short_help = true)]
+    pub pprof_mutex_profile_fraction: Option<i64>,
     /// No effect: `v1alpha1` is converted by `warren migrate`, not by a webhook
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
-    pub enable_webhook: Option<String>,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true, hide_short_help = true)]
+    pub enable_webhook: Option<bool>,
     /// No effect: there is no webhook
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
-    pub manage_webhook_certs: Option<String>,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true, hide_short_help = true)]
+    pub manage_webhook_certs: Option<bool>,
     /// No effect: there is no webhook
     #[arg(long, value_name = "PORT", hide_short_help = true)]
-    pub webhook_port: Option<String>,
+    pub webhook_port: Option<i64>,
     /// No effect: there is no webhook
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub webhook_cert_dir: Option<String>,
@@ -219,8 +229,8 @@ pub struct Meaningless {
     #[arg(long, value_name = "NAMESPACE", hide_short_help = true)]
     pub webhook_namespace: Option<String>,
     /// No effect: choose with `--zap-log-level` and `--zap-encoder`
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL", hide_short_help = true)]
-    pub zap_devel: Option<String>,
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true, hide_short_help = true)]
+    pub zap_devel: Option<bool>,
     /// No effect: there are no stack traces in the log
     #[arg(long, value_name = "LEVEL", hide_short_help = true)]
     pub zap_stacktrace_level: Option<String>,
@@ -230,40 +240,54 @@ pub struct Meaningless {
 }
 
 impl Meaningless {
+    /// What agent-sandbox's controller would not start with ends us, too: a mistake is not hidden by a change of controllers.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if let Some(connections) = self.api_connections {
+            ensure!(connections >= 1, "`--api-connections` must be greater than 0, and is {connections}");
+        }
+        let window = self.sandbox_write_behind_window.unwrap_or_default();
+        ensure!(!window.is_negative(), "`--sandbox-write-behind-window` must not be negative");
+        for (flag, name) in
+            [("--webhook-cert-name", &self.webhook_cert_name), ("--webhook-key-name", &self.webhook_key_name)]
+        {
+            ensure!(name.as_ref().is_none_or(|name| !name.trim().is_empty()), "`{flag}` must not be blank");
+        }
+        Ok(())
+    }
+
     /// The flags that were given, each with why it has no effect. Those that ask for what is so anyway are left out.
     pub fn given(&self) -> Vec<(&'static str, &'static str)> {
         const PPROF: &str = "there is no Go runtime to profile";
         const WEBHOOK: &str = "there is no webhook; `warren migrate` converts `v1alpha1` manifests";
         const LOG: &str = "`--zap-log-level` and `--zap-encoder` choose what is logged";
-        let off = |given: &Option<String>| given.as_deref().is_some_and(|text| boolean(text) != Ok(false));
+        let on = |given: Option<bool>| given == Some(true);
+        let number = |given: Option<i64>| given.is_some();
         let any = Option::<String>::is_some;
         [
-            ("--api-connections", "connections are opened as needed", any(&self.api_connections)),
+            ("--api-connections", "connections are opened as needed", number(self.api_connections)),
             (
                 "--separate-watch-connection",
                 "every watch has a connection of its own",
-                off(&self.separate_watch_connection),
+                on(self.separate_watch_connection),
             ),
             (
                 "--sandbox-write-behind-window",
                 "the metadata of pods is written as soon as claims leave room for it",
-                self.sandbox_write_behind_window
-                    .as_deref()
-                    .is_some_and(|text| duration(text) != Ok(Duration::ZERO)),
+                self.sandbox_write_behind_window.is_some_and(|window| !window.is_zero()),
             ),
-            ("--enable-pprof", PPROF, off(&self.enable_pprof)),
-            ("--enable-pprof-debug", PPROF, off(&self.enable_pprof_debug)),
-            ("--pprof-block-profile-rate", PPROF, any(&self.pprof_block_profile_rate)),
-            ("--pprof-mutex-profile-fraction", PPROF, any(&self.pprof_mutex_profile_fraction)),
-            ("--enable-webhook", WEBHOOK, off(&self.enable_webhook)),
-            ("--manage-webhook-certs", WEBHOOK, off(&self.manage_webhook_certs)),
-            ("--webhook-port", WEBHOOK, any(&self.webhook_port)),
+            ("--enable-pprof", PPROF, on(self.enable_pprof)),
+            ("--enable-pprof-debug", PPROF, on(self.enable_pprof_debug)),
+            ("--pprof-block-profile-rate", PPROF, number(self.pprof_block_profile_rate)),
+            ("--pprof-mutex-profile-fraction", PPROF, number(self.pprof_mutex_profile_fraction)),
+            ("--enable-webhook", WEBHOOK, on(self.enable_webhook)),
+            ("--manage-webhook-certs", WEBHOOK, on(self.manage_webhook_certs)),
+            ("--webhook-port", WEBHOOK, number(self.webhook_port)),
             ("--webhook-cert-dir", WEBHOOK, any(&self.webhook_cert_dir)),
             ("--webhook-cert-name", WEBHOOK, any(&self.webhook_cert_name)),
             ("--webhook-key-name", WEBHOOK, any(&self.webhook_key_name)),
             ("--webhook-service-name", WEBHOOK, any(&self.webhook_service_name)),
             ("--webhook-namespace", WEBHOOK, any(&self.webhook_namespace)),
-            ("--zap-devel", LOG, off(&self.zap_devel)),
+            ("--zap-devel", LOG, on(self.zap_devel)),
             ("--zap-stacktrace-level", LOG, any(&self.zap_stacktrace_level)),
             ("--zap-time-encoding", LOG, any(&self.zap_time_encoding)),
         ]
@@ -273,20 +297,9 @@ impl Meaningless {
     }
 }
 
-/// An address, or nowhere.
-#[derive(Clone, Debug)]
-pub struct Address(pub Option<BindAddress>);
-
-fn address(text: &str) -> Result<Address, String> {
-    match text {
-        "" | "0" => Ok(Address(None)),
-        text => text.parse().map(|address| Address(Some(address))).map_err(|error| format!("{error}")),
-    }
-}
-
 /// What a level of the Go logger means as a filter of ours.
 fn log_filter(text: &str) -> Result<&'static str, String> {
-    match text {
+    match text.to_ascii_lowercase().as_str() {
         "debug" | "1" => Ok("debug,hyper=info,hyper_util=info,rustls=info,tower=info,kube=info"),
         "info" | "0" => Ok("info"),
         "error" => Ok("error"),

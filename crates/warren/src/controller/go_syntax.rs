@@ -3,7 +3,8 @@
 
 use std::ffi::OsString;
 
-pub use warren_api::go_duration::parse as duration;
+use jiff::SignedDuration;
+use warren_api::go_duration::{self, GoDurationError};
 
 /// The subcommand whose flags are Go's.
 const SUBCOMMAND: &str = "controller";
@@ -28,6 +29,15 @@ pub fn normalise(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString>
     arguments
 }
 
+/// A duration, which may be negative: where that makes no sense, it is a wrong value and not a wrong spelling.
+pub fn duration(text: &str) -> Result<SignedDuration, GoDurationError> {
+    let signed = |length| SignedDuration::try_from(length).map_err(|_| GoDurationError::TooLong);
+    match go_duration::parse(text) {
+        Err(GoDurationError::Negative) => Ok(-signed(go_duration::parse(text.trim_start_matches('-'))?)?),
+        length => signed(length?),
+    }
+}
+
 /// A boolean in any of Go's spellings.
 pub fn boolean(text: &str) -> Result<bool, String> {
     match text {
@@ -39,7 +49,7 @@ pub fn boolean(text: &str) -> Result<bool, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use jiff::SignedDuration;
 
     use super::{boolean, duration, normalise};
 
@@ -59,11 +69,12 @@ mod tests {
 
     #[test]
     fn values_are_read_as_go_reads_them() {
-        assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("1.5h"), Ok(Duration::from_secs(5400)));
-        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
-        assert_eq!(duration("0"), Ok(Duration::ZERO));
-        for wrong in ["", "5", "-1s", "x", "1y"] {
+        assert_eq!(duration("1m30s"), Ok(SignedDuration::from_secs(90)));
+        assert_eq!(duration("1.5h"), Ok(SignedDuration::from_secs(5400)));
+        assert_eq!(duration("250ms"), Ok(SignedDuration::from_millis(250)));
+        assert_eq!(duration("0"), Ok(SignedDuration::ZERO));
+        assert_eq!(duration("-1.5s"), Ok(SignedDuration::from_millis(-1500)));
+        for wrong in ["", "5", "--1s", "-+1s", "x", "1y"] {
             assert!(duration(wrong).is_err(), "{wrong} was taken");
         }
         assert_eq!((boolean("T"), boolean("0")), (Ok(true), Ok(false)));
