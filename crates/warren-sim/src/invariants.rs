@@ -4,11 +4,15 @@
 //!   nothing came of it, and another process, which has not heard of that, carries it out after all. At rest it has one.
 //! - A claim's committed assignment is never swapped for another, nor dropped while the claim has that sandbox.
 //! - A claimed sandbox is deleted only because its claim is gone, going, expired or has missed its deadline (at that moment, or
-//!   when the process that deletes it last made sure), or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, was suspended or has expired.
+//!   when the process that deletes it last made sure), or because the claim has and names another, or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, was suspended or has expired.
+//! - A service is deleted only because its sandbox is gone, wanted none or has expired; a network policy only because its template is
+//!   gone or wanted none, or because it is an old one of a claim. What nobody but its user may end (volume claims, which hold data,
+//!   pools, templates) no process deletes.
 //! - A sandbox has at most one pod that is not on its way out.
 //! - What has gone with its owner is not made again by a process that was told of its end, knew the owner, and has not asked for
 //!   the owner since: it would come to life for a moment after somebody ended it.
 //! - A ready sandbox that a claim takes names its pod; a Ready claim names a sandbox that is or was its own.
+//! - A claim is not assigned a member on a node that its process knew to be lost from the beginning of the pass.
 //! - A process never makes a member of a pool when those that it has seen or made itself, and that are alive (running or on
 //!   their way out) and still the pool's, already are as many as the size that it has seen. So `alive ≤ target + surge`, where
 //!   the surge is exactly the members that others have made (a second leader, a process that died, the user) and that had not
@@ -24,13 +28,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
-use warren_api::{Sandbox, SandboxClaim, annotations};
+use warren_api::template::NetworkPolicyManagement;
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, annotations};
 use warren_decide::ownership;
-use warren_decide::step::Kind;
+use warren_decide::step::{Action, Kind};
 
 use crate::object::{Any, Judged, Typed};
 use crate::server::{Caller, Commit, Server};
-use crate::wire::{Intent, Sent, made_for};
+use crate::wire::{Intent, Request, Sent, made_for};
 
 /// What is remembered about the past, to judge the present.
 #[derive(Debug, Default)]
@@ -43,7 +48,11 @@ pub struct Ledger {
     untold: BTreeSet<String>,
     /// Sandboxes that were asked to be suspended at some time, or had expired.
     stopped: BTreeSet<String>,
-    /// Assignments that were dropped: the claim's uid, the sandbox's name, and who did.
+    /// Sandboxes that wanted no service at some time, or had expired, and templates that wanted no policy.
+    without: BTreeSet<String>,
+    /// The nodes that each sandbox has said it is on, by uid.
+    nodes: BTreeMap<String, BTreeSet<String>>,
+    /// Assignments that were dropped, and not made again: the claim's uid, the sandbox's name, and who did.
     dropped: BTreeMap<(String, String), Caller>,
     /// Sandboxes that were taken for an assignment that another process had dropped.
     astray: BTreeSet<String>,
@@ -81,7 +90,9 @@ impl Ledger {
             Any::Sandbox(_) => self.sandbox(server, commit, intent, latest),
             Any::SandboxClaim(_) => self.claim(server, commit, latest),
             Any::Pod(_) => self.pod(server, commit, latest),
-            _ => Ok(()),
+            Any::SandboxTemplate(_) => self.template(commit),
+            Any::Service(_) | Any::NetworkPolicy(_) => self.judge_child_deletion(server, commit),
+            Any::SandboxWarmPool(_) | Any::PersistentVolumeClaim(_) => judge_deletion_of_users(commit),
         }
     }
 
@@ -101,6 +112,12 @@ impl Ledger {
         let (name, uid) = (after.metadata.name.as_deref().unwrap_or_default(), uid(&commit.after));
         if after.spec.operating_mode == OperatingMode::Suspended || is_sandbox_expired(after, latest) {
             self.stopped.insert(uid.to_owned());
+        }
+        if after.spec.blueprint.service == Some(false) || is_sandbox_expired(after, latest) {
+            self.without.insert(uid.to_owned());
+        }
+        if let Some(node) = after.status.as_ref().and_then(|status| status.node_name.clone()) {
+            self.nodes.entry(uid.to_owned()).or_default().insert(node);
         }
         if let Some(owner) = ownership::controller(&after.metadata)
             && ownership::is_claimed(&after.metadata)
@@ -188,6 +205,13 @@ impl Ledger {
             (!text.is_empty()).then(|| text.to_owned())
         };
         match (claim(&commit.before).and_then(assigned), assigned(after)) {
+            (None, Some(new)) => {
+                // From here on it is the claim's like any other.
+                if let Some(sandbox) = server.get(Kind::Sandbox, &new) {
+                    self.astray.remove(sandbox.uid());
+                }
+                self.dropped.remove(&(uid.to_owned(), new));
+            }
             (Some(old), Some(new)) if old != new => {
                 return Err(format!("claim {name} was assigned {old}, and this was swapped for {new}"));
             }
@@ -243,6 +267,54 @@ impl Ledger {
         Ok(())
     }
 
+    fn template(&mut self, commit: &Commit) -> Result<(), String> {
+        if let Some(after) = commit.after.as_ref().and_then(SandboxTemplate::of)
+            && after.spec.network_policy_management == NetworkPolicyManagement::Unmanaged
+        {
+            self.without.insert(uid(&commit.after).to_owned());
+        }
+        judge_deletion_of_users(commit)
+    }
+
+    /// Judges the deletion of a service or a network policy.
+    fn judge_child_deletion(&self, server: &Server, commit: &Commit) -> Result<(), String> {
+        let Some(before) = commit.before.as_ref().filter(|_| is_taken_away(commit)) else { return Ok(()) };
+        let Caller::Process(_) = commit.by else { return Ok(()) };
+        let justified = ownership::controller(before.meta()).is_some_and(|owner| {
+            let of_ours = match before {
+                Any::Service(_) => ownership::is_kind::<Sandbox>(owner),
+                _ => ownership::is_kind::<SandboxTemplate>(owner),
+            };
+            of_ours && (self.without.contains(&owner.uid) || !server.is_staying(&owner.uid))
+                || before.kind() == Kind::NetworkPolicy && ownership::is_kind::<SandboxClaim>(owner)
+        });
+        match justified {
+            true => Ok(()),
+            false => {
+                Err(format!("{} deleted {} {}, which is to stay", commit.by, before.kind(), before.name()))
+            }
+        }
+    }
+
+    /// Judges an assignment by what its process had been told of the nodes.
+    pub fn check_node(&self, server: &Server, by: Caller, sent: &Sent) -> Result<(), String> {
+        let Request::Act(Action::Merge { kind: Kind::SandboxClaim, name: claim, body }) = &sent.request
+        else {
+            return Ok(());
+        };
+        let assigned = body["metadata"]["annotations"][annotations::SANDBOX_NAME].as_str();
+        let Some(member) = assigned.and_then(|name| server.get(Kind::Sandbox, name)) else { return Ok(()) };
+        // It may have moved, and the process may not have seen that; so it must be lost wherever it has been.
+        let known = self.nodes.get(member.uid()).filter(|_| ownership::is_pooled(member.meta()));
+        match known.filter(|nodes| nodes.is_subset(&sent.lost_nodes)) {
+            Some(nodes) => Err(format!(
+                "{by} assigned sandbox {} to claim {claim} although its node is lost: {nodes:?}",
+                member.name()
+            )),
+            None => Ok(()),
+        }
+    }
+
     fn judge_sandbox_deletion(
         &self,
         server: &Server,
@@ -271,11 +343,22 @@ impl Ledger {
         let justified = claim
             .and_then(SandboxClaim::of)
             .is_none_or(|claim| claim.metadata.deletion_timestamp.is_some() || is_over(claim, latest))
-            || self.made_sure.get(&(by, owner.uid.clone())) == Some(&true);
+            || self.made_sure.get(&(by, owner.uid.clone())) == Some(&true)
+            || claim.and_then(SandboxClaim::of).is_some_and(|claim| has_another(server, claim, name));
         match justified {
             true => Ok(()),
             false => Err(format!("{by} deleted sandbox {name}, which claim {} has", owner.name)),
         }
+    }
+}
+
+/// Judges the deletion of what only its user may delete.
+fn judge_deletion_of_users(commit: &Commit) -> Result<(), String> {
+    match (&commit.before, commit.by) {
+        (Some(before), Caller::Process(_)) if is_taken_away(commit) => {
+            Err(format!("{} deleted {} {}, which is the user's", commit.by, before.kind(), before.name()))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -288,6 +371,17 @@ pub fn check_made_again(server: &Server, by: Caller, sent: &Sent) -> Result<(), 
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a claim has another sandbox, and names that one and not this.
+fn has_another(server: &Server, claim: &SandboxClaim, sandbox: &str) -> bool {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let shown = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
+    let assigned = ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME);
+    assigned != Some(sandbox)
+        && shown.filter(|shown| *shown != sandbox).is_some_and(|shown| {
+            server.get(Kind::Sandbox, shown).is_some_and(|other| other.is_controlled_by(uid))
+        })
 }
 
 /// Whether the write is the one that begins the end of the object.

@@ -39,8 +39,18 @@ struct Arguments {
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Mistake {
+    /// The writes by which a claim takes a sandbox go without their resourceVersion.
     NoAssignmentGuard,
+    /// A pool does not see members that are on their way out.
     TerminatingNotCounted,
+    /// Whether an owner that has lost a child is still there is not asked of the server.
+    OwnerNotAsked,
+    /// Deletions go without their resourceVersion.
+    NoDeletionGuard,
+    /// The write by which a claim takes a sandbox does not say which pod that has.
+    NoPodName,
+    /// Nobody is told that a node is lost.
+    NodeLossNotTold,
 }
 
 fn main() -> ExitCode {
@@ -49,6 +59,10 @@ fn main() -> ExitCode {
         None => Mutant::None,
         Some(Mistake::NoAssignmentGuard) => Mutant::NoAssignmentGuard,
         Some(Mistake::TerminatingNotCounted) => Mutant::TerminatingNotCounted,
+        Some(Mistake::OwnerNotAsked) => Mutant::OwnerNotAsked,
+        Some(Mistake::NoDeletionGuard) => Mutant::NoDeletionGuard,
+        Some(Mistake::NoPodName) => Mutant::NoPodName,
+        Some(Mistake::NodeLossNotTold) => Mutant::NodeLossNotTold,
     };
     let failed = match arguments.seed {
         Some(seed) => {

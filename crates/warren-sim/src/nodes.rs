@@ -138,6 +138,11 @@ impl Nodes {
         line
     }
 
+    /// Every node, and whether it is up.
+    pub fn all(&self) -> impl Iterator<Item = (String, bool)> {
+        self.is_up.iter().enumerate().map(|(node, is_up)| (name_of(node), *is_up))
+    }
+
     /// Whether a node is silent.
     #[must_use]
     pub fn is_any_lost(&self) -> bool {
@@ -194,7 +199,7 @@ impl Nodes {
             self.plan(pod, What::Bind, now, delay);
             return;
         };
-        let body = json!({"spec": {"nodeName": format!("node-{node}")}});
+        let body = json!({"spec": {"nodeName": name_of(node)}});
         let _ = server.merge(Caller::Node, Kind::Pod, name, &body, Part::All);
         let body = json!({"status": {"conditions": [scheduled()]}});
         let _ = server.merge(Caller::Node, Kind::Pod, name, &body, Part::Status);
@@ -224,6 +229,10 @@ impl Nodes {
         let due = now + i64::try_from(delay).unwrap_or_default();
         self.tasks.insert((due, self.last), Task { name, uid, what });
     }
+}
+
+fn name_of(node: usize) -> String {
+    format!("node-{node}")
 }
 
 fn node_of(pod: &Pod) -> Option<usize> {

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
+use warren_api::template::NetworkPolicyManagement;
 use warren_api::{
     NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, go_duration, labels,
 };
@@ -16,6 +17,7 @@ use warren_decide::ownership;
 use warren_decide::pool::Strategy;
 use warren_decide::staleness::Yardstick;
 use warren_decide::step::Kind;
+use warren_decide::template::policy_name;
 
 use crate::invariants::{has_missed_deadline, is_claim_expired, is_sandbox_expired};
 use crate::object::{Any, Judged, KINDS, Typed};
@@ -36,8 +38,83 @@ pub fn check(server: &Server, config: &Config, now: Timestamp) -> Result<(), Str
         }
     }
     each(server, |sandbox: &Sandbox| check_sandbox(server, sandbox, now))?;
+    each(server, |sandbox: &Sandbox| check_volumes_and_service(server, sandbox, now))?;
     each(server, |claim: &SandboxClaim| check_claim(server, claim, config.claim_deadline, now))?;
-    each(server, |pool: &SandboxWarmPool| check_pool(server, pool, config))
+    each(server, |pool: &SandboxWarmPool| check_pool(server, pool, config))?;
+    each(server, |template: &SandboxTemplate| check_policy(server, template))
+}
+
+/// Judges whether every claim has come to its end by its deadline, or has what it waits for. `deadline_before` is a moment by which
+/// that was to happen, if nothing kept anybody from it since.
+pub fn check_deadlines(server: &Server, config: &Config, deadline_before: Timestamp) -> Result<(), String> {
+    each(server, |claim: &SandboxClaim| {
+        let waits = claim.metadata.deletion_timestamp.is_none()
+            && !is_claim_expired(claim, deadline_before)
+            && !has_missed_deadline(claim)
+            && !has_use(server, claim);
+        match deadline(server, claim, config.claim_deadline)
+            .filter(|deadline| waits && *deadline < deadline_before)
+        {
+            Some(deadline) => {
+                let name = claim.metadata.name.as_deref().unwrap_or_default();
+                Err(format!("claim {name} was to be Ready or to end by {deadline}, and waits on"))
+            }
+            None => Ok(()),
+        }
+    })
+}
+
+/// Until when a claim must be Ready: so long after it began to wait, or its sandbox was resumed.
+fn deadline(server: &Server, claim: &SandboxClaim, of_all: Option<Duration>) -> Option<Timestamp> {
+    let Time(created) = claim.metadata.creation_timestamp.as_ref()?;
+    let since = match ready(claim).filter(|ready| ready.status == "False") {
+        // It had expired and its time was extended: it begins to wait with what it says next.
+        Some(ready) if ready.reason == Reason::ClaimExpired.as_str() => return None,
+        Some(ready) => {
+            let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+            let mine = server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(uid));
+            let suspended =
+                mine.filter_map(|any| conditions::find(any.conditions(), ConditionType::Suspended));
+            let resumed = suspended.map(|condition| condition.last_transition_time.0).max();
+            ready.last_transition_time.0.max(*created).max(resumed.unwrap_or(*created))
+        }
+        None => *created,
+    };
+    since.checked_add(time_to_wait(claim, of_all)?).ok()
+}
+
+/// How long a claim may wait, if there is a limit.
+fn time_to_wait(claim: &SandboxClaim, of_all: Option<Duration>) -> Option<Duration> {
+    match ownership::annotation(&claim.metadata, annotations::DEADLINE).map(go_duration::parse) {
+        Some(Ok(Duration::ZERO)) => None,
+        Some(Ok(own)) => Some(own),
+        Some(Err(_)) | None => of_all,
+    }
+}
+
+/// Whether a claim is Ready, or keeps a sandbox that it has had the use of, whose pod has run to its end or that is suspended. One that
+/// was lost does not count.
+fn has_use(server: &Server, claim: &SandboxClaim) -> bool {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let first_ready = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT);
+    let is_older = |any: &Any, stamp: &str| match (&any.meta().creation_timestamp, stamp.parse::<Timestamp>())
+    {
+        (Some(Time(created)), Ok(stamp)) => *created <= stamp,
+        _ => true,
+    };
+    let has_served = |any: &Any| first_ready.is_some_and(|stamp| is_older(any, stamp));
+    let has_ended = |any: &Any| conditions::is_true(any.conditions(), ConditionType::Finished);
+    let is_at_rest = |any: &Any| {
+        Sandbox::of(any).is_some_and(|sandbox| sandbox.spec.operating_mode == OperatingMode::Suspended)
+            || conditions::is_true(any.conditions(), ConditionType::Suspended)
+    };
+    let mut mine = server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(uid));
+    ready(claim).is_some_and(|ready| ready.status == "True")
+        || mine.any(|any| has_served(any) || has_ended(any) || is_at_rest(any))
+}
+
+fn ready(claim: &SandboxClaim) -> Option<&Condition> {
+    conditions::find(&claim.status.as_ref()?.conditions, ConditionType::Ready)
 }
 
 fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(), String> {
@@ -98,6 +175,45 @@ fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(
     Ok(())
 }
 
+/// A sandbox has the volumes that it asks for, for as long as it is there, and the service while its time is not over.
+fn check_volumes_and_service(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(), String> {
+    let name = sandbox.metadata.name.as_deref().unwrap_or_default();
+    let uid = sandbox.metadata.uid.as_deref().unwrap_or_default();
+    let service = server.get(Kind::Service, name).filter(|service| service.is_controlled_by(uid));
+    let expired = is_sandbox_expired(sandbox, now);
+    let wanted = if expired { Some(false) } else { sandbox.spec.blueprint.service };
+    if wanted.is_some_and(|wanted| wanted != service.is_some()) {
+        let has = if service.is_some() { "has" } else { "lacks" };
+        return Err(format!("sandbox {name} says {wanted:?} to a service, and {has} one"));
+    }
+    let shown = sandbox.status.as_ref().and_then(|status| status.service.as_deref());
+    if shown != service.map(Any::name) {
+        return Err(format!("sandbox {name} shows the service {shown:?}, which is not what it has"));
+    }
+    let is_there = |volume: &str| {
+        let volume = server.get(Kind::PersistentVolumeClaim, volume);
+        volume.is_some_and(|volume| volume.is_controlled_by(uid))
+    };
+    let templates = sandbox.spec.blueprint.volume_claim_templates.iter();
+    let mut volumes = templates.map(|template| format!("{}-{name}", template.metadata.name));
+    match volumes.find(|volume| !expired && !is_there(volume)) {
+        Some(volume) => Err(format!("sandbox {name} lacks its volume {volume}")),
+        None => Ok(()),
+    }
+}
+
+fn check_policy(server: &Server, template: &SandboxTemplate) -> Result<(), String> {
+    let name = template.metadata.name.as_deref().unwrap_or_default();
+    let uid = template.metadata.uid.as_deref().unwrap_or_default();
+    let policy = server.get(Kind::NetworkPolicy, &policy_name(name));
+    let has = policy.is_some_and(|policy| policy.is_controlled_by(uid));
+    match has == (template.spec.network_policy_management == NetworkPolicyManagement::Managed) {
+        true => Ok(()),
+        false if has => Err(format!("template {name} has a network policy that it does not want")),
+        false => Err(format!("template {name} lacks its network policy")),
+    }
+}
+
 fn check_claim(
     server: &Server,
     claim: &SandboxClaim,
@@ -106,13 +222,16 @@ fn check_claim(
 ) -> Result<(), String> {
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-    let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let Some(ready) = conditions::find(conditions, ConditionType::Ready) else {
+    let Some(ready) = ready(claim) else {
         return Err(format!("claim {name} says nothing about being Ready"));
     };
     let is = |reason: Reason| ready.reason == reason.as_str();
     let mine: Vec<&Any> = server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(uid)).collect();
     let wrong = |text: &str| Err(format!("claim {name} says {} ({}), {text}", ready.reason, ready.message));
+    if mine.len() > 1 {
+        let mine: Vec<&str> = mine.iter().map(|sandbox| sandbox.name()).collect();
+        return wrong(&format!("and has {} sandboxes: {mine:?}", mine.len()));
+    }
     if ready.observed_generation != claim.metadata.generation {
         return wrong("about an older generation");
     }
@@ -122,29 +241,14 @@ fn check_claim(
             false => wrong("although it has expired, or has left its sandbox behind"),
         };
     }
-    let deadline = match ownership::annotation(&claim.metadata, annotations::DEADLINE).map(go_duration::parse)
-    {
-        Some(Ok(Duration::ZERO)) => None,
-        Some(Ok(own)) => Some(own),
-        Some(Err(_)) | None => deadline,
-    };
+    let deadline = time_to_wait(claim, deadline);
     if has_missed_deadline(claim) {
         return match deadline.is_some() && mine.is_empty() {
             true => Ok(()),
             false => wrong("without a deadline, or has left its sandbox behind"),
         };
     }
-    // By the sandbox that it has, or by another that is lost.
-    let first_ready = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT);
-    let is_older = |any: &Any, stamp: &str| match (&any.meta().creation_timestamp, stamp.parse::<Timestamp>())
-    {
-        (Some(Time(created)), Ok(stamp)) => *created <= stamp,
-        _ => true,
-    };
-    let has_served = |any: &Any| first_ready.is_some_and(|stamp| is_older(any, stamp));
-    let has_ended = |any: &Any| conditions::is_true(any.conditions(), ConditionType::Finished);
-    let keeps = mine.iter().any(|any| has_served(any) || has_ended(any));
-    if deadline.is_some() && ready.status != "True" && !keeps {
+    if deadline.is_some() && !has_use(server, claim) {
         return wrong("long after its deadline");
     }
     let shown = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());

@@ -186,13 +186,14 @@ impl Running {
         match &news {
             News::Listed(object) | News::Changed(object) => {
                 self.see(object);
-                self.link
-                    .wire()
-                    .bereft
+                let mut wire = self.link.wire();
+                wire.bereft
                     .retain(|(owner, _), loss| owner != object.uid() || loss.version > object.version());
+                wire.delivered.insert((object.kind(), object.name().to_owned()), object.clone());
             }
             News::Gone(object) => {
                 self.see(object);
+                self.link.wire().delivered.remove(&(object.kind(), object.name().to_owned()));
                 if let Some(owner) = ownership::controller(object.meta())
                     && self.ever_seen.contains(&owner.uid)
                     && self.engine.cluster().holds(object)
@@ -210,6 +211,14 @@ impl Running {
     /// The watch of a kind breaks off; what it has not brought yet is only seen in the next list.
     pub fn break_off(&mut self, kind: Kind) {
         self.streams[slot(kind)].progress = Progress::Broken;
+    }
+
+    /// The process is told whether a node is lost.
+    pub fn observe_node(&self, node: &str, is_up: bool) {
+        if self.mutant != Mutant::NodeLossNotTold {
+            self.engine.observe_node(node, is_up);
+        }
+        self.link.wire().observe_node(node, is_up);
     }
 
     /// Whether a pass can begin over a key of a queue.
@@ -237,6 +246,7 @@ impl Running {
     pub fn begin(&mut self, queue: Queue) -> Option<String> {
         let engine = self.engine.clone();
         self.last_task += 1;
+        self.link.wire().task_begins(self.last_task);
         let (key, future): (Key, Pin<Box<dyn Future<Output = Outcome>>>) = match queue {
             Queue::Of(controller) => {
                 let key = engine.queues().of(controller).begin()?;
@@ -266,7 +276,7 @@ impl Running {
             return None;
         };
         let task = self.tasks.remove(&id)?;
-        self.link.wire().intents.remove(&id);
+        self.link.wire().task_ends(id);
         match &task.key {
             Key::Object(controller, key) => self.engine.queues().of(*controller).end(key, outcome),
             Key::Kind(kind) => self.engine.queues().doubts.end(kind, outcome),

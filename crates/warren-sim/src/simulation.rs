@@ -21,7 +21,7 @@ use crate::rest;
 use crate::running::{Queue, Running};
 use crate::server::{Chore, Server};
 use crate::user::User;
-use crate::wire::{Intent, Sent};
+use crate::wire::{Intent, Sent, taken_by};
 
 use faults::{Fault, Faults};
 
@@ -67,6 +67,14 @@ pub enum Mutant {
     NoAssignmentGuard,
     /// A pool does not see members that are on their way out.
     TerminatingNotCounted,
+    /// Whether an owner that has lost a child is still there is not asked of the server.
+    OwnerNotAsked,
+    /// Deletions go without their resourceVersion.
+    NoDeletionGuard,
+    /// The write by which a claim takes a sandbox does not say which pod that has.
+    NoPodName,
+    /// Nobody is told that a node is lost.
+    NodeLossNotTold,
 }
 
 /// How to run.
@@ -89,6 +97,7 @@ enum Move {
     Collect(Chore),
     Node((i64, u64)),
     User,
+    Interfere(String),
     Fault(Fault),
     Wait,
 }
@@ -108,6 +117,8 @@ struct Simulation {
     workers: usize,
     processes: usize,
     acts_left: u64,
+    /// The step at which the user begins to act.
+    user_begins: u64,
     storm: bool,
     steps: u64,
     trace: VecDeque<String>,
@@ -175,6 +186,8 @@ impl Simulation {
             workers: usize::try_from(random.within(1..4)).unwrap_or(1),
             processes: 0,
             acts_left: random.within(4..50),
+            // Claims that come at once find empty pools, and start cold. In half of the seeds the pools have time to fill.
+            user_begins: if random.chance(500) { random.within(100..500) } else { 0 },
             storm: true,
             steps: 0,
             trace: VecDeque::new(),
@@ -249,6 +262,11 @@ impl Simulation {
                 self.check_patience()?;
             }
             if let Some(due) = self.next_due().filter(|due| *due <= end) {
+                // Nothing happens before that. What is late by then would be late however well it is put right afterwards.
+                if due > doubted_until {
+                    let deadline_before = self.clock.now(due - self.clock.elapsed() - DOUBT);
+                    rest::check_deadlines(&self.server, &self.config, deadline_before)?;
+                }
                 self.pass_time_until(due);
             } else {
                 return Ok(());
@@ -281,6 +299,7 @@ impl Simulation {
         if self.running.is_empty() {
             self.start_process();
         }
+        self.tell_of_nodes();
         for running in &mut self.running {
             if running.clock.is_wrong() {
                 running.clock.set(0);
@@ -329,6 +348,12 @@ impl Simulation {
                 let line = User { server: &mut self.server, random: &mut self.random, now }.act();
                 self.say(|_| line);
             }
+            Move::Interfere(claim) => {
+                self.acts_left -= 1;
+                let now = self.clock.now(0);
+                let line = User { server: &mut self.server, random: &mut self.random, now }.interfere(&claim);
+                self.say(|_| line);
+            }
             Move::Fault(fault) => self.inject(fault),
             Move::Wait => {
                 let delay = match self.random.below(100) {
@@ -373,7 +398,10 @@ impl Simulation {
         moves.extend(self.server.chores().into_iter().map(|chore| (Move::Collect(chore), 40)));
         moves.extend(self.nodes.due(now).into_iter().map(|key| (Move::Node(key), 80)));
         if self.storm {
-            moves.push((Move::User, 20));
+            if self.steps >= self.user_begins {
+                moves.push((Move::User, 20));
+            }
+            moves.extend(self.takings().map(|(claim, weight)| (Move::Interfere(claim), weight)));
             moves.push((Move::Wait, if moves.len() > 1 { 15 } else { 150 }));
             moves.extend(
                 self.faults
@@ -382,6 +410,19 @@ impl Simulation {
             );
         }
         moves
+    }
+
+    /// The claims that are taking a sandbox at this moment, with how likely it is that somebody interferes: that write is under way, or
+    /// late.
+    fn takings(&self) -> impl Iterator<Item = (String, u64)> {
+        let late = self.strays.iter().filter_map(|(_, sent)| Some((taken_by(&sent.request)?.to_owned(), 20)));
+        let under_way = self.running.iter().flat_map(|running| {
+            let wire = running.link.wire();
+            let requests = wire.sent().filter_map(|id| wire.request(id));
+            let claims = requests.filter_map(|sent| Some((taken_by(&sent.request)?.to_owned(), 4)));
+            claims.collect::<Vec<_>>()
+        });
+        late.chain(under_way)
     }
 
     /// Holds every new write against the invariants, and tells the nodes.
@@ -404,6 +445,14 @@ impl Simulation {
             _ => 20,
         });
         self.running.push(running);
+        self.tell_of_nodes();
+    }
+
+    /// Tells every process which nodes are lost and which are not.
+    fn tell_of_nodes(&self) {
+        for running in &self.running {
+            self.nodes.all().for_each(|(node, is_up)| running.observe_node(&node, is_up));
+        }
     }
 
     fn next_due(&self) -> Option<i64> {

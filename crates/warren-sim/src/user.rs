@@ -36,6 +36,7 @@ enum Act {
     CreateSandbox,
     DeleteSandbox,
     SwitchSandbox,
+    SwitchService,
     TimeSandbox,
     DeletePod,
     Hold,
@@ -44,7 +45,7 @@ enum Act {
 }
 
 /// How often each happens.
-const WEIGHTS: [(Act, u64); 18] = [
+const WEIGHTS: [(Act, u64); 19] = [
     (Act::CreateClaims, 20),
     (Act::DeleteClaim, 12),
     (Act::EditClaim, 4),
@@ -58,6 +59,7 @@ const WEIGHTS: [(Act, u64); 18] = [
     (Act::CreateSandbox, 3),
     (Act::DeleteSandbox, 2),
     (Act::SwitchSandbox, 4),
+    (Act::SwitchService, 2),
     (Act::TimeSandbox, 3),
     (Act::DeletePod, 2),
     (Act::Hold, 3),
@@ -114,6 +116,10 @@ impl User<'_> {
                 let mode = self.pick(&["Suspended", "Running", "Running"])?;
                 self.edit(&sandbox, &json!({"spec": {"operatingMode": mode}}))
             }),
+            Act::SwitchService => self.one(Kind::Sandbox).and_then(|sandbox| {
+                let service = self.pick(&[None, Some(true), Some(false)])?;
+                self.edit(&sandbox, &json!({"spec": {"service": service}}))
+            }),
             Act::TimeSandbox => self.one(Kind::Sandbox).and_then(|sandbox| {
                 let (time, policy) = (self.a_time(), self.pick(&["Delete", "Retain"])?);
                 self.edit(&sandbox, &json!({"spec": {"shutdownTime": time, "shutdownPolicy": policy}}))
@@ -124,6 +130,22 @@ impl User<'_> {
             Act::TakeOwnerOff => self.take_owner_off(),
         };
         format!("user: {act:?} {}", what.unwrap_or_else(|| "(nothing to do it to)".to_owned()))
+    }
+
+    /// Interferes with a claim that is about to take a sandbox: sends it to the other pool, or wants its pool to have no members. Gives
+    /// a line for the trace.
+    pub fn interfere(&mut self, claim: &str) -> String {
+        let what = self.server.get(Kind::SandboxClaim, claim).cloned().and_then(|claim| {
+            let pool = SandboxClaim::of(&claim)?.spec.warm_pool_ref.name.clone();
+            if self.random.chance(500) {
+                let other = POOLS.into_iter().find(|other| *other != pool)?;
+                self.edit(&claim, &json!({"spec": {"warmPoolRef": {"name": other}}}))
+            } else {
+                let pool = self.server.get(Kind::SandboxWarmPool, &pool)?.clone();
+                self.edit(&pool, &json!({"spec": {"replicas": 0}}))
+            }
+        });
+        format!("user: interferes with {claim}: {}", what.unwrap_or_else(|| "(it cannot be)".to_owned()))
     }
 
     /// Lets everything go that was held.

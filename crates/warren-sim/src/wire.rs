@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::Value;
+use warren_api::annotations;
 use warren_controllers::object::Any;
 use warren_controllers::server::{Answer, Refusal, Server};
 use warren_decide::ownership;
@@ -60,6 +61,8 @@ pub struct Sent {
     pub intent: Option<Intent>,
     /// Whether it makes a child for an owner that may have gone with the last one: see [`Wire::bereft`].
     pub is_unasked: bool,
+    /// The nodes that the process knew to be lost for as long as the task has run.
+    pub lost_nodes: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -96,9 +99,43 @@ pub struct Wire {
     /// The uids of owners that the process knew, whose child of a kind the watch has shown to be gone, and of which it has heard
     /// nothing since: they may have gone too.
     pub bereft: BTreeMap<(String, Kind), Loss>,
+    /// What the watches have brought last, for [`Mutant::OwnerNotAsked`].
+    pub delivered: BTreeMap<(Kind, String), Any>,
+    lost_nodes: BTreeSet<String>,
+    /// The nodes that were lost when a task began, and have been since.
+    lost_to: BTreeMap<u64, BTreeSet<String>>,
 }
 
 impl Wire {
+    /// The process is told whether a node is lost.
+    pub fn observe_node(&mut self, node: &str, is_up: bool) {
+        if is_up {
+            self.lost_nodes.remove(node);
+            self.lost_to.values_mut().for_each(|lost| {
+                lost.remove(node);
+            });
+        } else {
+            self.lost_nodes.insert(node.to_owned());
+        }
+    }
+
+    /// A task begins.
+    pub fn task_begins(&mut self, task: u64) {
+        self.lost_to.insert(task, self.lost_nodes.clone());
+    }
+
+    /// A task has ended.
+    pub fn task_ends(&mut self, task: u64) {
+        self.lost_to.remove(&task);
+        self.intents.remove(&task);
+    }
+
+    /// An owner that may have gone with its child, as the watch has brought it last.
+    fn known_bereft(&self, kind: Kind, name: &str) -> Option<Any> {
+        let known = self.delivered.get(&(kind, name.to_owned()))?;
+        self.bereft.keys().any(|(owner, _)| owner == known.uid()).then(|| known.clone())
+    }
+
     /// Sends a request.
     pub fn send(&mut self, sent: Sent) -> u64 {
         self.last += 1;
@@ -184,7 +221,8 @@ impl Link {
         let is_unasked = made_for(&request)
             .and_then(|(kind, owner)| wire.bereft.get(&(owner.uid.clone(), kind)))
             .is_some_and(|loss| wire.task > loss.task);
-        let id = wire.send(Sent { request, intent, is_unasked });
+        let lost_nodes = wire.lost_to.get(&wire.task).cloned().unwrap_or_default();
+        let id = wire.send(Sent { request, intent, is_unasked, lost_nodes });
         Call { link: self, id }
     }
 }
@@ -192,8 +230,14 @@ impl Link {
 impl Server for Link {
     fn write<'a>(&'a self, _: &'a str, _: &'static str, action: &'a Action) -> BoxFuture<'a, Answer> {
         let mut action = action.clone();
-        if self.mutant == Mutant::NoAssignmentGuard {
-            drop_guard(&mut action);
+        match self.mutant {
+            Mutant::NoAssignmentGuard => drop_guard(&mut action),
+            Mutant::NoDeletionGuard => drop_deletion_guard(&mut action),
+            Mutant::NoPodName => drop_pod_name(&mut action),
+            Mutant::None
+            | Mutant::TerminatingNotCounted
+            | Mutant::OwnerNotAsked
+            | Mutant::NodeLossNotTold => {}
         }
         async move {
             let answer = self.call(Request::Act(action)).await.one()?;
@@ -209,6 +253,11 @@ impl Server for Link {
     }
 
     fn read<'a>(&'a self, _: &'a str, kind: Kind, name: &'a str) -> BoxFuture<'a, Answer> {
+        if self.mutant == Mutant::OwnerNotAsked
+            && let Some(known) = self.wire().known_bereft(kind, name)
+        {
+            return futures::future::ready(Ok(Some(known))).boxed();
+        }
         async move { self.call(Request::Read(kind, name.to_owned())).await.one() }.boxed()
     }
 
@@ -275,11 +324,36 @@ pub fn made_for(request: &Request) -> Option<(Kind, &OwnerReference)> {
     }
 }
 
+/// The claim that takes a sandbox by a request.
+#[must_use]
+pub fn taken_by(request: &Request) -> Option<&str> {
+    let Request::Act(Action::Merge { kind: Kind::Sandbox, body, .. }) = request else { return None };
+    let owner = &body["metadata"]["ownerReferences"][0];
+    owner["name"].as_str().filter(|_| owner["kind"] == "SandboxClaim")
+}
+
 /// The mistake of [`Mutant::NoAssignmentGuard`].
 fn drop_guard(action: &mut Action) {
     if let Action::Merge { kind: Kind::SandboxClaim | Kind::Sandbox, body, .. } = action
         && let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut)
     {
         metadata.remove("resourceVersion");
+    }
+}
+
+/// The mistake of [`Mutant::NoDeletionGuard`].
+fn drop_deletion_guard(action: &mut Action) {
+    if let Action::Delete { version, .. } = action {
+        *version = None;
+    }
+}
+
+/// The mistake of [`Mutant::NoPodName`].
+fn drop_pod_name(action: &mut Action) {
+    if let Action::Merge { kind: Kind::Sandbox, body, .. } = action
+        && body["metadata"]["ownerReferences"].is_array()
+        && let Some(annotations) = body["metadata"]["annotations"].as_object_mut()
+    {
+        annotations.remove(annotations::POD_NAME);
     }
 }

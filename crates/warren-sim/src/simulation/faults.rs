@@ -189,6 +189,7 @@ impl Simulation {
                 }
             }
         };
+        self.tell_of_nodes();
         self.say(|_| line);
     }
 }

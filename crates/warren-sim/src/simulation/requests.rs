@@ -22,6 +22,7 @@ impl Simulation {
         };
         let lost = |text: &str| refused(Refusal { kind: FailureKind::Unknown, text: text.to_owned() });
         invariants::check_made_again(&self.server, Caller::Process(number), &sent)?;
+        self.ledger.check_node(&self.server, Caller::Process(number), &sent)?;
         let fate = if self.storm { self.faults.of_request(&sent, &mut self.random) } else { Fate::Fine };
         if let Some(intent) = &mut sent.intent {
             intent.is_untold = self.processes > 1 && !matches!(fate, Fate::Fine);
@@ -52,6 +53,7 @@ impl Simulation {
             return Ok(());
         }
         invariants::check_made_again(&self.server, Caller::Process(number), &sent)?;
+        self.ledger.check_node(&self.server, Caller::Process(number), &sent)?;
         let answer = self.execute(number, &sent);
         self.say(|_| format!("process {number}, late: {} → {}", describe(&sent.request), outcome(&answer)));
         self.judge(sent.intent.as_ref())

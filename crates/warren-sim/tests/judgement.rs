@@ -1,0 +1,262 @@
+//! The judges themselves, on small worlds that are wrong in one thing.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use warren_api::annotations;
+use warren_controllers::Config;
+use warren_decide::step::{Action, Kind, Propagation};
+use warren_sim::invariants::Ledger;
+use warren_sim::rest;
+use warren_sim::server::{Caller, Part, Preconditions, Server};
+use warren_sim::wire::{Request, Sent};
+
+const NOW: &str = "2027-01-15T08:00:00Z";
+const ONE: Caller = Caller::Process(1);
+const TWO: Caller = Caller::Process(2);
+
+/// A server, and a judge of everything that is written there.
+#[derive(Default)]
+struct World {
+    server: Server,
+    ledger: Ledger,
+}
+
+impl World {
+    fn judge(&mut self) -> Result<(), String> {
+        let fresh = std::mem::take(&mut self.server.fresh);
+        fresh.iter().try_for_each(|commit| self.ledger.check(&self.server, commit, None, now()))
+    }
+
+    /// Makes an object of a name. Gives a reference to it, as its controller.
+    fn create(&mut self, kind: Kind, name: &str, owners: &[Value], spec: Value) -> Value {
+        let body = json!({"metadata": {"name": name, "ownerReferences": owners}, "spec": spec});
+        let made = self.server.create(Caller::User, kind, body, 0, now()).unwrap().unwrap();
+        self.judge().unwrap();
+        let group = if kind == Kind::Sandbox { "agents.x-k8s.io" } else { "extensions.agents.x-k8s.io" };
+        json!({"apiVersion": format!("{group}/v1beta1"), "kind": kind.to_string(), "name": name, "uid": made.uid(), "controller": true})
+    }
+
+    fn merge(&mut self, by: Caller, kind: Kind, name: &str, body: &Value) -> Result<(), String> {
+        self.server.merge(by, kind, name, body, Part::All).unwrap();
+        self.judge()
+    }
+
+    fn set_status(&mut self, kind: Kind, name: &str, status: &Value) {
+        self.server.merge(Caller::Node, kind, name, &json!({"status": status}), Part::Status).unwrap();
+        self.judge().unwrap();
+    }
+
+    fn delete(&mut self, by: Caller, kind: Kind, name: &str) -> Result<(), String> {
+        let (any, background) = (Preconditions::default(), Propagation::Background);
+        self.server.delete(by, kind, name, any, background, now()).unwrap();
+        self.judge()
+    }
+
+    /// A sandbox at rest that needs no pod: it is suspended.
+    fn create_suspended(&mut self, name: &str, owners: &[Value], mut spec: Value) -> Value {
+        spec["operatingMode"] = json!("Suspended");
+        spec["podTemplate"] = pod_template();
+        let reference = self.create(Kind::Sandbox, name, owners, spec);
+        let conditions =
+            [condition("Suspended", "True", "x"), condition("Ready", "False", "SandboxSuspended")];
+        self.set_status(Kind::Sandbox, name, &json!({"conditions": conditions}));
+        reference
+    }
+
+    fn rest(&self) -> Result<(), String> {
+        rest::check(&self.server, &Config::default(), now())
+    }
+}
+
+fn now() -> Timestamp {
+    NOW.parse().unwrap()
+}
+
+fn pod_template() -> Value {
+    json!({"spec": {"containers": [{"name": "main", "image": "v0"}]}})
+}
+
+fn condition(type_: &str, status: &str, reason: &str) -> Value {
+    json!({"type": type_, "status": status, "reason": reason, "message": "", "lastTransitionTime": NOW, "observedGeneration": 1})
+}
+
+fn claim_spec() -> Value {
+    json!({"warmPoolRef": {"name": "p0"}})
+}
+
+fn assignment(sandbox: Option<&str>) -> Value {
+    json!({"metadata": {"annotations": {annotations::SANDBOX_NAME: sandbox}}})
+}
+
+fn check(result: Result<(), String>, wanted: &str) {
+    let said = result.err().unwrap_or_default();
+    assert_eq!(said.is_empty(), wanted.is_empty(), "{said:?}, not {wanted:?}");
+    assert!(said.contains(wanted), "{said:?}, not {wanted:?}");
+}
+
+#[test]
+fn no_process_deletes_what_is_the_users() {
+    let template = json!({"podTemplate": pod_template()});
+    let pool = json!({"replicas": 0, "sandboxTemplateRef": {"name": "t0"}});
+    for (kind, spec, wanted) in [
+        (Kind::PersistentVolumeClaim, json!({}), "which is the user's"),
+        (Kind::SandboxTemplate, template, "which is the user's"),
+        (Kind::SandboxWarmPool, pool, "which is the user's"),
+        (Kind::Service, json!({}), "which is to stay"),
+        (Kind::NetworkPolicy, json!({"podSelector": {}}), "which is to stay"),
+    ] {
+        for (by, wanted) in [(Caller::User, ""), (Caller::Garbage, ""), (ONE, wanted)] {
+            let mut world = World::default();
+            world.create(kind, "a", &[], spec.clone());
+            check(world.delete(by, kind, "a"), wanted);
+        }
+    }
+}
+
+#[test]
+fn a_child_is_deleted_when_its_owner_has_no_use_for_it() {
+    for (service, wanted) in [(Some(true), "which is to stay"), (None, "which is to stay"), (Some(false), "")]
+    {
+        let mut world = World::default();
+        let spec = json!({"podTemplate": pod_template(), "service": service});
+        let owner = world.create(Kind::Sandbox, "a", &[], spec);
+        world.create(Kind::Service, "a", &[owner], json!({}));
+        check(world.delete(ONE, Kind::Service, "a"), wanted);
+    }
+    for (management, wanted) in [("Managed", "which is to stay"), ("Unmanaged", "")] {
+        let mut world = World::default();
+        let spec = json!({"podTemplate": pod_template(), "networkPolicyManagement": management});
+        let owner = world.create(Kind::SandboxTemplate, "a", &[], spec);
+        world.create(Kind::NetworkPolicy, "a", &[owner], json!({"podSelector": {}}));
+        check(world.delete(ONE, Kind::NetworkPolicy, "a"), wanted);
+    }
+}
+
+/// Once it is assigned again, a sandbox that was dropped counts like any other.
+#[test]
+fn what_was_assigned_again_is_not_excused() {
+    for (again, wanted) in [(false, ""), (true, "claim c0 has 2 sandboxes")] {
+        let mut world = World::default();
+        let spec = json!({"podTemplate": pod_template()});
+        world.create(Kind::Sandbox, "s1", &[], spec.clone());
+        world.create(Kind::Sandbox, "s2", &[], spec);
+        let claim = world.create(Kind::SandboxClaim, "c0", &[], claim_spec());
+        let assign = |world: &mut World, by, sandbox| {
+            world.merge(by, Kind::SandboxClaim, "c0", &assignment(sandbox)).unwrap();
+        };
+        assign(&mut world, ONE, Some("s1"));
+        assign(&mut world, TWO, None);
+        if again {
+            assign(&mut world, ONE, Some("s1"));
+        }
+        let taken = json!({"metadata": {"ownerReferences": [claim]}});
+        world.merge(ONE, Kind::Sandbox, "s1", &taken).unwrap();
+        check(world.merge(ONE, Kind::Sandbox, "s2", &taken), wanted);
+    }
+}
+
+#[test]
+fn at_rest_a_claim_has_one_sandbox() {
+    for (count, wanted) in [(1, ""), (2, "has 2 sandboxes")] {
+        let mut world = World::default();
+        let claim = world.create(Kind::SandboxClaim, "c0", &[], claim_spec());
+        // As an assignment of another process, which it has dropped, and which was carried out late.
+        world.merge(ONE, Kind::SandboxClaim, "c0", &assignment(Some("s2"))).unwrap();
+        world.merge(TWO, Kind::SandboxClaim, "c0", &assignment(None)).unwrap();
+        world.create_suspended("s1", std::slice::from_ref(&claim), json!({}));
+        if count == 2 {
+            world.create_suspended("s2", &[], json!({}));
+            world
+                .merge(ONE, Kind::Sandbox, "s2", &json!({"metadata": {"ownerReferences": [claim]}}))
+                .unwrap();
+        }
+        let status = json!({"sandbox": {"name": "s1"}, "conditions": [condition("Ready", "False", "SandboxSuspended")]});
+        world.set_status(Kind::SandboxClaim, "c0", &status);
+        check(world.rest(), wanted);
+    }
+}
+
+#[test]
+fn at_rest_everything_has_its_children_and_no_others() {
+    let volumes = json!({"volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {}}]});
+    for (spec, child, wanted) in [
+        (json!({}), None, ""),
+        (json!({"service": true}), None, "and lacks one"),
+        (json!({"service": false}), Some(Kind::Service), "and has one"),
+        (json!({}), Some(Kind::Service), "shows the service None"),
+        (volumes.clone(), None, "lacks its volume data-a"),
+        (volumes, Some(Kind::PersistentVolumeClaim), ""),
+    ] {
+        let mut world = World::default();
+        let owner = world.create_suspended("a", &[], spec);
+        if let Some(kind) = child {
+            let name = if kind == Kind::Service { "a" } else { "data-a" };
+            world.create(kind, name, &[owner], json!({}));
+        }
+        check(world.rest(), wanted);
+    }
+    for (management, has, wanted) in [
+        ("Managed", false, "lacks its network policy"),
+        ("Managed", true, ""),
+        ("Unmanaged", false, ""),
+        ("Unmanaged", true, "that it does not want"),
+    ] {
+        let mut world = World::default();
+        let spec = json!({"podTemplate": pod_template(), "networkPolicyManagement": management});
+        let owner = world.create(Kind::SandboxTemplate, "a", &[], spec);
+        if has {
+            world.create(Kind::NetworkPolicy, "a-network-policy", &[owner], json!({"podSelector": {}}));
+        }
+        check(world.rest(), wanted);
+    }
+}
+
+#[test]
+fn a_claim_does_not_wait_beyond_its_deadline() {
+    let mut world = World::default();
+    world.create(Kind::SandboxClaim, "c0", &[], claim_spec());
+    let own = json!({"metadata": {"annotations": {annotations::DEADLINE: "20s"}}});
+    world.merge(Caller::User, Kind::SandboxClaim, "c0", &own).unwrap();
+    let at = |seconds| now().checked_add(Duration::from_secs(seconds)).unwrap();
+    for (seconds, wanted) in [(19, ""), (21, "and waits on")] {
+        check(rest::check_deadlines(&world.server, &Config::default(), at(seconds)), wanted);
+    }
+    world.set_status(
+        Kind::SandboxClaim,
+        "c0",
+        &json!({"conditions": [
+            condition("Ready", "False", "ClaimExpired"), condition("Finished", "True", "DeadlineExceeded"),
+        ]}),
+    );
+    check(rest::check_deadlines(&world.server, &Config::default(), at(21)), "");
+}
+
+#[test]
+fn a_member_of_a_lost_node_is_not_assigned() {
+    let mut world = World::default();
+    let pool = json!({"replicas": 1, "sandboxTemplateRef": {"name": "t0"}});
+    let pool = world.create(Kind::SandboxWarmPool, "p0", &[], pool);
+    world.create(Kind::Sandbox, "s1", &[pool], json!({"podTemplate": pod_template()}));
+    let assign = |lost: &[&str]| Sent {
+        request: Request::Act(Action::Merge {
+            kind: Kind::SandboxClaim,
+            name: "c0".to_owned(),
+            body: assignment(Some("s1")),
+        }),
+        intent: None,
+        is_unasked: false,
+        lost_nodes: lost.iter().map(|node| (*node).to_owned()).collect::<BTreeSet<String>>(),
+    };
+    let wrong = "although its node is lost";
+    let steps: [(&str, &[&str], &str); 4] =
+        [("n1", &["n2"], ""), ("n1", &["n1"], wrong), ("n2", &["n2"], ""), ("n2", &["n1", "n2"], wrong)];
+    for (node, lost, wanted) in steps {
+        world.set_status(Kind::Sandbox, "s1", &json!({"nodeName": node}));
+        check(world.ledger.check_node(&world.server, ONE, &assign(lost)), wanted);
+    }
+}
