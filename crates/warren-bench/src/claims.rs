@@ -1,8 +1,9 @@
 //! Claims on a warm pool, from the create until a watch shows them Ready: on a real kube-apiserver with simulated nodes, and on the
 //! local home with real containers.
 //!
-//! The load is open: claims come at their time, whether or not earlier ones have been served. Start at [`measure`]; [`phase`] runs one
-//! load, [`arrivals`] says when claims come, [`place`] starts a home, [`report`] prints.
+//! The load is open: claims come at their time, whether or not earlier ones have been served, and are timed from then on, also while
+//! they wait for a connection to be created by. Start at [`measure`]; [`phase`] runs one load, [`arrivals`] says when claims come,
+//! [`place`] starts a home, [`report`] prints.
 
 mod arrivals;
 mod cache;
@@ -14,13 +15,16 @@ mod pool;
 mod report;
 mod writes;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use place::{HomeKind, Place};
 use report::Report;
+
+use crate::connection::Endpoint;
+use crate::serve::Server;
 
 /// The pool that claims are made on: enough for a burst of a thousand, as upstream measures.
 const POOL: usize = 1050;
@@ -92,7 +96,7 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
         }
         eprintln!("{home}: starting");
         let raw = match wanted(Part::Fill) {
-            true => Some(raw_creates(*home, &options.warren).await?),
+            true => Some(raw_creates(*home).await?),
             false => None,
         };
         let place = Place::start(*home, &options.warren).await?;
@@ -119,10 +123,17 @@ pub async fn measure(options: &Options) -> anyhow::Result<()> {
     report.print(options.json)
 }
 
-/// What a home's API server can do alone, asked of one that is thrown away.
-async fn raw_creates(home: HomeKind, warren: &Path) -> anyhow::Result<f64> {
-    let place = Place::start(home, warren).await?;
-    let rate = pool::raw_creates(&place).await?;
-    place.end();
-    Ok(rate)
+/// What a home's API server can do alone: asked of one that is thrown away, with neither controllers nor nodes.
+async fn raw_creates(home: HomeKind) -> anyhow::Result<f64> {
+    eprintln!("{home}: creates on the API server alone");
+    match home {
+        HomeKind::Kube => {
+            let control_plane = place::control_plane().await?;
+            pool::raw_creates(&Endpoint::from_kubeconfig(control_plane.kubeconfig()).await?).await
+        }
+        HomeKind::Local => {
+            let server = Server::start()?;
+            pool::raw_creates(&Endpoint::from_kubeconfig(&server.kubeconfig()).await?).await
+        }
+    }
 }

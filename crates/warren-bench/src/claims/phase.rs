@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::json;
+use tokio::runtime::Handle;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::JoinSet;
 
@@ -33,19 +34,11 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     let machine = MachineTime::now()?;
 
     let began = Instant::now();
-    let mut creates = JoinSet::new();
-    for (number, arrival) in arrivals.iter().enumerate() {
-        let (creators, at) = (Arc::clone(&creators), began + *arrival);
-        creates.spawn(async move {
-            tokio::time::sleep_until(at.into()).await;
-            let name = format!("{part:?}-{number}").to_lowercase();
-            let (sent, acknowledged) = creators.create(&name).await?;
-            anyhow::Ok((name, sent, acknowledged))
-        });
-    }
-    let mut sent = Vec::with_capacity(arrivals.len());
+    let times = arrivals.iter().map(|arrival| began + *arrival).collect();
+    let mut creates = tokio::task::spawn_blocking(move || begin(part, times, &creators)).await?;
+    let mut created = Vec::with_capacity(arrivals.len());
     while let Some(create) = creates.join_next().await {
-        sent.push(create??);
+        created.push(create??);
     }
     let ready = observer.wait_for_ready(arrivals.len(), PATIENCE).await?;
     let after = place.usage()?;
@@ -54,11 +47,11 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     let now = place.counts().await?;
 
     let took = began.elapsed().as_secs_f64();
-    let mut times = Vec::with_capacity(sent.len());
+    let mut times = Vec::with_capacity(created.len());
     let mut last = began;
-    for (name, sent, _) in &sent {
-        if let Some((at, _)) = observer.history(name).ready {
-            times.push(at.saturating_duration_since(*sent));
+    for create in &created {
+        if let Some((at, _)) = observer.history(&create.claim).ready {
+            times.push(at.saturating_duration_since(create.due));
             last = last.max(at);
         }
     }
@@ -68,10 +61,10 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
         claims: arrivals.len(),
         ready,
         per_second: ready as f64 / last.saturating_duration_since(began).as_secs_f64(),
-        times: Summary::of("create to Ready", times),
+        times: Summary::of("due to Ready", times),
         creates: Summary::of(
             "create",
-            sent.iter().map(|(_, sent, acknowledged)| *acknowledged - *sent).collect(),
+            created.iter().map(|create| create.acknowledged - create.sent).collect(),
         ),
         writes_per_claim: writes as f64 / arrivals.len() as f64,
         writes_per_second: writes as f64 / took,
@@ -82,6 +75,34 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
         server: after.server.map(|after| after.since(before.server.unwrap_or_default())),
         stolen,
     })
+}
+
+/// The create of a claim.
+struct Create {
+    claim: String,
+    /// When the claim came, whether or not there was a connection for it.
+    due: Instant,
+    sent: Instant,
+    acknowledged: Instant,
+}
+
+/// Begins to create each claim at its time. From a thread: the runtime's timer is late by up to a millisecond, and a claim may take
+/// only a few.
+#[expect(clippy::disallowed_methods, reason = "what is waited for is the time of the next claim")]
+fn begin(part: Part, times: Vec<Instant>, creators: &Arc<Creators>) -> JoinSet<anyhow::Result<Create>> {
+    let runtime = Handle::current();
+    let mut creates = JoinSet::new();
+    for (number, due) in times.into_iter().enumerate() {
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let creators = Arc::clone(creators);
+        let create = async move {
+            let claim = format!("{part:?}-{number}").to_lowercase();
+            let (sent, acknowledged) = creators.create(&claim).await?;
+            Ok(Create { claim, due, sent, acknowledged })
+        };
+        creates.spawn_on(create, &runtime);
+    }
+    creates
 }
 
 /// Connections that create claims, each for one create at a time.

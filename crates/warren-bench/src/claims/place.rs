@@ -118,9 +118,8 @@ impl Place {
     }
 
     async fn start_kube(warren: &Path) -> anyhow::Result<Place> {
-        let control_plane = ControlPlane::launch(&["--fsync"]).context("start a control plane")?;
+        let control_plane = control_plane().await?;
         let kubeconfig = control_plane.kubeconfig();
-        crate::definitions::install(kubeconfig).await?;
         let client = warren_client::connect::from_kubeconfig(kubeconfig).await?;
         let nodes = start_nodes(&client).await?;
         let controller = Controller::start(warren, kubeconfig)?;
@@ -194,6 +193,13 @@ impl Place {
             Parts::Local(home) => drop(home),
         }
     }
+}
+
+/// A real control plane with our definitions, on which nobody of ours is at work yet.
+pub async fn control_plane() -> anyhow::Result<ControlPlane> {
+    let control_plane = ControlPlane::launch(&["--fsync"]).context("start a control plane")?;
+    crate::definitions::install(control_plane.kubeconfig()).await?;
+    Ok(control_plane)
 }
 
 /// Nodes that make every pod ready as soon as they see it: what is measured is everything else.

@@ -14,7 +14,7 @@ use warren_testkit::nodes::SCHEDULER;
 use super::observer::{count_of, version_of};
 use super::place::{HomeKind, Place};
 use super::report::Fill;
-use crate::connection::Connection;
+use crate::connection::{Connection, Endpoint};
 
 /// Where everything happens.
 pub const NAMESPACE: &str = "default";
@@ -152,26 +152,21 @@ async fn wait_until_full(place: &Place, size: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates per second of something that nobody acts on: templates whose network policy is left to others.
-///
-/// To be asked of a home that is not needed any more: what it makes stays in everybody's memory.
-pub async fn raw_creates(place: &Place) -> anyhow::Result<f64> {
+/// Creates of sandboxes per second, on a server where nobody acts on them.
+pub async fn raw_creates(endpoint: &Endpoint) -> anyhow::Result<f64> {
     let mut workers = tokio::task::JoinSet::new();
     let began = Instant::now();
     for client in 0..RAW_CLIENTS {
-        let mut connection = place.endpoint.connect().await?;
+        let mut connection = endpoint.connect().await?;
         workers.spawn(async move {
             let mut count = 0;
             while began.elapsed() < RAW {
-                let template = json!({
-                    "apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxTemplate",
+                let sandbox = json!({
+                    "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
                     "metadata": {"name": format!("raw-{client}-{count}")},
-                    "spec": {
-                        "networkPolicyManagement": "Unmanaged",
-                        "podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}},
-                    },
+                    "spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}},
                 });
-                connection.create(TEMPLATES, Bytes::from(template.to_string())).await?;
+                connection.create(SANDBOXES, Bytes::from(sandbox.to_string())).await?;
                 count += 1;
             }
             anyhow::Ok(count)

@@ -35,9 +35,9 @@ pub struct Phase {
     pub ready: usize,
     /// Ready claims per second, from the first create to the last Ready.
     pub per_second: f64,
-    /// From sending the create to the watch event that shows Ready, in milliseconds.
+    /// From when the claim was due to the watch event that shows Ready, in milliseconds.
     pub times: Option<Summary>,
-    /// Of that, until the create was answered: what one write costs on this server meanwhile, without anything of ours. In milliseconds.
+    /// Of that, from sending the create to its answer: what one write costs on this server meanwhile, without anything of ours. In milliseconds.
     pub creates: Option<Summary>,
     /// Everything written meanwhile by anybody, the refilling of the pool included, per claim.
     pub writes_per_claim: f64,
@@ -94,7 +94,7 @@ pub struct Fill {
     pub seconds: f64,
     /// Everything written meanwhile.
     pub writes: u64,
-    /// Plain creates per second of a server that is otherwise empty, with nobody acting on them.
+    /// Creates of sandboxes per second on a server of the same kind that is otherwise empty, with nobody acting on them.
     pub raw_creates_per_second: f64,
     /// Memory of the whole machine that went into one member, in MB.
     pub mb_per_member: f64,
@@ -184,7 +184,7 @@ impl Report {
         }
         if !self.fills.is_empty() {
             println!(
-                "\n| home | cold pool of | seconds | members per second | writes per second | plain creates per second | writes to plain creates | MB per member | controller CPU s | API server CPU s |"
+                "\n| home | cold pool of | seconds | members per second | writes per second | Sandbox creates per second on the server alone | writes to those creates | MB per member | controller CPU s | API server CPU s |"
             );
             println!("|---|---|---|---|---|---|---|---|---|---|");
         }

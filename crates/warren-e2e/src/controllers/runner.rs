@@ -170,17 +170,15 @@ async fn several(
 async fn one(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) -> bool {
     let begun = Instant::now();
     let outcome = loop {
-        let kills = killer.map(Killer::kills);
-        let outcome = attempt(home, scenario).await;
-        // One that was over before the controllers were killed has shown nothing: once more.
-        let missed = killer.is_some_and(|killer| kills == Some(killer.kills()) && !killer.is_spent());
-        if outcome.is_err() || !missed {
-            break outcome;
+        match attempt(home, scenario, killer).await {
+            // One that was over before the controllers were killed has shown nothing: once more.
+            Ok(Shown::Nothing) => {}
+            outcome => break outcome,
         }
     };
     let (seconds, title) = (begun.elapsed().as_secs_f64(), scenario.title());
     match outcome {
-        Ok(()) => {
+        Ok(_) => {
             println!("test {title} ... ok <{seconds:.1}s>");
             true
         }
@@ -196,11 +194,19 @@ async fn one(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) -> b
     }
 }
 
+/// What came of a scenario that has not failed.
+enum Shown {
+    Everything,
+    /// It was to be disturbed, and was not.
+    Nothing,
+}
+
 /// Runs it in a namespace of its own, and clears up after it.
-async fn attempt(home: &Arc<Home>, scenario: Scenario) -> Result<()> {
+async fn attempt(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) -> Result<Shown> {
     match home.place(&scenario.title()).await {
         Ok(place) => {
             let place = place.disturbed(scenario.disturbed);
+            let kills = killer.map(Killer::kills);
             let task = tokio::spawn((scenario.run)(place.clone()));
             let abort = task.abort_handle();
             let outcome = match tokio::time::timeout(LONGEST, task).await {
@@ -214,8 +220,12 @@ async fn attempt(home: &Arc<Home>, scenario: Scenario) -> Result<()> {
                     Err(anyhow!("not done after {LONGEST:?}"))
                 }
             };
+            let missed = killer.is_some_and(|killer| kills == Some(killer.kills()) && !killer.is_spent());
             match outcome {
-                Ok(()) => place.clear().await,
+                Ok(()) => {
+                    place.clear().await?;
+                    Ok(if missed { Shown::Nothing } else { Shown::Everything })
+                }
                 Err(error) => {
                     let dump = tokio::time::timeout(AFTERMATH, place.dump()).await;
                     let (dump, log) = (dump.unwrap_or_else(|_| "no answer\n".to_owned()), home.log());

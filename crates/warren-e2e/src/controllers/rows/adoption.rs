@@ -9,7 +9,8 @@ use serde_json::json;
 use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool, annotations, labels};
 use warren_testkit::nodes::{FATE, Fate};
 
-use crate::controllers::place::{Place, ready};
+use crate::controllers::history::version;
+use crate::controllers::place::{Place, condition, ready};
 use crate::controllers::workload::{claim, simulated, volume, with};
 
 /// The claims that a sandbox is controlled by.
@@ -47,7 +48,13 @@ pub(super) async fn row_15_a_warm_claim_takes_the_sandbox_with_its_pod(place: Pl
     let claim: SandboxClaim = place.get("c").await?;
     assert_eq!(claim.annotations()[annotations::SANDBOX_NAME], sandbox.name_any());
 
-    let reached = history.of(&sandbox.name_any());
+    // What is in the record comes by another watch than what was waited for.
+    let reached = place
+        .eventually("the record of the adoption", async || {
+            let entries = history.of(&sandbox.name_any());
+            Ok(entries.iter().any(|entry| !claims_of(&entry.object).is_empty()).then_some(entries))
+        })
+        .await?;
     for entry in &reached {
         let taken = !claims_of(&entry.object).is_empty();
         let named = entry.object.annotations().contains_key(annotations::POD_NAME);
@@ -99,11 +106,19 @@ pub(super) async fn row_17_every_claim_gets_exactly_one_sandbox_across_kills(pla
         let place = place.clone();
         async move { place.claim(&format!("c{number}"), "pool", json!({})).await }
     };
+    let served = || {
+        let entries = history.so_far().into_iter();
+        let claimed = entries.filter(|entry| !claims_of(&entry.object).is_empty());
+        claimed.map(|entry| entry.object.name_any()).collect::<BTreeSet<_>>().len()
+    };
     for burst in [0..CLAIMS / 2, CLAIMS / 2..CLAIMS] {
-        let (made, killed) = tokio::join!(
-            futures::future::try_join_all(burst.map(create)),
-            place.home().restart_controllers()
-        );
+        let before = served();
+        let kill = async {
+            // They are in the middle of it when the first of these claims has its sandbox.
+            place.eventually("one more served", async || Ok((served() > before).then_some(()))).await?;
+            place.home().restart_controllers().await
+        };
+        let (made, killed) = tokio::join!(futures::future::try_join_all(burst.map(create)), kill);
         made?;
         killed?;
     }
@@ -255,30 +270,43 @@ pub(super) async fn row_19_members_without_an_address_make_a_claim_wait_for_two_
             pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
         })
         .await?;
+    let (claims, sandboxes) = (place.record::<SandboxClaim>().await?, place.record::<Sandbox>().await?);
     let claim = place.claim("c", "pool", json!({})).await?;
-    let cold: Sandbox =
-        place.wait("c", "made", |sandbox: Option<&Sandbox>| sandbox.is_some()).await?.context("a sandbox")?;
+    let cold: Sandbox = place
+        .eventually("the record of a sandbox", async || Ok(sandboxes.of("c").into_iter().next()))
+        .await?
+        .object;
     assert_eq!(cold.labels()[labels::LAUNCH_TYPE], "cold");
     let born = |meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
         meta.creation_timestamp.as_ref().map(|time| time.0.as_second()).context("a time of creation")
     };
     let (asked, made) = (born(claim.meta())?, born(cold.meta())?);
     assert!(made - asked >= 2, "made {} s after it was asked for", made - asked);
+    // Until then the claim says nothing at all.
+    let told = place
+        .eventually("the record of a status", async || {
+            let mut entries = claims.of("c").into_iter();
+            Ok(entries.find(|entry| condition(&entry.object, "Ready").is_some()))
+        })
+        .await?
+        .object;
+    assert!(version(&told) > version(&cold), "told before the sandbox was made: {told:?}");
     Ok(())
 }
 
 pub(super) async fn row_19_the_node_with_most_members_gives_first(place: Place) -> Result<()> {
-    place.pool("pool", 4, json!({"podTemplate": simulated(Fate::Ready)})).await?;
-    place.wait_full("pool", 4).await?;
-    let mut nodes: BTreeMap<String, usize> = BTreeMap::new();
-    for member in place.members("pool").await? {
-        let node = member.status.and_then(|status| status.node_name).context("a ready member has a node")?;
-        *nodes.entry(node).or_default() += 1;
-    }
+    // The oldest is alone on its node, and two that are younger share another.
+    let on =
+        |node: &str| json!({"podTemplate": {"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}}});
+    let template = with(json!({"podTemplate": simulated(Fate::Ready)}), on("simulated-0"));
+    place.pool("pool", 1, template).await?;
+    place.wait_full("pool", 1).await?;
+    place.edit_template("pool", json!({"spec": on("simulated-1")})).await?;
+    place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": 3}})).await?;
+    place.wait_full("pool", 3).await?;
     place.claim("c", "pool", json!({})).await?;
     let taken = place.wait_claimed("c").await?;
-    let node = taken.status.and_then(|status| status.node_name).context("a node")?;
-    assert_eq!(nodes.get(&node), nodes.values().max(), "{nodes:?}");
+    assert_eq!(taken.status.and_then(|status| status.node_name).as_deref(), Some("simulated-1"));
     Ok(())
 }
 

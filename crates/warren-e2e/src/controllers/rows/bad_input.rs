@@ -13,9 +13,11 @@ pub(super) async fn an_invalid_reference_is_told_and_healed_by_what_was_missing(
     place.claim("c", "later", json!({})).await?;
     let told: SandboxClaim = place.wait_ready("c", "False/WarmPoolNotFound").await?;
     assert!(message(&told, "Ready").contains("later"), "{}", message(&told, "Ready"));
+    place.wait_event("c", "WarmPoolNotFound").await?;
     place.create::<SandboxWarmPool>(pool("later", "missing", 0)).await?;
     let told: SandboxClaim = place.wait_ready("c", "False/TemplateNotFound").await?;
     assert!(message(&told, "Ready").contains("missing"), "{}", message(&told, "Ready"));
+    place.wait_event("c", "TemplateNotFound").await?;
     place.create::<warren_api::SandboxTemplate>(template("missing", json!({}))).await?;
     place.wait_claimed("c").await?;
     Ok(())
@@ -30,6 +32,8 @@ pub(super) async fn a_template_that_cannot_make_a_pod_is_told_with_the_server_s_
     let told: Sandbox = place.wait_ready("one", "False/ReconcilerError").await?;
     let text = message(&told, "Ready");
     assert!(text.starts_with("Error seen: ") && text.contains("spec.containers[0].name"), "{text}");
+    let event = place.wait_event("one", "ReconcilerError").await?;
+    assert!(event.note.as_deref().is_some_and(|note| note.contains("spec.containers[0].name")), "{event:?}");
     place.pool("pool", 1, broken).await?;
     let member = place
         .eventually("a member that says so", async || {
@@ -38,6 +42,7 @@ pub(super) async fn a_template_that_cannot_make_a_pod_is_told_with_the_server_s_
         })
         .await?;
     assert!(message(&member, "Ready").contains("spec.containers[0].name"));
+    place.wait_event(&member.name_any(), "ReconcilerError").await?;
     assert_eq!(place.list::<Pod>().await?.len(), 0);
     let mended = json!({"spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}}});
     place.patch::<Sandbox>("one", mended).await?;
@@ -68,6 +73,7 @@ pub(super) async fn a_quota_that_is_used_up_is_told_and_healed_by_a_larger_one(p
     place.create::<Sandbox>(sandbox("second", json!({}))).await?;
     let told: Sandbox = place.wait_ready("second", "False/ReconcilerError").await?;
     assert!(message(&told, "Ready").contains("exceeded quota: small"), "{}", message(&told, "Ready"));
+    place.wait_event("second", "ReconcilerError").await?;
     assert_eq!(place.list::<Pod>().await?.iter().map(|pod| pod.name_any()).collect::<Vec<_>>(), ["first"]);
     place.patch::<ResourceQuota>("small", json!({"spec": {"hard": {"pods": "2"}}})).await?;
     place.wait_ready::<Sandbox>("second", "True/DependenciesReady").await?;

@@ -63,12 +63,12 @@ pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a
     place.patch::<SandboxClaim>("no-env", json!({"spec": {"env": null}})).await?;
     place.wait_claimed("no-env").await?;
     // What lasts is said once: by now everything else has been tried again.
-    for name in ["no-prefix", "same-env"] {
-        let before: SandboxClaim = place.get(name).await?;
-        place.patch::<SandboxClaim>("no-volumes", json!({"spec": {"volumeClaimTemplates": null}})).await?;
-        place.wait_claimed("no-volumes").await?;
-        let after: SandboxClaim = place.get(name).await?;
-        assert_eq!(after.resource_version(), before.resource_version(), "{name}");
+    let lasting: [SandboxClaim; 2] = [place.get("no-prefix").await?, place.get("same-env").await?];
+    place.patch::<SandboxClaim>("no-volumes", json!({"spec": {"volumeClaimTemplates": null}})).await?;
+    place.wait_claimed("no-volumes").await?;
+    for before in lasting {
+        let after: SandboxClaim = place.get(&before.name_any()).await?;
+        assert_eq!(after.resource_version(), before.resource_version(), "{}", before.name_any());
     }
     Ok(())
 }

@@ -68,6 +68,7 @@ pub fn scenarios() -> Vec<Scenario> {
         ours::a_rolling_update_leaves_most_of_a_pool_to_be_claimed,
         ours::a_template_that_does_not_work_is_told_on_the_pool,
         ours::retained_volume_claims_outlive_their_sandbox,
+        ours::retained_volume_claims_outlive_an_expired_sandbox,
         ours::a_claim_passes_on_that_its_volumes_are_kept,
         ours::an_edit_that_the_live_pod_does_not_have_is_told,
         bad_input::an_invalid_reference_is_told_and_healed_by_what_was_missing,

@@ -182,7 +182,7 @@ pub(super) async fn a_rolling_update_leaves_most_of_a_pool_to_be_claimed(place: 
 }
 
 pub(super) async fn a_template_that_does_not_work_is_told_on_the_pool(place: Place) -> Result<()> {
-    let missing = annotated(pool("pool", "pool", 2), annotations::PROGRESS_DEADLINE, "3s");
+    let missing = annotated(pool("pool", "pool", 2), annotations::PROGRESS_DEADLINE, "10s");
     place.create::<SandboxWarmPool>(missing).await?;
     place
         .wait_for("pool", "without a template", |pool: &SandboxWarmPool| {
@@ -200,7 +200,7 @@ pub(super) async fn a_template_that_does_not_work_is_told_on_the_pool(place: Pla
     let verdict = &told.annotations()[annotations::PROGRESSING];
     // How far the pod is by then is for the machine to say.
     assert!(
-        verdict.contains("has become ready for 3s") && verdict.contains(": DependenciesNotReady: Pod "),
+        verdict.contains("has become ready for 10s") && verdict.contains(": DependenciesNotReady: Pod "),
         "{verdict}"
     );
     place.wait_event("pool", "ProgressDeadlineExceeded").await?;
@@ -249,6 +249,25 @@ pub(super) async fn retained_volume_claims_outlive_their_sandbox(place: Place) -
         "{}",
         message(&told, "Ready")
     );
+    Ok(())
+}
+
+pub(super) async fn retained_volume_claims_outlive_an_expired_sandbox(place: Place) -> Result<()> {
+    let spec = json!({"podTemplate": simulated(Fate::Ready), "volumeClaimTemplates": [volume("data")]});
+    place.create::<Sandbox>(sandbox("s", spec)).await?;
+    place.wait_ready::<Sandbox>("s", "True/DependenciesReady").await?;
+    place.patch::<Sandbox>("s", json!({"spec": {"shutdownTime": "2020-01-01T00:00:00Z"}})).await?;
+    place.wait_ready::<Sandbox>("s", "False/SandboxExpired").await?;
+    place.wait_gone::<Pod>("s").await?;
+    // Said of an expired sandbox, it holds from when the owner is off, as of any other.
+    let says = json!({"metadata": {"annotations": {annotations::PVC_RETENTION: annotations::RETAIN}}});
+    place.patch::<Sandbox>("s", says).await?;
+    place
+        .wait_for("data-s", "free", |claim: &PersistentVolumeClaim| claim.owner_references().is_empty())
+        .await?;
+    place.patch::<Sandbox>("s", json!({"spec": {"shutdownPolicy": "Delete"}})).await?;
+    place.wait_gone::<Sandbox>("s").await?;
+    assert!(place.get::<PersistentVolumeClaim>("data-s").await?.metadata.deletion_timestamp.is_none());
     Ok(())
 }
 

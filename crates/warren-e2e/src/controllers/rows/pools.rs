@@ -256,7 +256,8 @@ pub(super) async fn row_27_orphans_are_taken_in_if_equal_and_deleted_if_not(plac
         .await?;
     place.wait_full("pool", 2).await?;
 
-    // Nobody's sandbox is never claimed: its pool does not exist, so nobody takes it in either.
+    // Nobody's sandbox is never claimed. Its pool has no template to hold it against, and so does not take it in.
+    place.create::<SandboxWarmPool>(pool("later", "missing", 0)).await?;
     let lonely = with(
         orphan("lonely", json!({})),
         json!({"metadata": {"labels": {labels::WARM_POOL_SANDBOX: NameHash::of("later").to_string()}}}),
@@ -264,7 +265,7 @@ pub(super) async fn row_27_orphans_are_taken_in_if_equal_and_deleted_if_not(plac
     place.create::<Sandbox>(lonely).await?;
     place.wait_ready::<Sandbox>("lonely", "True/DependenciesReady").await?;
     place.claim("c", "later", json!({})).await?;
-    place.wait_ready::<SandboxClaim>("c", "False/WarmPoolNotFound").await?;
+    place.wait_ready::<SandboxClaim>("c", "False/TemplateNotFound").await?;
     assert!(place.get::<Sandbox>("lonely").await?.owner_references().is_empty());
     Ok(())
 }

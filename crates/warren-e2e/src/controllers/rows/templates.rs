@@ -29,6 +29,8 @@ pub(super) async fn row_28_a_policy_of_others_is_left_alone(place: Place) -> Res
     let labelled =
         |template: &SandboxTemplate| template.labels().contains_key(labels::SANDBOX_TEMPLATE_REF_HASH);
     place.wait_for("taken", "labelled", labelled).await?;
+    let event = place.wait_event("taken", "ReconcilerError").await?;
+    assert!(event.note.as_deref().is_some_and(|note| note.contains(&own("taken"))), "{event:?}");
     let left: NetworkPolicy = place.get(&own("taken")).await?;
     assert_eq!((left.uid(), left.resource_version()), (foreign.uid(), foreign.resource_version()));
 

@@ -30,7 +30,12 @@ pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> 
     let statuses = place.record::<SandboxClaim>().await?;
     place.pool("pool", 6, json!({})).await?;
     place.wait_full("pool", 6).await?;
-    let mut names = Vec::new();
+    // All of them are at work before it begins.
+    place.claim("first", "pool", json!({})).await?;
+    for fighter in &fighters {
+        wait_until_at_work(&place, fighter).await?;
+    }
+    let mut names = vec!["first".to_owned()];
     for round in 0..3 {
         let claims: Vec<String> = (0..10).map(|number| format!("c{round}-{number}")).collect();
         try_join_all(claims.iter().map(|name| place.claim(name, "pool", json!({})))).await?;
@@ -63,9 +68,15 @@ pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> 
         assert!(named.len() <= 1, "claim {name} named {named:?}");
     }
     for fighter in &mut fighters {
+        wait_until_at_work(&place, fighter).await?;
         ensure!(fighter.runs()?, "a controller has ended by itself");
     }
     referee.verdict()
+}
+
+async fn wait_until_at_work(place: &Place, controllers: &ControllerProcess) -> Result<()> {
+    let is_at_work = async || Ok((controllers.passes_over_claims().await? > 0).then_some(()));
+    place.eventually("a pass over a claim", is_at_work).await
 }
 
 /// Two wait for their turn behind one that leads. Killed, it is followed when its lease has run out; asked to leave, it

@@ -1,9 +1,12 @@
 //! `warren controller` as a process of its own, against the API of any home.
 
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::controllers::harness::Home;
 use crate::local_home::warren_binary;
@@ -11,23 +14,40 @@ use crate::local_home::warren_binary;
 /// A controller process. Dropping it kills it.
 pub struct ControllerProcess {
     child: Child,
+    metrics: SocketAddr,
 }
 
 impl ControllerProcess {
-    /// Starts one, for all kinds, with more arguments. It listens nowhere.
+    /// Starts one, for all kinds, with more arguments.
     pub fn start(home: &Home, more: &[&str]) -> Result<Self> {
+        // A port that is free now stays so until the process has it, as nobody else uses its address.
+        let own = Ipv4Addr::new(127, fastrand::u8(1..), fastrand::u8(..), fastrand::u8(1..255));
+        let metrics = TcpListener::bind((own, 0)).context("find a port")?.local_addr()?;
         let child = Command::new(warren_binary())
             .arg("controller")
             .arg("--kubeconfig")
             .arg(home.kubeconfig())
-            .args(["--extensions", "--metrics-bind-address=0", "--health-probe-bind-address=0"])
+            .args(["--extensions", "--health-probe-bind-address=0"])
+            .arg(format!("--metrics-bind-address={metrics}"))
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(home.log_file().context("open a log")?)
             .spawn()
             .context("start `warren controller`")?;
-        Ok(Self { child })
+        Ok(Self { child, metrics })
+    }
+
+    /// How many passes it has made over claims.
+    pub async fn passes_over_claims(&self) -> Result<u64> {
+        // It may need a moment until it listens.
+        let Ok(mut stream) = TcpStream::connect(self.metrics).await else { return Ok(0) };
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").await?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await?;
+        let passes = "controller_runtime_reconcile_total{controller=\"sandboxclaim\"";
+        let lines = answer.lines().filter(|line| line.starts_with(passes));
+        Ok(lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum())
     }
 
     /// `kill -9`.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
 
 use super::objects::{controller, refused, suspended};
-use crate::controllers::place::{Place, ready, state};
+use crate::controllers::place::{Place, state};
 use crate::controllers::workload::{self, volume};
 
 fn sized(name: &str, size: &str) -> Value {
@@ -16,24 +16,8 @@ fn sized(name: &str, size: &str) -> Value {
     template
 }
 
-/// Waits until a sandbox with volumes is ready. A node that cannot mount them refuses the pod with a reason of its own;
-/// then that is said aloud, and everything but Ready is looked at nevertheless.
-async fn ready_if_mountable(place: &Place, name: &str) -> Result<()> {
-    let ended: Sandbox = place
-        .wait_for(name, "ready, or refused by its node", |sandbox: &Sandbox| {
-            ["True/DependenciesReady", "False/PodFailed"].contains(&ready(sandbox).as_str())
-        })
-        .await?;
-    if ready(&ended) == "True/DependenciesReady" {
-        return Ok(());
-    }
-    let status = place.get::<Pod>(name).await?.status.unwrap_or_default();
-    let (reason, message) = (status.reason.unwrap_or_default(), status.message.unwrap_or_default());
-    assert_eq!(reason, "UnsupportedVolume", "{message}");
-    println!(
-        "note: volume claims cannot be mounted in this home, so {name} does not become Ready: {message}"
-    );
-    Ok(())
+async fn wait_ready(place: &Place, name: &str) -> Result<()> {
+    place.wait_ready::<Sandbox>(name, "True/DependenciesReady").await.map(drop)
 }
 
 /// The name and size of every volume claim there is.
@@ -58,7 +42,7 @@ async fn sizes(place: &Place) -> Result<Vec<String>> {
 pub async fn a_volume_claim_lives_as_long_as_its_sandbox(place: Place) -> Result<()> {
     let spec = json!({"volumeClaimTemplates": [sized("data", "1Gi"), sized("cache", "2Gi")]});
     place.create::<Sandbox>(workload::sandbox("keeper", spec)).await?;
-    ready_if_mountable(&place, "keeper").await?;
+    wait_ready(&place, "keeper").await?;
     assert_eq!(sizes(&place).await?, ["cache-keeper 2Gi", "data-keeper 1Gi"]);
     let sandbox: Sandbox = place.get("keeper").await?;
     let data: PersistentVolumeClaim = place.get("data-keeper").await?;
@@ -82,7 +66,7 @@ pub async fn a_volume_claim_lives_as_long_as_its_sandbox(place: Place) -> Result
         .await?;
     assert_eq!(place.get::<PersistentVolumeClaim>("data-keeper").await?.uid(), data.uid());
     place.patch::<Sandbox>("keeper", suspended(false)).await?;
-    ready_if_mountable(&place, "keeper").await?;
+    wait_ready(&place, "keeper").await?;
     assert_eq!(place.get::<PersistentVolumeClaim>("data-keeper").await?.uid(), data.uid());
 
     place.delete::<Sandbox>("keeper").await?;
@@ -150,13 +134,13 @@ pub async fn volume_claims_of_a_claim_follow_the_policy_of_the_template(place: P
     };
     // A claim that brings none is served under any policy.
     place.claim("none", "no", json!({})).await?;
-    ready_if_mountable(&place, &appears(&place, "none").await?).await?;
+    wait_ready(&place, "none").await?;
     place.claim("adds", "add", brings(&[sized("more", "2Gi")])).await?;
-    ready_if_mountable(&place, &appears(&place, "adds").await?).await?;
+    wait_ready(&place, "adds").await?;
     assert_eq!(order(&place.get("adds").await?), ["data", "more"]);
     let volumes = [sized("more", "4Gi"), sized("data", "3Gi")];
     place.claim("replaces", "replace", brings(&volumes)).await?;
-    ready_if_mountable(&place, &appears(&place, "replaces").await?).await?;
+    wait_ready(&place, "replaces").await?;
     assert_eq!(order(&place.get("replaces").await?), ["data", "more"]);
     assert_eq!(
         sizes(&place).await?,
@@ -167,13 +151,7 @@ pub async fn volume_claims_of_a_claim_follow_the_policy_of_the_template(place: P
     place
         .patch::<SandboxClaim>("clash", json!({"spec": {"volumeClaimTemplates": [volume("other")]}}))
         .await?;
-    ready_if_mountable(&place, &appears(&place, "clash").await?).await
-}
-
-/// Waits for the cold sandbox of a claim; it has the claim's name.
-async fn appears(place: &Place, name: &str) -> Result<String> {
-    place.wait_for(name, "there", |_: &Sandbox| true).await?;
-    Ok(name.to_owned())
+    wait_ready(&place, "clash").await
 }
 
 /// A claim with volumes never takes a waiting sandbox, which cannot have them; one without does.
@@ -182,7 +160,7 @@ pub async fn a_claim_with_volumes_leaves_the_pool_alone(place: Place) -> Result<
     let pool = place.wait_full("pool", 1).await?;
     let waiting = place.members("pool").await?[0].name_any();
     place.claim("own", "pool", json!({"volumeClaimTemplates": [volume("data")]})).await?;
-    ready_if_mountable(&place, &appears(&place, "own").await?).await?;
+    wait_ready(&place, "own").await?;
     let cold: Sandbox = place.get("own").await?;
     assert_eq!(cold.labels().get(labels::LAUNCH_TYPE).map(String::as_str), Some("cold"));
     assert!(controller(&place.get::<Sandbox>(&waiting).await?).contains("SandboxWarmPool"));
