@@ -198,7 +198,11 @@ impl ClaimController {
                 self.recorder.record(ReportingController::SandboxClaim, &*world.claim, note);
             }
         }
-        Outcome::of(look_again, retry)
+        match look_again {
+            // It is the end of the claim's time, which comes once: however near it is, backoff does not put it off.
+            Some(delay) if retry => Outcome::RetryWithin(delay),
+            _ => Outcome::of(look_again, retry),
+        }
     }
 
     async fn give_up(&self, key: &ObjectKey, world: &World, failures: &[Failure]) -> Outcome {
