@@ -246,11 +246,7 @@ impl ClaimController {
             Taken::Sandbox(_) => found.map_or(Offer::Empty, Offer::Sandbox),
             Taken::Empty => Offer::Empty,
             Taken::Pending => {
-                // One that cannot have a sandbox made for it tries again with backoff: were all of those woken by each member,
-                // each member would cost as many refusals.
-                if ownership::annotation(&world.claim.metadata, annotations::SANDBOX_NAME).is_none() {
-                    room.claims.entry(pool).or_default().insert(key.clone());
-                }
+                room.claims.entry(pool).or_default().insert(key.clone());
                 Offer::Pending
             }
         }

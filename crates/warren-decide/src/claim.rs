@@ -33,7 +33,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use warren_api::conditions::{self, ConditionType, Reason};
+use warren_api::conditions::{self, ConditionType};
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 
 pub use status::Trouble;
@@ -276,16 +276,11 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
         let plan = status::publish_trouble(world, &Trouble::SandboxMissing, settings, now);
         return Plan { next: Next::DecideAgain, ..plan };
     }
-    if !wants_own && world.pool.is_some() && (may_take_warm || has_failed_cold(world)) {
+    if may_take_warm && !wants_own && world.pool.is_some() {
         match &world.offer {
             Offer::NotAsked => return Plan::ask(Next::AskForOffer),
-            // The offer stays while the claim takes its word back, which it does only when nobody has kept it.
-            Offer::Sandbox(_) if !may_take_warm && !world.is_lost(world.name()) => {
-                return Plan::ask(Next::Confirm(world.name().to_owned()));
-            }
-            Offer::Sandbox(_) if !may_take_warm => return Plan::write(search::drop_reference(world)),
             Offer::Sandbox(sandbox) => return Plan::write(adoption::assign(world, sandbox, settings, now)),
-            Offer::Pending if may_take_warm => {
+            Offer::Pending => {
                 // By the server's clock or by ours, whichever is earlier: ours may be behind.
                 let created = world.claim.metadata.creation_timestamp.as_ref();
                 let since = created.map_or(world.first_seen, |Time(time)| world.first_seen.min(*time));
@@ -296,7 +291,7 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
                     return Plan::settled(Some(deadline.map_or(remaining, |end| end.min(remaining))));
                 }
             }
-            Offer::Pending | Offer::Empty => {}
+            Offer::Empty => {}
         }
     }
     match cold::create(world) {
@@ -304,13 +299,6 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
         Ok(_) if !world.is_committed_cold() => Plan::write(cold::commit(world, settings)),
         Ok(step) => Plan { notes: cold::notes(world, settings), ..Plan::write(step) },
     }
-}
-
-/// Whether the sandbox that the claim has said it makes cannot be made, or was lost again: then a waiting one will do.
-fn has_failed_cold(world: &World) -> bool {
-    let failed = [Reason::ReconcilerError.as_str(), Reason::SandboxMissing.as_str()];
-    let ready = conditions::find(world.conditions(), ConditionType::Ready);
-    world.status_sandbox().is_some() || ready.is_some_and(|ready| failed.contains(&ready.reason.as_str()))
 }
 
 impl World {

@@ -23,7 +23,7 @@ use crate::object::slot;
 use crate::rest::wanted_members;
 use crate::server::{NAMESPACE, Server};
 use crate::simulation::Mutant;
-use crate::wire::{Intent, Link, Loss, Reply};
+use crate::wire::{Intent, Link, Loss, Reply, Returned};
 
 /// A queue of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,19 +286,26 @@ impl Running {
 
     /// An answer reaches the process, and the pass that waits for it goes on.
     pub fn return_answer(&mut self, id: u64) -> Option<String> {
-        let (task, reply) = self.link.wire().return_answer(id)?;
+        let Returned { task, reads, reply } = self.link.wire().return_answer(id)?;
         match &reply {
             Reply::One(Ok(Some(object))) => self.hear_of(object),
             Reply::Many(Ok(objects)) => objects.iter().for_each(|object| self.hear_of(object)),
             Reply::One(_) | Reply::Many(Err(_)) => {}
         }
-        if let Reply::One(Ok(Some(answer @ Any::SandboxWarmPool(live)))) = &reply
+        if reads == Some(Kind::SandboxWarmPool)
+            && let Reply::One(Ok(answer)) = &reply
             && let Some(Key::Object(Controller::Pool, key)) = self.tasks.get(&task).map(|task| &task.key)
         {
+            // If the pool is gone, the watch may have brought another of its name meanwhile.
             let known = self.engine.cluster().pool(key);
-            let newer =
-                known.filter(|known| Any::SandboxWarmPool(known.clone()).version() > answer.version());
-            self.intend(task, Some(newer.unwrap_or_else(|| live.clone())));
+            let newer = |live: &Any| {
+                known.clone().filter(|known| Any::SandboxWarmPool(known.clone()).version() > live.version())
+            };
+            let pool = match answer {
+                Some(answer @ Any::SandboxWarmPool(live)) => newer(answer).or_else(|| Some(live.clone())),
+                _ => known,
+            };
+            self.intend(task, pool);
         }
         self.resume(task)
     }

@@ -75,7 +75,20 @@ enum State {
 #[derive(Debug)]
 struct Exchange {
     task: u64,
+    /// The kind of the object that it reads, if it does.
+    reads: Option<Kind>,
     state: State,
+}
+
+/// An answer that has reached its process.
+#[derive(Debug)]
+pub struct Returned {
+    /// The task that waits for it.
+    pub task: u64,
+    /// The kind of the object that was read, if one was.
+    pub reads: Option<Kind>,
+    /// The answer.
+    pub reply: Reply,
 }
 
 /// The end of a child, as a process was told of it.
@@ -139,7 +152,11 @@ impl Wire {
     /// Sends a request.
     pub fn send(&mut self, sent: Sent) -> u64 {
         self.last += 1;
-        self.exchanges.insert(self.last, Exchange { task: self.task, state: State::Sent(sent) });
+        let reads = match &sent.request {
+            Request::Read(kind, _) => Some(*kind),
+            Request::Act(_) | Request::List(..) => None,
+        };
+        self.exchanges.insert(self.last, Exchange { task: self.task, reads, state: State::Sent(sent) });
         self.last
     }
 
@@ -173,13 +190,13 @@ impl Wire {
         }
     }
 
-    /// The answer reaches the process. Gives the task that waits for it, and the answer.
-    pub fn return_answer(&mut self, id: u64) -> Option<(u64, Reply)> {
+    /// The answer reaches the process.
+    pub fn return_answer(&mut self, id: u64) -> Option<Returned> {
         let exchange = self.exchanges.get_mut(&id)?;
         let State::Answered(answer) = &exchange.state else { return None };
         let answer = answer.clone();
         exchange.state = State::Returned(answer.clone());
-        Some((exchange.task, answer))
+        Some(Returned { task: exchange.task, reads: exchange.reads, reply: answer })
     }
 
     fn take(&mut self, id: u64) -> Option<Reply> {
