@@ -278,8 +278,11 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
     }
     if may_take_warm && !wants_own && world.pool.is_some() {
         match &world.offer {
-            Offer::NotAsked => return Plan::ask(Next::AskForOffer),
-            Offer::Sandbox(sandbox) => return Plan::write(adoption::assign(world, sandbox, settings, now)),
+            Offer::Sandbox(sandbox) if search::is_valid(world, sandbox) => {
+                return Plan::write(adoption::assign(world, sandbox, settings, now));
+            }
+            // An offer of the pool that the claim was on is none of the pool that it is on now.
+            Offer::NotAsked | Offer::Sandbox(_) => return Plan::ask(Next::AskForOffer),
             Offer::Pending => {
                 // By the server's clock or by ours, whichever is earlier: ours may be behind.
                 let created = world.claim.metadata.creation_timestamp.as_ref();

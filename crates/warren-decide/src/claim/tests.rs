@@ -210,6 +210,12 @@ fn a_warm_claim_asks_commits_takes_and_publishes() {
 }
 
 #[test]
+fn a_claim_that_was_pointed_at_another_pool_takes_nothing_of_the_one_before() {
+    let elsewhere = json!({"spec": {"warmPoolRef": {"name": "other-pool"}}});
+    check(&offered(world(claim(elsewhere), vec![]), member(json!({}))), expect!["AskForOffer"]);
+}
+
+#[test]
 fn row_16_a_safe_to_evict_of_the_template_or_the_claim_stays() {
     let after = |world: World| {
         let plan = decide(&world, &Settings::default(), at(1));
