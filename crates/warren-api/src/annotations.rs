@@ -116,7 +116,11 @@ pub const UPDATED_REPLICAS: &str = "warren.dev/updated-replicas";
 /// edit of the template is noticed.
 pub const POD_TEMPLATE_FINGERPRINT: &str = "warren.dev/pod-template-fingerprint";
 
+/// kubectl's own copy of an object: as large as the object, and only kubectl reads it, so we do not keep it. A pod that was pasted into
+/// a template brings one along, and on the Pod it would be a copy of something else.
+pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
 /// Whether an annotation key of a pod template stays off the Pod.
 pub fn is_reserved(key: &str) -> bool {
-    [TRACE_CONTEXT, POD_TEMPLATE_FINGERPRINT].contains(&key) || crate::labels::is_reserved(key)
+    [TRACE_CONTEXT, POD_TEMPLATE_FINGERPRINT, LAST_APPLIED].contains(&key) || crate::labels::is_reserved(key)
 }

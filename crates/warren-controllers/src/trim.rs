@@ -7,14 +7,11 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use warren_api::conditions::ConditionType;
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_decide::ownership;
 
 use crate::cache::{Index, Keeping};
 use crate::shared_specs;
-
-/// kubectl's own copy of the object; as large as the object, and only kubectl reads it.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 pub(crate) const SANDBOX: Keeping<Sandbox> = Keeping {
     trim: sandbox,
@@ -89,7 +86,7 @@ fn metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     fit(&mut metadata.owner_references);
     if let Some(annotations) = &mut metadata.annotations {
-        annotations.remove(LAST_APPLIED);
+        annotations.remove(annotations::LAST_APPLIED);
     }
 }
 

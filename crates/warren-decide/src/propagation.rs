@@ -10,10 +10,6 @@ use crate::ownership::{self, label};
 
 type Strings = BTreeMap<String, String>;
 
-/// kubectl's own copy of an object, which a pod that was pasted into a template brings along. On the pod it would be a copy of
-/// something else; and as copies are not kept in the cache of pods, it would seem to be missing at every look.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-
 /// Labels and annotations of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodMetadata {
@@ -42,8 +38,9 @@ pub fn desired(sandbox: &Sandbox, present: &ObjectMeta) -> PodMetadata {
     );
     let listed = annotations.get(annotations::PROPAGATED_ANNOTATIONS).cloned();
     let mut keys = Vec::new();
-    let is_reserved = |key: &str| key == LAST_APPLIED || annotations::is_reserved(key);
-    propagate(&template.annotations, is_reserved, &mut annotations, listed, |copied| keys = copied);
+    propagate(&template.annotations, annotations::is_reserved, &mut annotations, listed, |copied| {
+        keys = copied
+    });
     track(&mut annotations, annotations::PROPAGATED_ANNOTATIONS, keys);
 
     derive_labels(sandbox, &mut labels);
