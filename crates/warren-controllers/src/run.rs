@@ -118,9 +118,14 @@ async fn lead(
         Some(election) => {
             let name = election.name.clone();
             telemetry.set_leading(&name, false);
+            // Who sees nothing cannot work, for want of a right, say, and leaves the lease to whoever can.
+            let seeing = async {
+                controllers.wait_until_listed().await;
+                election.lead(lease).await
+            };
             let leadership = tokio::select! {
                 () = shutdown.cancelled() => return Ok(()),
-                leadership = election.lead(lease) => leadership,
+                leadership = seeing => leadership,
             };
             telemetry.set_leading(&name, true);
             Some((name, leadership))

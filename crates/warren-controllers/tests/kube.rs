@@ -64,6 +64,7 @@ scenarios::tests! { place:
     spans_of_passes_are_children_of_the_context_that_a_claim_carries
     the_rights_that_are_handed_out_are_enough
     what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other
+    who_may_not_see_everything_leaves_the_lease_to_others
     who_stands_by_watches_and_works_as_soon_as_the_leader_leaves
     writes_decided_about_another_object_or_an_older_state_are_refused
 }

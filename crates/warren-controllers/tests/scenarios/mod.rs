@@ -16,6 +16,7 @@ pub use permissions::{a_right_that_is_taken_away_is_missed, the_rights_that_are_
 pub use telemetry::{
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened,
     spans_of_passes_are_children_of_the_context_that_a_claim_carries,
+    who_may_not_see_everything_leaves_the_lease_to_others,
     who_stands_by_watches_and_works_as_soon_as_the_leader_leaves,
 };
 

@@ -14,9 +14,11 @@ use tokio_util::sync::CancellationToken;
 use warren_api::annotations::TRACE_CONTEXT;
 use warren_api::{Sandbox, SandboxClaim};
 use warren_controllers::leader::Election;
+use warren_controllers::permissions::NAMESPACE;
 use warren_controllers::telemetry::{OtlpConfig, OtlpProtocol, Telemetry};
 use warren_controllers::{Config, Connection, Endpoints, Program, RunError};
 
+use super::permissions::Account;
 use super::{extensions, sandbox};
 use crate::support::collector::{Collector, Span};
 use crate::support::{self, DEADLINE, Place, is_ready};
@@ -31,7 +33,17 @@ struct Running {
 
 impl Running {
     async fn start(place: &Place, config: Config, election: Option<Election>, telemetry: Telemetry) -> Self {
-        let inner = place.client.clone();
+        Self::start_as(place.client.clone(), place, config, election, telemetry).await
+    }
+
+    /// One that asks by a client of its own.
+    async fn start_as(
+        inner: Client,
+        place: &Place,
+        config: Config,
+        election: Option<Election>,
+        telemetry: Telemetry,
+    ) -> Self {
         let transport = tower::service_fn(move |request| {
             let inner = inner.clone();
             async move { inner.send(request).await }
@@ -352,6 +364,26 @@ pub async fn who_stands_by_watches_and_works_as_soon_as_the_leader_leaves(place:
     place.create::<Sandbox>(sandbox("two", json!({}))).await;
     place.wait::<Pod>("two", "there", |pod: Option<&Pod>| pod.is_some()).await;
     second.stop().await;
+}
+
+pub async fn who_may_not_see_everything_leaves_the_lease_to_others(place: Place) {
+    let election = |identity: &str| Some(Election::new(NAMESPACE, identity));
+    let lease = "leader_election_master_status{name=\"a3317529.agent-sandbox.x-k8s.io\"}";
+    let account = Account::new(&place).await;
+    account.hand_out(&place, Some(("pods", "list"))).await;
+    let (client, config) = (account.client.clone(), Config::default());
+    let first =
+        Running::start_as(client, &place, config, election(&place.namespace), Telemetry::default()).await;
+    account.is_refused("GET", "/api/v1/pods").await;
+    let other = format!("{}-other", place.namespace);
+    let second = Running::start(&place, Config::default(), election(&other), Telemetry::default()).await;
+    second.scrape_until("leading", |page| page.value(lease) == 1.0).await;
+    assert_eq!(first.scrape_until("there", |_| true).await.value(lease), 0.0);
+    // Who is allowed to again takes part again.
+    account.hand_out(&place, None).await;
+    second.stop().await;
+    first.scrape_until("leading", |page| page.value(lease) == 1.0).await;
+    first.stop().await;
 }
 
 pub async fn spans_of_passes_are_children_of_the_context_that_a_claim_carries(place: Place) {
