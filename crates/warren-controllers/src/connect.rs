@@ -6,8 +6,13 @@ use std::time::Duration;
 use kube::Client;
 use kube::client::ClientBuilder;
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use tower::timeout::TimeoutLayer;
 
 use crate::telemetry::{RateLimit, Telemetry};
+
+/// A server that has not begun to answer by then is taken to be gone: kube-apiserver ends a request by itself after a minute, so whoever
+/// waits longer waits for a connection that is dead, until TCP gives it up after a quarter of an hour. It begins to answer a watch at once.
+const NO_ANSWER: Duration = Duration::from_secs(60);
 
 /// A connection on which nothing comes for so long is dead: a server ends a watch on which nothing happens a few seconds earlier.
 const DEAD: Duration = Duration::from_secs(300);
@@ -67,7 +72,9 @@ pub async fn connect(
     let namespace = config.default_namespace.clone();
     let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
     let builder = ClientBuilder::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))?;
-    let client = builder.with_layer(&telemetry.client_layer(&host)).build();
+    // Below what holds requests back: those that wait for their turn have not been asked.
+    let client =
+        builder.with_layer(&TimeoutLayer::new(NO_ANSWER)).with_layer(&telemetry.client_layer(&host)).build();
     Ok(Connection::new(client, namespace, &host, limit, telemetry))
 }
 
@@ -91,15 +98,40 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::time::Duration;
 
     use futures::FutureExt as _;
     use http::{Request, Response};
     use kube::Client;
     use kube::client::Body;
+    use serde_json::json;
+    use tokio::net::TcpListener;
     use tokio::time::Instant;
+    use tokio_util::task::TaskTracker;
+    use warren_decide::step::{FailureKind, Kind};
 
-    use super::Connection;
+    use super::{Connection, connect};
+    use crate::kube_server::KubeServer;
+    use crate::server::Server;
     use crate::telemetry::{RateLimit, Telemetry};
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_for_ever_for_a_server_that_is_silent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+        });
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), kubeconfig.to_string()).unwrap();
+        let connection = connect(Some(file.path()), None, &Telemetry::default()).await.unwrap();
+        let server = KubeServer::new(connection.client, TaskTracker::new());
+        let two_minutes = Duration::from_secs(120);
+        let answer = tokio::time::timeout(two_minutes, server.read("default", Kind::Pod, "a")).await.unwrap();
+        assert_eq!(answer.unwrap_err().kind, FailureKind::Unknown);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_lease_does_not_wait_behind_the_work() {

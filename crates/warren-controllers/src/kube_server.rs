@@ -26,10 +26,6 @@ const WAITING_EVENTS: usize = 10_000;
 /// How often a server is asked again that has no room; the number of the Kubernetes libraries.
 const ASKED_AGAIN: usize = 10;
 
-/// A server that has not answered by then is taken to be gone: kube-apiserver ends a request by itself after a minute, so whoever
-/// waits longer waits for a connection that is dead, until TCP gives it up after a quarter of an hour.
-const NO_ANSWER: Duration = Duration::from_secs(60);
-
 /// The server behind a client.
 pub(crate) struct KubeServer {
     client: Client,
@@ -217,7 +213,7 @@ where
     F: Future<Output = kube::Result<T>>,
 {
     for _ in 0..ASKED_AGAIN {
-        match within(NO_ANSWER, ask()).await {
+        match ask().await {
             Err(kube::Error::Api(status)) if status.code == 429 => {
                 let seconds = status.details.map_or(0, |details| details.retry_after_seconds).max(1);
                 tokio::time::sleep(Duration::from_secs(seconds.into())).await;
@@ -225,18 +221,7 @@ where
             answer => return answer,
         }
     }
-    within(NO_ANSWER, ask()).await
-}
-
-/// Waits so long for an answer. Without one nobody knows whether the server has done what it was asked.
-pub(crate) async fn within<T>(
-    limit: Duration,
-    answer: impl Future<Output = kube::Result<T>>,
-) -> kube::Result<T> {
-    match tokio::time::timeout(limit, answer).await {
-        Ok(answer) => answer,
-        Err(_) => Err(kube::Error::Service(format!("no answer within {limit:?}").into())),
-    }
+    ask().await
 }
 
 fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
@@ -272,17 +257,11 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use kube::Client;
-    use kube::client::Body;
     use kube::core::Status;
     use serde_json::{Value, json};
-    use tokio_util::task::TaskTracker;
-    use warren_decide::step::{FailureKind, Kind};
+    use warren_decide::step::FailureKind;
 
-    use super::{ASKED_AGAIN, KubeServer, Verb, patiently, refusal};
-    use crate::server::Server;
+    use super::{ASKED_AGAIN, Verb, patiently, refusal};
 
     /// How often a server is asked that answers with these codes.
     async fn asked(codes: &[u16]) -> usize {
@@ -308,17 +287,6 @@ mod tests {
         for maybe_done in [500, 503, 504, 409] {
             assert_eq!(asked(&[maybe_done]).await, 1);
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_ever_for_a_server_that_is_silent() {
-        let silence =
-            |_: http::Request<Body>| std::future::pending::<Result<http::Response<Body>, tower::BoxError>>();
-        let client = Client::new(tower::service_fn(silence), "default");
-        let server = KubeServer::new(client, TaskTracker::new());
-        let hour = Duration::from_secs(60 * 60);
-        let answer = tokio::time::timeout(hour, server.read("default", Kind::Pod, "a")).await.unwrap();
-        assert_eq!(answer.unwrap_err().kind, FailureKind::Unknown);
     }
 
     fn kind_of(status: Value, verb: Verb) -> FailureKind {

@@ -4,6 +4,7 @@
 //! Leadership only saves quarrels. Two leaders for a moment (a paused process, a clock that jumps) are harmless: every
 //! write that must happen once is guarded by the object's own version.
 
+use std::future::Future;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -15,8 +16,6 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-
-use crate::kube_server::within;
 
 /// How long one attempt may take. Whoever is not answered by then has a dead connection, and there is time for another.
 const ATTEMPT: Duration = Duration::from_secs(5);
@@ -248,6 +247,14 @@ fn is_free(lease: &Lease, identity: &str) -> bool {
 
 fn is_held_by(lease: &Lease, identity: &str) -> bool {
     lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()) == Some(identity)
+}
+
+/// Waits so long for an answer. Without one nobody knows whether the server has done what it was asked.
+async fn within<T>(limit: Duration, answer: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(kube::Error::Service(format!("no answer within {limit:?}").into())),
+    }
 }
 
 #[cfg(test)]
