@@ -107,8 +107,10 @@ impl ClaimController {
                 }
             }
             let provision = Provision::of(&world, &plan);
-            for failure in self.cluster.apply(&key.namespace, MANAGER, plan.best_effort).await {
-                tracing::warn!(claim = %key, problem = %failure.message, "a step that can wait was not carried out");
+            for step in plan.best_effort {
+                for failure in self.cluster.apply(&key.namespace, MANAGER, vec![step]).await {
+                    tracing::warn!(claim = %key, problem = %failure.message, "a step that can wait was not carried out");
+                }
             }
             let failures = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
             if let Next::Settled { look_again, retry } = plan.next {

@@ -1,5 +1,5 @@
-//! Where the controllers get the time from. Nobody below reads a clock directly, so that a simulation can run them at its own
-//! pace.
+//! Where the controllers get the time from. Whoever decides anything gets it here, so that a simulation can run them at its own pace;
+//! spans, measured requests and the Lease, which a simulation does not have, read the machine's clocks.
 
 use std::time::Duration;
 

@@ -95,12 +95,6 @@ impl Cluster {
         seen.is_some_and(|uid| uid == object.uid())
     }
 
-    /// Every sandbox, as last seen. For metrics.
-    #[must_use]
-    pub fn all_sandboxes(&self) -> Vec<Arc<Sandbox>> {
-        self.sandboxes.all()
-    }
-
     /// Takes in what a list or a watch brings.
     pub fn observe(&self, news: News) {
         match news {

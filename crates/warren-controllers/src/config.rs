@@ -17,7 +17,8 @@ pub struct Config {
     pub sandbox_warm_pool_concurrent_workers: usize,
     /// Templates that are reconciled at the same time.
     pub sandbox_template_concurrent_workers: usize,
-    /// The most members that one pass over a pool creates or deletes.
+    /// The most members that one pass over a pool creates, or deletes because there are too many. Those that are outdated or stuck
+    /// are not counted.
     pub sandbox_warm_pool_max_batch_size: usize,
     /// How long refilling a pool waits after members have left it.
     pub sandbox_warm_pool_replenish_delay: Duration,
@@ -44,7 +45,7 @@ pub struct Config {
     pub cache_label_selectors: bool,
     /// Whether no events about claims are written: one write less per claim.
     pub disable_claim_events: bool,
-    /// Whether the annotations for latency metrics are left out: one write less per cold claim.
+    /// Whether claims do not say when they were first seen. When they were first Ready they always say: deadlines go by it.
     pub disable_claim_observability_annotations: bool,
     /// Domains whose labels a claim may put on its pod.
     pub allowed_label_domains: Vec<String>,

@@ -109,7 +109,7 @@ impl Courtesy {
     }
 
     /// Takes note of which part of a pool is missing: none, or up to all of it.
-    pub(crate) fn is_missing(&self, pool: &ObjectKey, part: f64) {
+    pub(crate) fn note_missing(&self, pool: &ObjectKey, part: f64) {
         let missing = &mut self.state().missing;
         match part > 0.0 {
             true => missing.insert(pool.clone(), part),
@@ -234,7 +234,7 @@ mod tests {
         courtesy.claim_comes();
         assert_eq!(courtesy.most(), 1);
         for (missing, most) in [(0.2, 1), (0.5, 4), (1.0, 16), (0.0, 1)] {
-            courtesy.is_missing(&a, missing);
+            courtesy.note_missing(&a, missing);
             assert_eq!(courtesy.most(), most, "with {missing} of a pool missing");
         }
         let first = courtesy.turn(&a, &queue).unwrap();

@@ -38,7 +38,7 @@ use crate::wake::Sides;
 const GIVE_WAY: Duration = Duration::from_millis(100);
 /// It waits so long, and again, while other claims wait to be served.
 const GIVE_WAY_AGAIN: Duration = Duration::from_millis(500);
-/// How long it waits in all.
+/// How long it gives way in all, once it has its turn beside the claims (`courtesy.rs`).
 const LONGEST_WAY: Duration = Duration::from_secs(5);
 
 /// The controllers, to be driven.
@@ -254,6 +254,7 @@ impl Engine {
         tracing::warn!(kind = %K::kind(&()), %key, error = object.error, "object cannot be read and is left alone");
         let reporter = match &*K::kind(&()) {
             "Sandbox" => ReportingController::Sandbox,
+            "SandboxClaim" if self.claims.settings.disable_events => return,
             "SandboxClaim" => ReportingController::SandboxClaim,
             "SandboxTemplate" => ReportingController::SandboxTemplate,
             "SandboxWarmPool" => ReportingController::SandboxWarmPool,

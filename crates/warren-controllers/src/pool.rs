@@ -63,7 +63,7 @@ impl PoolController {
             }
             let Some(world) = self.look(&key) else {
                 self.memories().remove(&key);
-                self.cluster.courtesy.is_missing(&key, 0.0);
+                self.cluster.courtesy.note_missing(&key, 0.0);
                 return Outcome::Done;
             };
             if !self.cluster.pools.is_bereft(&key) {
@@ -77,7 +77,7 @@ impl PoolController {
         // Where refilling does not wait for claims to pause, it must not fall behind them either.
         if self.settings.replenish_delay.is_zero() {
             let (members, desired) = (world.members.len() as f64, f64::from(world.pool.spec.replicas));
-            self.cluster.courtesy.is_missing(&key, (desired - members) / desired.max(1.0));
+            self.cluster.courtesy.note_missing(&key, (desired - members) / desired.max(1.0));
         }
         let mut notes = plan.notes;
         let mut failed = self.carry_out(&key, plan.repairs, REPAIRS_THAT_FAIL).await.is_some();

@@ -77,10 +77,6 @@ pub struct QueueStatistics {
     pub(crate) waits: Histogram<QUEUE_BOUNDS>,
     /// Keys that were handed to a worker.
     pub handed_out: u64,
-    /// The sum of the times that keys waited for a free worker.
-    pub waited: Duration,
-    /// The longest such time.
-    pub longest_wait: Duration,
     /// Keys that wait now.
     pub depth: usize,
 }

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{Sandbox, annotations, labels};
 use warren_decide::ownership;
-use warren_decide::sandbox::{Settings, World, conclude, decide};
+use warren_decide::sandbox::{Settings, World, claim_name, conclude, decide};
 use warren_decide::step::{Action, Failure, FailureKind, Step};
 
 use crate::cache::{Change, Index};
@@ -110,7 +110,7 @@ impl SandboxController {
         }
         let templates = &sandbox.spec.blueprint.volume_claim_templates;
         let volume_claims = templates.iter().filter_map(|template| {
-            let name = format!("{}-{}", template.metadata.name, key.name);
+            let name = claim_name(template, &key.name);
             self.cluster.volume_claims.get(&ObjectKey { namespace: key.namespace.clone(), name })
         });
         Some(World {

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use k8s_openapi::api::core::v1::PodSpec;
 
+use crate::trim::fit;
+
 /// How many specifications are remembered: about as many as templates are in use at a time. Who falls out is kept by those who
 /// have it, and is only not shared with later ones.
 const MOST: usize = 16;
@@ -27,7 +29,7 @@ impl Recent {
         let shared = known.map(|index| recent.remove(index)).and_then(|known| known.upgrade());
         match shared {
             Some(shared) => *spec = shared,
-            None => fit(Arc::make_mut(spec)),
+            None => trim(Arc::make_mut(spec)),
         }
         recent.retain(|known| known.strong_count() > 0);
         recent.insert(0, Arc::downgrade(spec));
@@ -35,14 +37,13 @@ impl Recent {
     }
 }
 
-/// Lists grow with room for more while they are read. Here they never grow again.
-fn fit(spec: &mut PodSpec) {
+fn trim(spec: &mut PodSpec) {
     for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-        container.env.iter_mut().for_each(Vec::shrink_to_fit);
-        container.ports.iter_mut().for_each(Vec::shrink_to_fit);
-        container.volume_mounts.iter_mut().for_each(Vec::shrink_to_fit);
+        fit(&mut container.env);
+        fit(&mut container.ports);
+        fit(&mut container.volume_mounts);
     }
-    spec.volumes.iter_mut().for_each(Vec::shrink_to_fit);
+    fit(&mut spec.volumes);
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use crate::engine::{Controller, Engine};
 use crate::kube_server::KubeServer;
 use crate::nodes;
 use crate::object::Typed;
-use crate::queue::{Outcome, QueueStatistics};
+use crate::queue::Outcome;
 use crate::set_clock;
 use crate::telemetry::{Passes, Scrape, Telemetry};
 use crate::watch;
@@ -105,15 +105,6 @@ impl Controllers {
     /// Waits until everything that exists has been seen once.
     pub async fn wait_until_listed(&self) {
         self.engine.cluster().wait_until_listed().await;
-    }
-
-    /// Counters of each kind's queue, by the controller's name.
-    #[must_use]
-    pub fn queues(&self) -> [(&'static str, QueueStatistics); 4] {
-        Controller::ALL.map(|controller| {
-            let queue = self.engine.queues().of(controller);
-            (queue.name(), queue.statistics())
-        })
     }
 
     /// Stops: no new pass begins, those under way are finished, and what they had to tell is told.

@@ -12,7 +12,6 @@ mod spans;
 
 use std::sync::{Arc, PoisonError};
 
-use jiff::Timestamp;
 use kube::Client;
 use warren_api::SandboxClaim;
 use warren_decide::step::{Kind, Step};
@@ -77,7 +76,7 @@ impl Telemetry {
     /// Takes note of a change of a claim, and measures it when it has become ready. Who only stands by does not measure:
     /// the leader does.
     pub(crate) fn observe_claim(&self, change: &Change<'_, SandboxClaim>, cluster: &Cluster, leads: bool) {
-        let now = Timestamp::now();
+        let now = cluster.now();
         let first_seen = self.clock.observe(change, now);
         if let (Some(first_seen), Some(claim), true) = (first_seen, change.after, leads) {
             let name = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.clone());

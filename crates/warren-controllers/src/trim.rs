@@ -68,7 +68,7 @@ pub(crate) const VOLUME_CLAIM: Keeping<PersistentVolumeClaim> = Keeping {
 
 /// Lists grow with room for more while they are read. Here they never grow again, and the room of twenty thousand of each
 /// would be tens of megabytes.
-fn fit<T>(list: &mut Option<Vec<T>>) {
+pub(crate) fn fit<T>(list: &mut Option<Vec<T>>) {
     list.iter_mut().for_each(Vec::shrink_to_fit);
 }
 

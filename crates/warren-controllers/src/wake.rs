@@ -22,7 +22,7 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// The controllers of kind `K`, before and after; the same one comes twice, which a queue does not mind.
+    /// The controllers that are wanted, before and after; the same one comes twice, which a queue does not mind.
     pub(crate) fn owners(
         self,
         is_wanted: impl Fn(&OwnerReference) -> bool,

@@ -39,7 +39,7 @@ use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annota
 pub use status::Trouble;
 
 use crate::ownership;
-use crate::step::{Failure, FailureKind, Note, Step};
+use crate::step::{Failure, FailureKind, Note, Stage, Step};
 use search::Search;
 
 /// How long a claim waits for members that are on their way, from its creation, before it starts cold.
@@ -87,7 +87,7 @@ pub enum Offer {
 pub struct Settings {
     /// Domains whose labels a claim may put on its pod.
     pub allowed_label_domains: Vec<String>,
-    /// Whether the annotations for latency metrics are left out.
+    /// Whether claims do not say when they were first seen.
     pub disable_observability_annotations: bool,
     /// Whether events about claims are left out.
     pub disable_events: bool,
@@ -169,7 +169,7 @@ pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
         && ownership::is_controlled_by(&policy.metadata, world.uid())
     {
         let action = crate::template::delete(policy);
-        plan.best_effort.push(Step::new(crate::step::Stage::Service, action));
+        plan.best_effort.push(Step::new(Stage::Legacy, action));
     }
     plan
 }

@@ -1,6 +1,6 @@
 //! Every decision Warren makes about its objects, as pure functions: what was seen goes in, a plan comes out. This crate
 //! never does I/O, never reads a clock and never rolls dice; names, time and settings are arguments, so that the same
-//! world always gives the same plan and a simulation can replay it. `warren-controllers` carries the plans out.
+//! world always gives the same plan and a simulation can replay it. `warren-controllers` and, for pods, `warren-node` carry the plans out.
 //!
 //! Start with [`step`], the words a plan is made of, then [`sandbox`], the simplest kind that uses all of them.
 

@@ -35,7 +35,8 @@ pub fn difference(from: &Value, to: &Value) -> Option<Value> {
     }
 }
 
-/// The merge patch between two serialisable values. Absent and empty count as equal, as the server drops neither.
+/// The merge patch between two serialisable values, or nothing when they are equal. An empty value that the type writes out differs
+/// from an absent one.
 #[must_use]
 pub fn between<T: Serialize + PartialEq>(from: &T, to: &T) -> Option<Value> {
     // Most often nothing has changed, and seeing that is cheaper than writing both down.

@@ -43,7 +43,7 @@ pub struct World {
 /// Settings of all pools.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The most members that one pass creates or deletes.
+    /// The most members that one pass creates, or deletes because there are too many. Those that are outdated or stuck are not counted.
     pub max_batch_size: usize,
     /// How long to wait with refilling after members have left.
     pub replenish_delay: Duration,

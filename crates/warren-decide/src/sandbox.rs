@@ -18,12 +18,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde_json::Value;
 use warren_api::Sandbox;
 
 pub use pod::PodView;
+pub use volumes::claim_name;
 
-use crate::propagation;
-use crate::step::{Failure, Note, Step};
+use crate::step::{Action, Failure, Kind, Note, Step};
+use crate::{merge, ownership, propagation};
 
 /// What was seen of one sandbox, perhaps a little late.
 #[derive(Clone, Debug)]
@@ -131,5 +134,15 @@ impl World {
 
     fn is_deleting(&self) -> bool {
         self.sandbox.metadata.deletion_timestamp.is_some()
+    }
+
+    /// The patch that makes the sandbox the controller of an unowned child, together with `body`. It is guarded: the child
+    /// was free when we looked, and must still be when the patch arrives.
+    fn adopt(&self, kind: Kind, child: &ObjectMeta, mut body: Value) -> Action {
+        let mut references = child.owner_references.clone().unwrap_or_default();
+        references.push(ownership::reference_to(&*self.sandbox));
+        merge::set(&mut body, &["metadata", "ownerReferences"], merge::json(&references));
+        merge::set(&mut body, &["metadata", "resourceVersion"], merge::json(&child.resource_version));
+        Action::Merge { kind, name: child.name.clone().unwrap_or_default(), body }
     }
 }

@@ -58,6 +58,8 @@ pub enum Stage {
     Subject,
     /// The members of a pool: each stands for itself, so nothing is skipped.
     Members,
+    /// What an older controller has left on a claim.
+    Legacy,
 }
 
 /// How far a deletion waits for what the object owns.

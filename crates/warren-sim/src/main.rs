@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum as _};
 use warren_sim::simulation::{Mutant, Options, Violation, run};
 
 /// The events that a failing seed is printed with, unless `--trace` asks for all of them.
@@ -34,36 +34,12 @@ struct Arguments {
     failures: usize,
     /// Make a deliberate mistake, to see it found.
     #[arg(long, value_enum)]
-    mutant: Option<Mistake>,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Mistake {
-    /// The writes by which a claim takes a sandbox go without their resourceVersion.
-    NoAssignmentGuard,
-    /// A pool does not see members that are on their way out.
-    TerminatingNotCounted,
-    /// Whether an owner that has lost a child is still there is not asked of the server.
-    OwnerNotAsked,
-    /// Deletions go without their resourceVersion.
-    NoDeletionGuard,
-    /// The write by which a claim takes a sandbox does not say which pod that has.
-    NoPodName,
-    /// Nobody is told that a node is lost.
-    NodeLossNotTold,
+    mutant: Option<Mutant>,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let mutant = match arguments.mutant {
-        None => Mutant::None,
-        Some(Mistake::NoAssignmentGuard) => Mutant::NoAssignmentGuard,
-        Some(Mistake::TerminatingNotCounted) => Mutant::TerminatingNotCounted,
-        Some(Mistake::OwnerNotAsked) => Mutant::OwnerNotAsked,
-        Some(Mistake::NoDeletionGuard) => Mutant::NoDeletionGuard,
-        Some(Mistake::NoPodName) => Mutant::NoPodName,
-        Some(Mistake::NodeLossNotTold) => Mutant::NodeLossNotTold,
-    };
+    let mutant = arguments.mutant.unwrap_or_default();
     let failed = match arguments.seed {
         Some(seed) => {
             let trace = if arguments.trace { usize::MAX } else { LAST_EVENTS };
@@ -74,7 +50,7 @@ fn main() -> ExitCode {
                     println!("seed {seed}: {} steps, {} writes, all well", report.steps, report.commits);
                 }
                 Err(violation) => {
-                    show(seed, &violation);
+                    show(seed, mutant, &violation);
                     return ExitCode::FAILURE;
                 }
             }
@@ -131,7 +107,7 @@ fn run_range(arguments: &Arguments, mutant: Mutant) -> usize {
     failures.sort();
     for (seed, what) in &failures {
         match catch_unwind(|| run(*seed, Options { mutant, trace: LAST_EVENTS })) {
-            Ok(Err(violation)) => show(*seed, &violation),
+            Ok(Err(violation)) => show(*seed, mutant, &violation),
             _ => println!("seed {seed}: {what}"),
         }
     }
@@ -146,10 +122,11 @@ fn run_range(arguments: &Arguments, mutant: Mutant) -> usize {
     failures.len()
 }
 
-fn show(seed: u64, violation: &Violation) {
+fn show(seed: u64, mutant: Mutant, violation: &Violation) {
     println!("seed {seed}, step {}: {}", violation.step, violation.what);
     for line in &violation.trace {
         println!("  {line}");
     }
-    println!("  replay: cargo run -p warren-sim -- --seed {seed} --trace");
+    let mistake = mutant.to_possible_value().map(|name| format!(" --mutant {}", name.get_name()));
+    println!("  replay: cargo run -p warren-sim -- --seed {seed} --trace{}", mistake.unwrap_or_default());
 }

@@ -21,7 +21,7 @@ use warren_decide::step::Kind;
 use crate::clock::{Clock, ProcessClock};
 use crate::object::slot;
 use crate::rest::wanted_members;
-use crate::server::{NAMESPACE, Server};
+use crate::server::Server;
 use crate::simulation::Mutant;
 use crate::wire::{Intent, Link, Loss, Reply, Returned};
 
@@ -347,10 +347,4 @@ impl Running {
             news => news,
         }
     }
-}
-
-/// The key of an object of the one namespace.
-#[must_use]
-pub fn key(name: &str) -> ObjectKey {
-    ObjectKey { namespace: NAMESPACE.to_owned(), name: name.to_owned() }
 }

@@ -198,7 +198,8 @@ impl Server {
             && old["metadata"]["uid"] != uid
         {
             let text = format!("{kind} {name} is invalid: metadata.uid: field is immutable");
-            return Err(refusal(FailureKind::Refused, text));
+            // As `KubeServer` reads the 422 of a real server: another object has the name by now.
+            return Err(refusal(FailureKind::Conflict, text));
         }
         let mut new = old.clone();
         match part {

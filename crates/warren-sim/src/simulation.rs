@@ -58,10 +58,11 @@ pub struct Violation {
 }
 
 /// A deliberate mistake, to show that the simulation would notice it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mutant {
     /// No mistake.
     #[default]
+    #[value(skip)]
     None,
     /// The writes by which a claim takes a sandbox go without their resourceVersion.
     NoAssignmentGuard,

@@ -175,6 +175,7 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
         )?,
         sandbox_template_concurrent_workers: workers_of(
             "--sandbox-template-concurrent-workers",
+            // agent-sandbox's controller takes any number here, and one for none.
             workers.sandbox_template_concurrent_workers.max(1),
         )?,
         sandbox_warm_pool_max_batch_size: positive(

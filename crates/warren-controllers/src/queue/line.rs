@@ -89,9 +89,7 @@ impl<K: Clone + Ord + Hash> Line<K> {
         self.working.insert(key.clone());
         let waited = uptime.saturating_sub(since);
         self.statistics.handed_out += 1;
-        self.statistics.waited += waited;
         self.statistics.waits.observe(&QUEUE_BUCKETS, waited.as_secs_f64());
-        self.statistics.longest_wait = self.statistics.longest_wait.max(waited);
         Some(key)
     }
 

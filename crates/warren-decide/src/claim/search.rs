@@ -117,5 +117,5 @@ pub(super) fn migrate_legacy_label(world: &World) -> Option<Step> {
         "annotations": {annotations::SANDBOX_NAME: world.assigned()},
     }});
     let action = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
-    Some(Step::new(Stage::Volumes, action))
+    Some(Step::new(Stage::Legacy, action))
 }

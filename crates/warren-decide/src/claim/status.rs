@@ -251,7 +251,7 @@ pub(super) fn publish_status(
     plan
 }
 
-/// Annotations for the latency metrics that no earlier write has carried.
+/// Annotations that no earlier write has carried: when the claim was first seen, and first Ready.
 fn stamps(
     world: &World,
     before: &[Condition],

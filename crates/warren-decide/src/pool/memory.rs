@@ -18,9 +18,9 @@ const ROUNDING: f64 = 1e-6;
 /// Nobody is asked to look again sooner than this; looking again after nothing would be never.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// A pool is looked at so long after a claim has taken a member, at least: that the claim is served comes first. And a pool's status is
-/// never behind by more than the other because of claims.
+/// After a claim has taken a member, its pool is left alone for at least this long: the claim comes first.
 const SHORTEST_GATHER: Duration = Duration::from_millis(100);
+/// And for at most this long, so that the pool's status is not further behind.
 const LONGEST_GATHER: Duration = Duration::from_secs(1);
 
 /// Two statuses of a pool are so far apart, at least: its members come and go by hundreds a second, and it is read by people.

@@ -9,8 +9,8 @@ use super::Settings;
 use crate::bounded::bounded;
 use crate::ownership;
 
-/// How many members a rolling update may take away at a time when the pool does not say; a Deployment's number.
-const DEFAULT_MAX_UNAVAILABLE: usize = 25;
+/// Which part of its members, in percent, a rolling update may take away at a time when the pool does not say; a Deployment's number.
+const DEFAULT_MAX_UNAVAILABLE_PERCENT: usize = 25;
 
 /// What becomes of members that are not what the template says any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,9 @@ impl Rules {
         let strategy = match (rolling, pool.spec.update_strategy_type()) {
             (true, _) => Strategy::RollingUpdate {
                 // With none the update would never begin.
-                max_unavailable: max_unavailable.unwrap_or(desired * DEFAULT_MAX_UNAVAILABLE / 100).max(1),
+                max_unavailable: max_unavailable
+                    .unwrap_or(desired * DEFAULT_MAX_UNAVAILABLE_PERCENT / 100)
+                    .max(1),
             },
             (false, UpdateStrategyType::Recreate) => Strategy::Recreate,
             (false, UpdateStrategyType::OnReplenish) => Strategy::OnReplenish,

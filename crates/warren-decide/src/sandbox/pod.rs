@@ -96,7 +96,7 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
         }
         PodView::NotMine(pod, Ownership::Adoptable) => {
             let body = metadata_patch(&world.sandbox, &pod.metadata).unwrap_or_else(|| json!({}));
-            push(volumes::adopt(&world.sandbox, Kind::Pod, &pod.metadata, body));
+            push(world.adopt(Kind::Pod, &pod.metadata, body));
             if annotated != pod.metadata.name.as_deref() {
                 push(set_pod_name(&world.sandbox, json!(pod.metadata.name)));
             }

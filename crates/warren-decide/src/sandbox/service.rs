@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 use warren_api::labels;
 
-use super::{Plan, World, volumes};
+use super::{Plan, World};
 use crate::merge;
 use crate::ownership::{self, Ownership};
 use crate::ports;
@@ -60,7 +60,7 @@ pub(super) fn plan(world: &World, plan: &mut Plan) {
         }
         (Some(true), Ownership::Adoptable) if is_headless(service) => {
             let body = drift(world, service, true).unwrap_or_else(|| json!({}));
-            return push(volumes::adopt(&world.sandbox, Kind::Service, &service.metadata, body));
+            return push(world.adopt(Kind::Service, &service.metadata, body));
         }
         (Some(true), Ownership::Adoptable) => {
             format!("service {name} has a cluster IP and cannot be adopted")

@@ -1,5 +1,5 @@
-//! The volume claims of a sandbox: made once, never changed, never deleted here. They go with the sandbox, by garbage
-//! collection, so that suspending and expiring keep the data. Where they are to stay, the sandbox owns none of them: its
+//! The volume claims of a sandbox: made once and never deleted here; of one that exists only the owner and our label are ever
+//! changed. They go with the sandbox, by garbage collection, so that suspending and expiring keep the data. Where they are to stay, the sandbox owns none of them: its
 //! label alone says whose they are, and a sandbox of the same name finds them again.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, PodSpec, Volume};
@@ -15,7 +15,8 @@ use crate::ownership::{self, Ownership};
 use crate::step::{Action, Failure, Kind, Object, Stage, Step};
 
 /// The name of the claim that a template makes for a sandbox.
-pub(super) fn claim_name(template: &PersistentVolumeClaimTemplate, sandbox: &str) -> String {
+#[must_use]
+pub fn claim_name(template: &PersistentVolumeClaimTemplate, sandbox: &str) -> String {
     format!("{}-{sandbox}", template.metadata.name)
 }
 
@@ -72,7 +73,7 @@ pub(super) fn plan(world: &World, plan: &mut Plan) {
             // Its own by the label, and meant to outlive it.
             Ownership::Adoptable if retention == Retention::Retain => {}
             Ownership::Adoptable => {
-                let action = adopt(&world.sandbox, Kind::PersistentVolumeClaim, &present.metadata, json!({}));
+                let action = world.adopt(Kind::PersistentVolumeClaim, &present.metadata, json!({}));
                 plan.steps.push(Step::new(Stage::Volumes, action));
             }
             Ownership::Unowned => {
@@ -103,21 +104,6 @@ pub(super) fn release(world: &World, plan: &mut Plan) {
         }
         Err(text) => plan.problems.extend(mine.next().map(|_| Failure::found(Stage::Volumes, text))),
     }
-}
-
-/// The patch that makes the sandbox the controller of an unowned child, together with `body`. It is guarded: the child
-/// was free when we looked, and must still be when the patch arrives.
-pub(super) fn adopt(
-    sandbox: &Sandbox,
-    kind: Kind,
-    child: &ObjectMeta,
-    mut body: serde_json::Value,
-) -> Action {
-    let mut references = child.owner_references.clone().unwrap_or_default();
-    references.push(ownership::reference_to(sandbox));
-    crate::merge::set(&mut body, &["metadata", "ownerReferences"], json(&references));
-    crate::merge::set(&mut body, &["metadata", "resourceVersion"], json(&child.resource_version));
-    Action::Merge { kind, name: child.name.clone().unwrap_or_default(), body }
 }
 
 /// Takes the sandbox off the owners of a claim, which keeps the label by which it is found. It is guarded: owners are

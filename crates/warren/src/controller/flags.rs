@@ -1,5 +1,5 @@
-//! The flags of `warren controller`: those of agent-sandbox's controller, by name and default, each with an environment
-//! variable. What has no meaning here is taken and says so, so that an existing Deployment needs no edit.
+//! The flags of `warren controller`: those of agent-sandbox's controller, by name and default, each that has an effect with an
+//! environment variable. What has no meaning here is taken and says so, so that an existing Deployment needs no edit.
 
 use std::path::PathBuf;
 
@@ -70,7 +70,7 @@ pub struct Flags {
     /// Write no events about claims
     #[arg(long, env = "WARREN_DISABLE_CLAIM_EVENTS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
     pub disable_claim_events: bool,
-    /// Write no annotations for latency metrics on claims
+    /// Do not write on claims when they were first seen; when they were first Ready is always written
     #[arg(long, env = "WARREN_DISABLE_CLAIM_OBSERVABILITY_ANNOTATIONS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
     pub disable_claim_observability_annotations: bool,
     /// How long a claim may wait for its sandbox to become ready before it ends; 0 is for ever
@@ -125,7 +125,7 @@ pub struct Workers {
 /// How pools are kept full.
 #[derive(Args, Clone, Debug)]
 pub struct Pools {
-    /// Most members that one pass over a pool creates or deletes
+    /// Most members that one pass over a pool creates, or deletes because there are too many
     #[arg(
         long,
         env = "WARREN_SANDBOX_WARM_POOL_MAX_BATCH_SIZE",

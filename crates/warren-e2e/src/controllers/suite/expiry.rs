@@ -204,7 +204,7 @@ pub async fn a_finished_claim_ends_after_its_time_to_live(place: Place) -> Resul
 }
 
 /// A time to live of nothing: the sandbox goes as soon as its work is done, and the claim still tells of both.
-pub async fn a_finished_claim_without_time_to_live_keeps_what_it_said(place: Place) -> Result<()> {
+pub async fn a_finished_claim_with_a_time_to_live_of_zero_keeps_what_it_said(place: Place) -> Result<()> {
     place.pool("pool", 0, json!({"podTemplate": workload::ending(0)})).await?;
     let ttl = json!({"ttlSecondsAfterFinished": 0, "shutdownPolicy": "Retain"});
     place.claim("c", "pool", lifecycle(ttl)).await?;

@@ -1,6 +1,6 @@
 //! The end-to-end suite of the controllers: what a user of sandboxes, templates, pools and claims sees, in both homes.
 //!
-//! Every scenario is run twice: in peace, several at a time, and once more while the controllers are killed and started
+//! Most scenarios are run twice: in peace, several at a time, and once more while the controllers are killed and started
 //! again every now and then (at least once during each), which must make no difference to what is seen in the end. After that come those that want
 //! the home for themselves: controllers that fight each other, and their election. Start reading at [`scenarios`].
 
@@ -50,7 +50,7 @@ fn both_ways() -> Vec<Scenario> {
         expiry::an_expired_claim_waits_for_its_pod_when_deleted_in_the_foreground,
         expiry::an_expired_claim_is_kept_without_its_sandbox_and_can_be_revived,
         expiry::a_finished_claim_ends_after_its_time_to_live,
-        expiry::a_finished_claim_without_time_to_live_keeps_what_it_said,
+        expiry::a_finished_claim_with_a_time_to_live_of_zero_keeps_what_it_said,
         expiry::a_finished_claim_is_deleted_in_the_foreground,
         volumes::a_volume_claim_lives_as_long_as_its_sandbox,
         volumes::volume_claim_templates_of_a_sandbox_are_immutable,
