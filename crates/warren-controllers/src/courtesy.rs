@@ -23,6 +23,8 @@ const LESS: f64 = 0.9;
 const NEEDED: f64 = 16.0;
 /// With room for fewer than these, what can wait does.
 const CROWDED: usize = 8;
+/// Who found no room looks again by itself after this long: the claims may have ended meanwhile, or those that were to call the next.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// In this time, what is called quick becomes twice as slow, unless something is: a server may have moved away.
 const FORGET: Duration = Duration::from_secs(60);
 /// After so many times that, everything is quick.
@@ -41,8 +43,7 @@ struct State {
     last_claim: Option<Duration>,
     /// The part of each pool that is missing, of those that are not full.
     missing: HashMap<ObjectKey, f64>,
-    /// Whoever found no room, in the order in which they came, and the same by name. While somebody waits, others are under way: it is
-    /// their end that lets the next go on.
+    /// Whoever found no room, in the order in which they came, and the same by name. The end of one that is under way calls the next.
     waiting: VecDeque<ObjectKey>,
     named: HashSet<ObjectKey>,
 }
@@ -131,8 +132,8 @@ impl Courtesy {
         self.most() < CROWDED
     }
 
-    /// A turn beside the claims; nothing if there is no room. Then the key is put into the queue again when there is: a worker has
-    /// better things to do than to wait, since others need no turn.
+    /// A turn beside the claims; nothing if there is no room. Then the key is put into the queue again when there is, or should look
+    /// again after [`LONGEST_WAIT`]: a worker has better things to do than to wait, since others need no turn.
     pub(crate) fn turn<'a>(&'a self, key: &ObjectKey, queue: &'a WorkQueue) -> Option<Turn<'a>> {
         let mut state = self.state();
         if self.has_room(&state) {

@@ -38,7 +38,7 @@ use crate::wake::Sides;
 const GIVE_WAY: Duration = Duration::from_millis(100);
 /// It waits so long, and again, while other claims wait to be served.
 const GIVE_WAY_AGAIN: Duration = Duration::from_millis(500);
-/// How long it gives way in all, once it has its turn beside the claims (`courtesy.rs`).
+/// How long it gives way in all. Until its pass, an autoscaler may take the pod for one that nobody uses.
 const LONGEST_WAY: Duration = Duration::from_secs(5);
 
 /// The controllers, to be driven.
@@ -162,7 +162,7 @@ impl Engine {
     pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
         match controller {
             Controller::Sandbox => match self.gives_way_for(&key) {
-                Some(way) => Outcome::LookAgain(way),
+                Some(way) => Outcome::NotNow(way),
                 None => self.sandboxes.reconcile(key).await,
             },
             Controller::Claim => {
@@ -180,10 +180,11 @@ impl Engine {
         }
     }
 
-    /// Whether nobody waits for a pass: sandboxes in pools, and those of which all that happened is that a claim took them.
+    /// Whether nobody waits for a pass: sandboxes in pools, and for a while those of which all that happened is that a claim took them.
     pub(crate) fn is_for_later(&self, controller: Controller, key: &ObjectKey) -> bool {
+        let has_waited = |since| self.cluster.uptime().saturating_sub(since) >= LONGEST_WAY;
         controller == Controller::Sandbox
-            && (self.handed_over().contains_key(key)
+            && (self.handed_over().get(key).is_some_and(|since| !has_waited(*since))
                 || self
                     .cluster
                     .sandboxes

@@ -48,6 +48,8 @@ pub enum Outcome {
     Done,
     /// Done, but look again after this long.
     LookAgain(Duration),
+    /// Nothing was done, because others come first: look again after this long. Backoff of earlier failures goes on.
+    NotNow(Duration),
     /// It failed: try again with backoff.
     Retry,
     /// It failed: try again with backoff, but after this long at the latest.
@@ -398,6 +400,21 @@ mod tests {
         assert_eq!(waits[13..], [20_480, 30_000, 30_000], "it may also have been woken by what heals it");
         queue.add(key("a"));
         assert_eq!(queue.next().await, key("a"), "what changes between two passes does not wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_gives_way_comes_back_and_goes_on_backing_off() {
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
+        queue.add(key("a"));
+        let mut waits = Vec::new();
+        let (way, retry) = (Outcome::NotNow(Duration::from_secs(1)), Outcome::Retry);
+        for outcome in [retry, way, retry, way, retry, Outcome::Done] {
+            let start = Instant::now();
+            let next = queue.next().await;
+            waits.push(start.elapsed().as_millis());
+            queue.end(&next, outcome);
+        }
+        assert_eq!(waits, [0, 5, 1000, 10, 1000, 20]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,6 +14,7 @@ use warren_api::labels;
 use crate::cache::Cache;
 use crate::clock::SystemClock;
 use crate::config::Config;
+use crate::courtesy::LONGEST_WAIT;
 use crate::engine::{Controller, Engine};
 use crate::kube_server::KubeServer;
 use crate::nodes;
@@ -174,9 +175,8 @@ impl Controllers {
                 let (engine, passes) = (engine.clone(), passes.clone());
                 async move {
                     let _turn = match engine.is_for_later(controller, &key) {
-                        // Its turn brings it back.
                         true => match engine.turn(&key) {
-                            None => return Outcome::Done,
+                            None => return Outcome::NotNow(LONGEST_WAIT),
                             turn => turn,
                         },
                         false => None,

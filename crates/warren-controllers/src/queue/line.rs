@@ -102,8 +102,10 @@ impl<K: Clone + Ord + Hash> Line<K> {
                 self.wait_if_dirty(key, uptime);
                 None
             }
-            Outcome::LookAgain(delay) => {
-                self.failures.remove(key);
+            Outcome::LookAgain(delay) | Outcome::NotNow(delay) => {
+                if outcome == Outcome::LookAgain(delay) {
+                    self.failures.remove(key);
+                }
                 self.wait_if_dirty(key, uptime);
                 self.add_at(key.clone(), uptime.saturating_add(delay));
                 None

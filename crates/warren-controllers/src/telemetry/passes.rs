@@ -87,7 +87,7 @@ impl Drop for Running<'_> {
         metrics.pass_time.observe([controller.into()], seconds);
         let result = match self.outcome {
             Some(Outcome::Done) => "success",
-            Some(Outcome::LookAgain(_)) => "requeue_after",
+            Some(Outcome::LookAgain(_) | Outcome::NotNow(_)) => "requeue_after",
             Some(Outcome::Retry | Outcome::RetryWithin(_)) => "error",
             None if std::thread::panicking() => {
                 metrics.pass_panics.add([controller.into()], 1);
