@@ -10,6 +10,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
+use kube::core::DeserializeGuard;
 use kube::{Api, Client};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -122,10 +123,11 @@ impl KubeServer {
         value: &str,
     ) -> Result<Vec<Any>, Refusal> {
         let params = ListParams::default().labels(&format!("{label}={value}"));
-        let api = self.api::<K>(namespace);
+        let api: Api<DeserializeGuard<K>> = Api::namespaced(self.client.clone(), namespace);
         let list = patiently(|| api.list(&params)).await;
         let list = list.map_err(|error| refusal(&error, Verb::Other))?;
-        Ok(list.items.into_iter().map(Typed::keep).collect())
+        // One that cannot be read does not hide the others.
+        Ok(list.items.into_iter().filter_map(|item| item.0.ok()).map(Typed::keep).collect())
     }
 
     async fn get<K: Typed>(&self, namespace: &str, name: &str) -> Answer {
@@ -257,11 +259,15 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
 
 #[cfg(test)]
 mod tests {
+    use kube::Client;
+    use kube::client::Body;
     use kube::core::Status;
     use serde_json::{Value, json};
-    use warren_decide::step::FailureKind;
+    use tokio_util::task::TaskTracker;
+    use warren_decide::step::{FailureKind, Kind};
 
-    use super::{ASKED_AGAIN, Verb, patiently, refusal};
+    use super::{ASKED_AGAIN, KubeServer, Verb, patiently, refusal};
+    use crate::server::Server;
 
     /// How often a server is asked that answers with these codes.
     async fn asked(codes: &[u16]) -> usize {
@@ -287,6 +293,24 @@ mod tests {
         for maybe_done in [500, 503, 504, 409] {
             assert_eq!(asked(&[maybe_done]).await, 1);
         }
+    }
+
+    #[tokio::test]
+    async fn an_object_that_cannot_be_read_does_not_hide_others_from_a_list() {
+        let sandbox = |name: &str, port: u64| {
+            let container = json!({"name": "c", "readinessProbe": {"httpGet": {"port": port}}});
+            json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"podTemplate": {"spec": {"containers": [container]}}}})
+        };
+        let list = json!({"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "SandboxList", "metadata": {},
+            "items": [sandbox("good", 80), sandbox("bad", 1 << 40)]});
+        let answer = move |_: http::Request<Body>| {
+            let body = Body::from(list.to_string().into_bytes());
+            async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
+        };
+        let client = Client::new(tower::service_fn(answer), "default");
+        let listed = KubeServer::new(client, TaskTracker::new()).list("n", Kind::Sandbox, "l", "v").await;
+        let names: Vec<String> = listed.unwrap().iter().map(|object| object.key().name).collect();
+        assert_eq!(names, ["good"]);
     }
 
     fn kind_of(status: Value, verb: Verb) -> FailureKind {

@@ -49,7 +49,7 @@ impl PoolController {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         // Before anything is looked at: what is seen and what is expected must be of one moment. A member that has gone meanwhile may
         // have gone with the pool, too.
-        let world = loop {
+        let (world, plan) = loop {
             if let Some(pool) = self.cluster.pools.get(&key)
                 && let Err(failure) = self.cluster.is_still_there(&*pool).await
             {
@@ -61,23 +61,21 @@ impl PoolController {
                 }
                 return Outcome::Retry;
             }
+            let mut memories = self.memories();
             let Some(world) = self.look(&key) else {
-                self.memories().remove(&key);
+                memories.remove(&key);
                 self.cluster.courtesy.note_missing(&key, 0.0);
                 return Outcome::Done;
             };
             if !self.cluster.pools.is_bereft(&key) {
-                break world;
+                let memory = memories.entry(key.clone()).or_default();
+                let plan = decide(&world, memory, &self.settings_now(), self.cluster.now());
+                break (world, plan);
             }
-        };
-        let plan = {
-            let (mut memories, settings) = (self.memories(), self.settings_now());
-            decide(&world, memories.entry(key.clone()).or_default(), &settings, self.cluster.now())
         };
         // Where refilling does not wait for claims to pause, it must not fall behind them either.
         if self.settings.replenish_delay.is_zero() {
-            let (members, desired) = (world.members.len() as f64, f64::from(world.pool.spec.replicas));
-            self.cluster.courtesy.note_missing(&key, (desired - members) / desired.max(1.0));
+            self.cluster.courtesy.note_missing(&key, plan.missing);
         }
         let mut notes = plan.notes;
         let mut failed = self.carry_out(&key, plan.repairs, REPAIRS_THAT_FAIL).await.is_some();
@@ -132,15 +130,15 @@ impl PoolController {
         let removals: Vec<(String, String)> = steps.iter().filter_map(|step| removal(&step.action)).collect();
         let undone = self.cluster.apply_slowly(&key.namespace, MANAGER, steps, patience).await;
         let mut memories = self.memories();
-        let expectations = &mut memories.entry(key.clone()).or_default().expectations;
+        let memory = memories.entry(key.clone()).or_default();
         for (step, failure) in &undone {
             match &step.action {
                 Action::Create(_) if failure.kind == FailureKind::Unknown => {
-                    expectations.creation_in_doubt(self.cluster.uptime());
+                    memory.expectations.creation_in_doubt(self.cluster.uptime());
                 }
-                Action::Create(_) => expectations.creation_settled(),
+                Action::Create(_) => memory.creation_failed(),
                 Action::Delete { uid, .. } => {
-                    expectations.deletion_settled(uid);
+                    memory.expectations.deletion_settled(uid);
                 }
                 Action::Merge { .. } | Action::MergeStatus { .. } => {}
             }
@@ -149,7 +147,7 @@ impl PoolController {
         for (name, uid) in removals {
             let member = self.cluster.sandboxes.get(&ObjectKey { namespace: key.namespace.clone(), name });
             if member.is_none_or(|member| member.metadata.uid.as_deref() != Some(&uid)) {
-                expectations.deletion_settled(&uid);
+                memory.expectations.deletion_settled(&uid);
             }
         }
         drop(memories);

@@ -246,4 +246,10 @@ impl Memory {
     pub(super) fn created(&mut self, count: usize) {
         self.last_count = self.last_count.map(|last| last + count);
     }
+
+    /// One of them was not made: neither is its coming waited for, nor is it missed as if a claim had taken it.
+    pub fn creation_failed(&mut self) {
+        self.expectations.creation_settled();
+        self.last_count = self.last_count.map(|last| last.saturating_sub(1));
+    }
 }

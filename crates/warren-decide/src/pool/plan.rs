@@ -49,6 +49,8 @@ pub struct Plan {
     pub notes: Vec<Note>,
     /// When to look again without being woken.
     pub look_again: Option<Duration>,
+    /// The part of the pool, from 0 to 1, that claims do not find: members that are not there, or are only being started.
+    pub missing: f64,
 }
 
 #[derive(Default)]
@@ -80,6 +82,8 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
     roll(world, &rules, memory, &mut count, &mut plan);
     collect_stuck(world, memory, settings, now, &mut count, &mut plan, &mut wake);
 
+    let there = count.active.len().saturating_sub(starting(&count, now).count());
+    plan.missing = rules.desired.saturating_sub(there) as f64 / rules.desired.max(1) as f64;
     let status = status(world, &count);
     size(world, &rules, yardstick.as_ref(), memory, settings, now, &count, &mut plan, &mut wake);
     plan.notes = progress_notes(world, memory, count.held);
@@ -128,8 +132,9 @@ fn classify<'a>(
         let member_uid = metadata.uid.as_deref().unwrap_or_default();
         if memory.expectations.is_deleting(member_uid) || metadata.deletion_timestamp.is_some() {
             count.terminating += usize::from(mine);
-            if orphan && metadata.deletion_timestamp.is_some() {
-                // Nobody can take it any more, and it was never counted: however long it takes, its end is not waited for.
+            if metadata.deletion_timestamp.is_some() {
+                // It has been seen, and nobody can take it any more. What else the pool needs does not wait for its end, which a
+                // finalizer may put off for long.
                 memory.expectations.deletion_settled(member_uid);
             }
         } else if orphan {

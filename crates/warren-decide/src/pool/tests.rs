@@ -152,6 +152,28 @@ fn the_dying_count_until_they_are_gone() {
 }
 
 #[test]
+fn a_member_that_does_not_end_holds_up_nobody_else() {
+    let mut memory = Memory::default();
+    let members = ["a", "b"].map(|name| member(name, &template("a"), 0, true)).to_vec();
+    let surplus =
+        render(&world(json!({"replicas": 1}), members.clone()), &mut memory, &Settings::default(), at(0));
+    assert!(surplus.contains("surplus: "), "{surplus}");
+    // A finalizer keeps it. The pool is made larger meanwhile.
+    let dying = |mut member: Sandbox| {
+        member.metadata.deletion_timestamp = serde_json::from_value(json!("2027-01-15T08:00:00Z")).unwrap();
+        member
+    };
+    let members = members.into_iter().map(|member| {
+        match memory.expectations.is_deleting(member.metadata.uid.as_deref().unwrap()) {
+            true => dying(member),
+            false => member,
+        }
+    });
+    let larger = world(json!({"replicas": 4}), members.collect());
+    assert_eq!(decide(&larger, &mut memory, &Settings::default(), at(1)).creations.len(), 2);
+}
+
+#[test]
 fn row_25_recreate_rolls_stale_members_and_on_replenish_keeps_them() {
     let members = || vec![member("old", &template("b"), 0, true), member("new", &template("a"), 0, true)];
     check(&world(json!({"replicas": 2}), members()), expect!["status: 2 of which 2 ready"]);
@@ -347,6 +369,38 @@ fn batches_tokens_and_holds_pace_the_refill() {
     assert_eq!(pass(1, 4), (0, Some(5)), "another one");
     assert_eq!(pass(1, 8), (0, Some(1)));
     assert_eq!(pass(1, 9), (2, None));
+
+    let mut memory = Memory::default();
+    let mut refused = |second| {
+        let plan = decide(&pool(1), &mut memory, &delayed, at(second));
+        plan.creations.iter().for_each(|_| memory.creation_failed());
+        plan.creations.len()
+    };
+    assert_eq!([refused(0), refused(1)], [2, 2], "what was never made has not left");
+}
+
+#[test]
+fn what_claims_do_not_find_is_missing() {
+    let missing = |spec: Value, members: Vec<Sandbox>| {
+        decide(&world(spec, members), &mut Memory::default(), &Settings::default(), at(10)).missing
+    };
+    let ready = |count: usize| -> Vec<Sandbox> {
+        (0..count).map(|number| member(&number.to_string(), &template("a"), 0, true)).collect()
+    };
+    assert_eq!(missing(json!({"replicas": 4}), ready(1)), 0.75);
+    assert_eq!(missing(json!({"replicas": 4}), ready(6)), 0.0);
+    assert_eq!(missing(json!({"replicas": 0}), vec![]), 0.0);
+    let starting = |created| [ready(1), vec![member("new", &template("a"), created, false)]].concat();
+    assert_eq!(missing(json!({"replicas": 2}), starting(9)), 0.5);
+    assert_eq!(
+        missing(json!({"replicas": 2}), starting(0)),
+        0.0,
+        "no hurry helps one that waits for something"
+    );
+    let mut capped = world(json!({"replicas": 1000}), ready(2));
+    Arc::make_mut(&mut capped.pool).metadata.annotations =
+        Some([("warren.dev/max-members".to_owned(), "2".to_owned())].into());
+    assert_eq!(decide(&capped, &mut Memory::default(), &Settings::default(), at(10)).missing, 0.0);
 }
 
 #[test]
