@@ -193,7 +193,7 @@ impl ClaimController {
             for failure in &failures {
                 tracing::warn!(claim = %key, problem = %failure.message, "status was not published");
             }
-            return Outcome::Retry;
+            return Outcome::of(look_again, true);
         }
         if !late {
             for note in notes {

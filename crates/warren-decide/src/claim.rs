@@ -279,7 +279,11 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
     if may_take_warm && !wants_own && world.pool.is_some() {
         match &world.offer {
             Offer::Sandbox(sandbox) if search::is_valid(world, sandbox) => {
-                return Plan::write(adoption::assign(world, sandbox, settings, now));
+                // A claim that cannot take it does not keep it from others.
+                return match adoption::metadata_of_pod(world, sandbox) {
+                    Ok(_) => Plan::write(adoption::assign(world, sandbox, settings, now)),
+                    Err(text) => status::publish_trouble(world, &Trouble::Error(text), settings, now),
+                };
             }
             // An offer of the pool that the claim was on is none of the pool that it is on now.
             Offer::NotAsked | Offer::Sandbox(_) => return Plan::ask(Next::AskForOffer),
@@ -290,8 +294,8 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
                 let age = Duration::try_from(now.duration_since(since)).unwrap_or_default();
                 if let Some(remaining) = CANDIDATE_GRACE.checked_sub(age).filter(|left| !left.is_zero()) {
                     // Nothing is published: the claim has said all there is to say by existing.
-                    let deadline = deadline::remaining(world, world.conditions(), settings, now);
-                    return Plan::settled(Some(deadline.map_or(remaining, |end| end.min(remaining))));
+                    let end = status::until_end(world, world.conditions(), settings, now);
+                    return Plan::settled(Some(end.map_or(remaining, |end| end.min(remaining))));
                 }
             }
             Offer::Empty => {}

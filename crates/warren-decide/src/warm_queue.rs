@@ -10,6 +10,9 @@ use warren_api::{Sandbox, labels};
 
 use crate::ownership;
 
+/// Beyond so many nodes that nothing is handed out on, those without sandboxes are forgotten.
+const MANY_NODES: usize = 1000;
+
 /// A pool, by namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolKey {
@@ -121,24 +124,39 @@ impl WarmQueue {
     pub fn observe_node(&mut self, node: &str, is_fit: bool) {
         if is_fit {
             self.unfit.remove(node);
-        } else {
-            self.unfit.insert(node.to_owned());
+            return;
+        }
+        self.unfit.insert(node.to_owned());
+        // Nodes come and go under new names; those that nobody waits on any more need not be remembered.
+        if self.unfit.len() > MANY_NODES {
+            let in_use: HashSet<&str> = self
+                .pools
+                .values()
+                .flat_map(|pool| pool.items.values())
+                .map(|item| item.node.as_str())
+                .collect();
+            self.unfit.retain(|known| known == node || in_use.contains(known.as_str()));
         }
     }
 
     /// Sets a sandbox of the pool aside for a claim: a ready one of the node that has most of them, the oldest first, or else
-    /// one that has at least an address; none that sits on an unfit node. Those that `usable` refuses are dropped until they
-    /// change.
+    /// one that has at least an address; none that sits on an unfit node, and none that `usable` refuses. It is asked each time: what
+    /// is outdated today may be what the template says tomorrow. (agent-sandbox's controller counts those of a node that are not ready, too.)
     pub fn take(&mut self, key: &PoolKey, mut usable: impl FnMut(&str) -> bool) -> Taken {
         let Some(pool) = self.pools.get_mut(key) else { return Taken::Empty };
+        let mut refused = Vec::new();
+        let mut taken = if pool.waiting > 0 { Taken::Pending } else { Taken::Empty };
         while let Some(name) = pool.best(&self.unfit) {
             let Some(item) = pool.take_out(&name) else { break };
             if usable(&name) {
                 pool.put_in(name.clone(), Item { set_aside: true, ..item });
-                return Taken::Sandbox(name);
+                taken = Taken::Sandbox(name);
+                break;
             }
+            refused.push((name, item));
         }
-        if pool.waiting > 0 { Taken::Pending } else { Taken::Empty }
+        refused.into_iter().for_each(|(name, item)| pool.put_in(name, item));
+        taken
     }
 
     /// Ends the setting aside. A sandbox that is no longer claimable has left the queue by itself.
@@ -233,7 +251,7 @@ mod tests {
     use serde_json::json;
     use warren_api::Sandbox;
 
-    use super::{PoolKey, Taken, WarmQueue};
+    use super::{MANY_NODES, PoolKey, Taken, WarmQueue};
 
     fn member(name: &str, node: &str, address: bool, ready: bool) -> Sandbox {
         serde_json::from_value(json!({
@@ -332,13 +350,22 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_sandbox_is_dropped_until_it_changes() {
+    fn a_refused_sandbox_is_asked_about_again() {
         let mut queue = WarmQueue::default();
-        let sandbox = member("a", "n1", true, true);
-        queue.observe(None, Some(&sandbox));
+        queue.observe(None, Some(&member("a", "n1", true, true)));
+        queue.observe(None, Some(&member("b", "n1", true, false)));
         assert_eq!(queue.take(&key(), |_| false), Taken::Empty);
+        assert_eq!(queue.take(&key(), |name| name != "a"), Taken::Sandbox("b".to_owned()));
+        assert_eq!((take(&mut queue).as_str(), take(&mut queue).as_str()), ("a", "Empty"));
+    }
+
+    #[test]
+    fn of_many_nodes_that_are_gone_those_with_sandboxes_are_remembered() {
+        let mut queue = WarmQueue::default();
+        queue.observe(None, Some(&member("a", "lost", true, true)));
+        queue.observe_node("lost", false);
+        (0..5 * MANY_NODES).for_each(|number| queue.observe_node(&number.to_string(), false));
+        assert!(queue.unfit.len() <= MANY_NODES + 1, "{}", queue.unfit.len());
         assert_eq!(take(&mut queue), "Empty");
-        queue.observe(Some(&sandbox), Some(&sandbox));
-        assert_eq!(take(&mut queue), "a");
     }
 }

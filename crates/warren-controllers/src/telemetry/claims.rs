@@ -203,9 +203,11 @@ mod tests {
 
     use jiff::Timestamp;
     use serde_json::json;
-    use warren_api::{SandboxClaim, annotations};
+    use warren_api::{NameHash, Sandbox, SandboxClaim, annotations};
+    use warren_decide::claim::{Offer, Settings, World, decide};
+    use warren_decide::step::{Action, Kind};
 
-    use super::ClaimClock;
+    use super::{ClaimClock, Provision};
     use crate::cache::{Change, key_of};
     use crate::telemetry::family::Text;
     use crate::telemetry::metrics::Metrics;
@@ -222,6 +224,42 @@ mod tests {
                 "message": "", "lastTransitionTime": "2027-01-15T08:00:00Z"}]},
         });
         Arc::new(serde_json::from_value(claim).unwrap())
+    }
+
+    #[test]
+    fn row_18_finishing_what_an_earlier_pass_began_provides_nothing() {
+        let member: Arc<Sandbox> = Arc::new(
+            serde_json::from_value(json!({
+                "metadata": {"name": "w", "namespace": "default", "uid": "wu", "resourceVersion": "1",
+                    "labels": {"agents.x-k8s.io/warm-pool-sandbox": NameHash::of("p").to_string(),
+                        "agents.x-k8s.io/sandbox-template-ref-hash": "h"},
+                    "ownerReferences": [{"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool",
+                        "name": "p", "uid": "pu", "controller": true}]},
+                "spec": {"podTemplate": {"spec": {"containers": []}}},
+            }))
+            .unwrap(),
+        );
+        let mut claim = claim(false, false);
+        Arc::make_mut(&mut claim).metadata.annotations =
+            Some([(annotations::SANDBOX_NAME.to_owned(), "w".to_owned())].into());
+        let provided = |offer: Offer| {
+            let world = World {
+                claim: claim.clone(),
+                pool: None,
+                template: None,
+                sandboxes: [("w".to_owned(), member.clone())].into(),
+                confirmed_gone: Default::default(),
+                confirmed: Default::default(),
+                legacy_policy: None,
+                offer,
+                first_seen: Timestamp::UNIX_EPOCH,
+            };
+            let plan = decide(&world, &Settings::default(), Timestamp::UNIX_EPOCH);
+            assert!(matches!(&plan.steps[0].action, Action::Merge { kind: Kind::Sandbox, .. }), "{plan:?}");
+            Provision::of(&world, &plan).is_some()
+        };
+        assert!(provided(Offer::Sandbox(member.clone())));
+        assert!(!provided(Offer::NotAsked));
     }
 
     #[test]

@@ -73,13 +73,18 @@ pub(super) fn take_over(world: &World, sandbox: &Sandbox) -> Result<Step, String
     }
     retain_volumes(world, &mut wanted);
     identify(world, &mut wanted, true);
-    wanted.spec.blueprint.pod_template.metadata = match &world.template {
-        Some(template) => pod_metadata(world, template)?,
-        None => edited_in_place(world, sandbox)?,
-    };
+    wanted.spec.blueprint.pod_template.metadata = metadata_of_pod(world, sandbox)?;
     let mut body = difference(sandbox, &wanted).unwrap_or_else(|| json!({}));
     merge::set(&mut body, &["metadata", "resourceVersion"], json!(sandbox.metadata.resource_version));
     Ok(merge_sandbox(sandbox, body))
+}
+
+/// The metadata of the pod template of a sandbox that is taken, unless the claim wants what cannot be.
+pub(super) fn metadata_of_pod(world: &World, sandbox: &Sandbox) -> Result<PodMetadata, String> {
+    match &world.template {
+        Some(template) => pod_metadata(world, template),
+        None => edited_in_place(world, sandbox),
+    }
 }
 
 /// The event of a sandbox taken from the queue. Finishing what an earlier pass began makes none.

@@ -210,7 +210,7 @@ fn forget_sandbox(status: &mut SandboxClaimStatus) {
 }
 
 /// The time until the claim expires or misses its deadline, whichever is first, when it says this of itself.
-fn until_end(
+pub(super) fn until_end(
     world: &World,
     conditions: &[Condition],
     settings: &Settings,

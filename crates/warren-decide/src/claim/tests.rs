@@ -297,6 +297,22 @@ fn row_19_members_on_their_way_are_waited_for_and_then_it_starts_cold() {
     // A clock that is behind the server's does not make the grace longer.
     (waiting.offer, waiting.first_seen) = (Offer::Pending, at(-60));
     check_at(&waiting, at(-59), expect!["look again in 1s"]);
+    // Nor is an end that comes first put off by it.
+    let ending = json!({"spec": {"lifecycle": {"shutdownTime": "2027-01-15T08:00:01Z"}}});
+    let mut ending = world(claim(ending), vec![]);
+    ending.offer = Offer::Pending;
+    check_at(&ending, at(0), expect!["look again in 1s"]);
+}
+
+#[test]
+fn row_21_a_claim_that_cannot_take_a_member_does_not_keep_it_from_others() {
+    let clash = json!({"spec": {"additionalPodMetadata": {"labels": {"sandbox.users.io/team": "b"}}}});
+    let team = json!({"podTemplate": {"metadata": {"labels": {"sandbox.users.io/team": "a"}},
+        "spec": {"containers": [{"name": "main", "image": "i"}]}}});
+    let clashing = offered(with_template(world(seen(clash), vec![]), team), member(json!({})));
+    expect!["ReconcilerError Error seen: label sandbox.users.io/team is set by the template and cannot be changed by the claim (retry)"]
+        .assert_eq(&published(&clashing));
+    assert!(!render(&decide(&clashing, &Settings::default(), at(1))).contains("sandbox-name"));
 }
 
 #[test]

@@ -132,8 +132,11 @@ pub(super) fn quiet_for(world: &World, wanted: &SandboxStatus, now: Timestamp) -
     let ready = conditions::find(&wanted.conditions, ConditionType::Ready)?;
     let in_trouble = is(ConditionType::PodScheduled, ConditionStatus::False)
         || is(ConditionType::PodWaiting, ConditionStatus::True);
+    // With an address it is better for a claim than a cold start.
+    let is_addressed = !wanted.pod_ips.is_empty();
     if told
         || in_trouble
+        || is_addressed
         || Reason::parse(&ready.reason) != Some(Reason::DependenciesNotReady)
         || !ownership::is_pooled(&world.sandbox.metadata)
     {

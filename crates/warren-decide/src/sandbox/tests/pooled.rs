@@ -83,6 +83,23 @@ fn a_member_that_takes_long_or_is_in_trouble_says_so() {
 }
 
 #[test]
+fn a_member_with_an_address_says_so_at_once_because_a_claim_can_have_it() {
+    let mut unready = running();
+    unready["status"]["conditions"][1]["status"] = json!("False");
+    check_at(
+        &world(member(json!({})), vec![pod(unready)]),
+        at(1),
+        expect![[r#"
+            selector: "agents.x-k8s.io/sandbox-name-hash=374de8f5"
+            podIPs: ["10.0.0.7"]
+            nodeName: "node-1"
+            Ready=False DependenciesNotReady: Pod is Running but not Ready
+            Suspended=False NotSuspended: Sandbox is not suspended
+            PodScheduled=True PodScheduled: "#]],
+    );
+}
+
+#[test]
 fn a_member_that_was_ready_says_at_once_that_it_is_not() {
     let told = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "DependenciesReady",
         "message": "Pod is Ready", "lastTransitionTime": "2027-01-15T08:00:01Z"}]}});

@@ -59,6 +59,14 @@ pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a
         );
         assert!(place.get_opt::<Sandbox>(name).await?.is_none());
     }
+    // Nor does it keep a member that waits from others.
+    let team = json!({"podTemplate": {"metadata": {"labels": {"sandbox.users.io/team": "a"}},
+        "spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}});
+    place.pool("full", 1, team).await?;
+    place.wait_full("full", 1).await?;
+    place.claim("clash", "full", metadata(json!({"sandbox.users.io/team": "b"}))).await?;
+    let told: SandboxClaim = place.wait_ready("clash", "False/ReconcilerError").await?;
+    assert!(!told.annotations().contains_key("agents.x-k8s.io/sandbox-name"), "{told:?}");
     // Mended by the user.
     place.patch::<SandboxClaim>("no-env", json!({"spec": {"env": null}})).await?;
     place.wait_claimed("no-env").await?;
