@@ -11,6 +11,9 @@
 //! - A cold start is also committed on the claim first (the annotation names the sandbox to be made, which has the claim's
 //!   name), riding on the same write. Two controllers with different views then cannot give one claim a warm and a cold
 //!   sandbox.
+//! - A claim that has said so keeps its word, also when the server refuses its sandbox or somebody deletes it: it makes its own again,
+//!   and takes no waiting one. Were the word taken back, another controller might just be keeping it.
+//! - A reference to a sandbox that nobody controls is dropped, once the server has shown that it is so: no claim may take that one.
 //! - A claim that waits for members to get an address is woken by them; it does not ask again every 500 ms.
 //! - A claim may have a deadline ([`Settings::deadline`], `warren.dev/deadline`), at which it ends instead of waiting on.
 //! - What keeps its pod from starting is in the claim's own conditions, and trouble is also an event.
