@@ -131,6 +131,7 @@ impl Engine {
                 recorder: recorder.clone(),
                 settings,
                 tracer: telemetry.tracer.clone(),
+                postponed: Mutex::default(),
             },
             templates: TemplateController::new(cluster.clone(), recorder.clone()),
             pools: PoolController::new(cluster.clone(), recorder.clone(), pool_settings(config)),

@@ -1,6 +1,8 @@
 //! The Sandbox controller: a pod, its volumes and its service for every sandbox.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use warren_api::conditions::{self, ConditionType, ReportingController};
@@ -23,12 +25,19 @@ const MANAGER: &str = "sandbox-controller";
 /// that is for another pass.
 const LOOKS: usize = 3;
 
+/// While claims leave hardly any room, a status that only says which generation it is for waits so long, and again.
+const POSTPONED: Duration = Duration::from_secs(1);
+/// How long it waits in all.
+const LONGEST_POSTPONED: Duration = Duration::from_secs(30);
+
 /// Reconciles sandboxes.
 pub(crate) struct SandboxController {
     pub(crate) cluster: Cluster,
     pub(crate) recorder: Recorder,
     pub(crate) settings: Settings,
     pub(crate) tracer: Tracer,
+    /// The sandboxes whose status waits, and since when.
+    pub(crate) postponed: Mutex<HashMap<ObjectKey, Duration>>,
 }
 
 impl SandboxController {
@@ -41,7 +50,10 @@ impl SandboxController {
         // What is published must be about the same look as what was decided, so the pass goes on until a look asks for
         // nothing that was not tried.
         let (world, failures) = loop {
-            let Some(world) = self.look(&key) else { return Outcome::Done };
+            let Some(world) = self.look(&key) else {
+                self.is_postponed(&key, false);
+                return Outcome::Done;
+            };
             let mut plan = decide(&world, self.cluster.now());
             // A deletion that is done may not have reached the cache yet.
             plan.steps.retain(|step| deletion(step).is_none_or(|uid| !deleted.contains(uid)));
@@ -70,6 +82,9 @@ impl SandboxController {
         };
         spans.observe(&world);
         let conclusion = conclude(&world, &failures, &self.settings, self.cluster.now());
+        if self.is_postponed(&key, conclusion.is_of_generation_only) {
+            return Outcome::NotNow(conclusion.look_again.map_or(POSTPONED, |due| due.min(POSTPONED)));
+        }
         for failure in &failures {
             tracing::warn!(sandbox = %key, problem = %failure.message, "sandbox has a problem");
         }
@@ -83,6 +98,21 @@ impl SandboxController {
             }
         }
         Outcome::of(conclusion.look_again, conclusion.retry || !unpublished.is_empty())
+    }
+
+    /// Whether a status that can wait does.
+    fn is_postponed(&self, key: &ObjectKey, can_wait: bool) -> bool {
+        // After a panic elsewhere it is as good as before: every change of it is one insertion or removal.
+        let mut postponed = self.postponed.lock().unwrap_or_else(PoisonError::into_inner);
+        if can_wait && self.cluster.courtesy.is_crowded() {
+            let uptime = self.cluster.uptime();
+            let since = *postponed.entry(key.clone()).or_insert(uptime);
+            if uptime.saturating_sub(since) < LONGEST_POSTPONED {
+                return true;
+            }
+        }
+        postponed.remove(key);
+        false
     }
 
     /// The spans of a pass, whose context the sandbox carries from here on.

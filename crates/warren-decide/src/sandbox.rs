@@ -75,6 +75,8 @@ pub struct Conclusion {
     pub look_again: Option<Duration>,
     /// Whether the pass failed and should be tried again with backoff.
     pub retry: bool,
+    /// Whether all that the status has to say is which generation it is for. It can wait where others come first.
+    pub is_of_generation_only: bool,
 }
 
 /// Plans the writes for a sandbox's children.
@@ -116,6 +118,7 @@ pub fn conclude(world: &World, failures: &[Failure], settings: &Settings, now: T
         notes,
         look_again: quiet.into_iter().chain(expiry::look_again(&world.sandbox, now)).min(),
         retry: !failures.is_empty() && !multiple,
+        is_of_generation_only: failures.is_empty() && status::is_of_generation_only(world, &status),
     }
 }
 

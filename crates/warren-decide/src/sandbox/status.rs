@@ -172,6 +172,18 @@ pub(super) fn write(world: &World, wanted: &SandboxStatus) -> Option<Step> {
     Some(Step::new(Stage::Subject, action))
 }
 
+/// Whether the status says what was said before, of another generation.
+pub(super) fn is_of_generation_only(world: &World, wanted: &SandboxStatus) -> bool {
+    let Some(present) = world.sandbox.status.as_ref().filter(|present| *present != wanted) else {
+        return false;
+    };
+    let mut same = wanted.clone();
+    for (condition, before) in same.conditions.iter_mut().zip(&present.conditions) {
+        condition.observed_generation = before.observed_generation;
+    }
+    same == *present
+}
+
 /// The events that a new status calls for: trouble that it did not speak of before.
 pub(super) fn notes(world: &World, wanted: &SandboxStatus) -> Vec<Note> {
     let before = world.sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();

@@ -219,6 +219,16 @@ fn a_converged_sandbox_costs_no_write() {
     let settled =
         World { sandbox: Arc::new(serde_json::from_value(published(&first, at(0))).unwrap()), ..first };
     check_at(&settled, at(100), expect!["nothing to publish"]);
+
+    let can_wait = |world: &World| conclude(world, &[], &Settings::default(), at(100)).is_of_generation_only;
+    assert!(!can_wait(&settled), "there is nothing to say");
+    let mut edited = settled;
+    Arc::make_mut(&mut edited.sandbox).metadata.generation = Some(77);
+    assert!(can_wait(&edited));
+    let mut moved = running();
+    moved["status"]["podIPs"][0]["ip"] = json!("10.0.0.8");
+    let pods = vec![Arc::new(serde_json::from_value(pod(moved)).unwrap())];
+    assert!(!can_wait(&World { pods, ..edited }), "its address is news");
 }
 
 #[test]
