@@ -22,7 +22,7 @@ const LESS: f64 = 0.9;
 /// much as one that does.
 const NEEDED: f64 = 16.0;
 /// With room for fewer than these, what can wait does.
-const CROWDED: usize = 8;
+const CROWDED: f64 = 8.0;
 /// Who found no room looks again by itself after this long: the claims may have ended meanwhile, or those that were to call the next.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// In this time, what is called quick becomes twice as slow, unless something is: a server may have moved away.
@@ -127,9 +127,10 @@ impl Courtesy {
         }
     }
 
-    /// Whether claims are served and there is room for hardly anything else.
+    /// Whether claims are served and the server has room for hardly anything else, whatever a pool needs.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.most() < CROWDED
+        let state = self.state();
+        !self.claims_for(&state).is_zero() && state.room.most < CROWDED
     }
 
     /// A turn beside the claims; nothing if there is no room. Then the key is put into the queue again when there is, or should look
@@ -237,6 +238,7 @@ mod tests {
         for (missing, most) in [(0.2, 1), (0.5, 4), (1.0, 16), (0.0, 1)] {
             courtesy.note_missing(&a, missing);
             assert_eq!(courtesy.most(), most, "with {missing} of a pool missing");
+            assert!(courtesy.is_crowded(), "the server has no more room for that");
         }
         let first = courtesy.turn(&a, &queue).unwrap();
         for key in [&b, &b, &c, &d] {
