@@ -43,22 +43,15 @@ impl ClaimClock {
             claims.remove(change.key);
             return None;
         };
-        let is_stamped = |claim: &SandboxClaim| {
-            ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some()
-        };
-        let stamped = is_stamped(claim);
-        let is_ready = claim
-            .status
-            .as_ref()
-            .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready));
+        let is_ready = is_ready(claim);
         let known = claims.get_mut(change.key).filter(|seen| seen.uid == claim.metadata.uid);
         match known {
             None => {
                 claims.remove(change.key);
-                // Ready or stamped when first seen: somebody else has measured it, or nobody can any more.
-                if !is_ready && !stamped {
+                // Served when first seen: somebody else has measured it, or nobody can any more.
+                if !was_served(claim) {
                     // One that has lost its sandbox, and the stamp with it, was measured when it got it.
-                    let measured = change.before.is_some_and(|before| is_stamped(before));
+                    let measured = change.before.is_some_and(|before| was_served(before));
                     let seen = Seen { uid: claim.metadata.uid.clone(), first: now, measured };
                     claims.insert(change.key.clone(), seen);
                 }
@@ -68,7 +61,7 @@ impl ClaimClock {
                 let first = (is_ready && !seen.measured).then_some(seen.first);
                 seen.measured |= is_ready;
                 // The stamp keeps it from being measured again, so there is nothing to remember.
-                if seen.measured && stamped {
+                if seen.measured && is_stamped(claim) {
                     claims.remove(change.key);
                 }
                 first
@@ -79,6 +72,21 @@ impl ClaimClock {
     fn claims(&self) -> MutexGuard<'_, HashMap<ObjectKey, Seen>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_stamped(claim: &SandboxClaim) -> bool {
+    ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some()
+}
+
+fn is_ready(claim: &SandboxClaim) -> bool {
+    claim.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
+}
+
+/// Whether the claim is Ready, or was. The stamp alone does not say so: it comes with the promise of a sandbox, two writes before
+/// the claim is Ready, and whoever led may have died in between.
+fn was_served(claim: &SandboxClaim) -> bool {
+    let names_sandbox = || claim.status.as_ref().is_some_and(|status| status.sandbox.is_some());
+    is_ready(claim) || is_stamped(claim) && names_sandbox()
 }
 
 impl Metrics {
@@ -221,7 +229,7 @@ mod tests {
             "metadata": {"name": "c", "namespace": "default", "uid": "u", "annotations": annotations},
             "spec": {"warmPoolRef": {"name": "p"}},
             "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }, "reason": "r",
-                "message": "", "lastTransitionTime": "2027-01-15T08:00:00Z"}]},
+                "message": "", "lastTransitionTime": "2027-01-15T08:00:00Z"}], "sandbox": {"name": "w"}},
         });
         Arc::new(serde_json::from_value(claim).unwrap())
     }
@@ -240,6 +248,7 @@ mod tests {
             .unwrap(),
         );
         let mut claim = claim(false, false);
+        Arc::make_mut(&mut claim).status = None;
         Arc::make_mut(&mut claim).metadata.annotations =
             Some([(annotations::SANDBOX_NAME.to_owned(), "w".to_owned())].into());
         let provided = |offer: Offer| {
@@ -264,23 +273,38 @@ mod tests {
 
     #[test]
     fn a_claim_is_measured_once_also_if_it_loses_its_sandbox_and_its_stamp() {
-        let clock = ClaimClock::default();
-        let states = [
-            claim(false, false),
-            claim(true, false),
-            claim(true, true),
-            claim(false, true),
-            claim(false, false),
-            claim(true, false),
-            claim(true, true),
-        ];
-        let mut before = None;
+        let served = [claim(false, false), claim(true, false), claim(true, true)];
+        let again = [claim(false, false), claim(true, false), claim(true, true)];
+        // Either may be told first: that it is not Ready any more, or that its stamp is gone.
+        for lost in [claim(false, true), claim(true, false)] {
+            let states = [&served[..], &[lost], &again[..]].concat();
+            assert_eq!(measured(&states), 1, "{states:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_that_was_promised_a_sandbox_before_a_restart_is_measured() {
+        let mut promised = claim(false, true);
+        Arc::make_mut(&mut promised).status.as_mut().unwrap().sandbox = None;
+        assert_eq!(measured(&[promised.clone(), claim(true, true)]), 1);
+        let taken_back = {
+            let mut claim = promised.clone();
+            Arc::make_mut(&mut claim).metadata.annotations = None;
+            claim
+        };
+        assert_eq!(measured(&[promised, taken_back, claim(true, true)]), 1);
+        assert_eq!(measured(&[claim(false, true), claim(true, true)]), 0, "it was Ready before");
+    }
+
+    /// How often a claim is measured that goes through these states.
+    fn measured(states: &[Arc<SandboxClaim>]) -> usize {
+        let (clock, mut before) = (ClaimClock::default(), None);
         let measured = states.iter().filter(|after| {
             let change =
                 Change { key: &key_of(&***after), before: before.replace(*after), after: Some(after) };
             clock.observe(&change, Timestamp::UNIX_EPOCH).is_some()
         });
-        assert_eq!(measured.count(), 1);
+        measured.count()
     }
 
     #[test]
