@@ -148,29 +148,25 @@ impl<K: Key> WorkQueue<K> {
     /// Counters for metrics.
     #[must_use]
     pub fn statistics(&self) -> QueueStatistics {
-        self.line().statistics()
+        self.line_by_now().statistics()
     }
 
     /// Whether keys wait for others to be worked on.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.line().is_busy()
+        self.line_by_now().is_busy()
     }
 
     /// Whether a key can be handed out when so many may be worked on at a time.
     #[must_use]
     pub fn has_work(&self, workers: usize) -> bool {
-        let mut line = self.line();
-        line.release_due(self.uptime());
-        line.has_work(workers)
+        self.line_by_now().has_work(workers)
     }
 
     /// Hands out the next key; it counts as being worked on until [`Self::end`].
     #[must_use]
     pub fn begin(&self) -> Option<K> {
-        let (mut line, uptime) = (self.line(), self.uptime());
-        line.release_due(uptime);
-        line.begin(uptime)
+        self.line_by_now().begin(self.uptime())
     }
 
     /// A pass has ended.
@@ -237,6 +233,13 @@ impl<K: Key> WorkQueue<K> {
                 () = timer => {}
             }
         }
+    }
+
+    /// The line with every key in it whose time has come. Nobody else puts them there while all workers are busy.
+    fn line_by_now(&self) -> MutexGuard<'_, Line<K>> {
+        let mut line = self.line();
+        line.release_due(self.uptime());
+        line
     }
 
     /// The line after a panic elsewhere is as good as before it: every change of it is a few insertions and removals.
@@ -368,6 +371,19 @@ mod tests {
             queue.end(&next, Outcome::RetryWithin(Duration::from_millis(12)));
         }
         assert_eq!(waits, [0, 5, 10, 12, 12]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_due_while_all_workers_are_busy_counts_as_waiting_since_then() {
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
+        queue.add(key("a"));
+        queue.add_after(key("b"), Duration::from_secs(1));
+        assert_eq!(queue.begin(), Some(key("a")));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!((queue.statistics().depth, queue.is_busy()), (1, true));
+        queue.end(&key("a"), Outcome::Done);
+        assert_eq!(queue.begin(), Some(key("b")));
+        assert_eq!(queue.statistics().waits.sum, 4.0);
     }
 
     #[tokio::test(start_paused = true)]

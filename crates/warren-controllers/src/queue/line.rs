@@ -138,14 +138,13 @@ impl<K: Clone + Ord + Hash> Line<K> {
         }
     }
 
-    /// Adds every key whose time has come.
+    /// Adds every key whose time has come; it has waited since then.
     pub(super) fn release_due(&mut self, uptime: Duration) {
-        while let Some((due, _)) = self.delayed.first()
-            && *due <= uptime
-            && let Some((_, key)) = self.delayed.pop_first()
+        while self.delayed.first().is_some_and(|(due, _)| *due <= uptime)
+            && let Some((due, key)) = self.delayed.pop_first()
         {
             self.due.remove(&key);
-            self.add(key, uptime);
+            self.add(key, due);
         }
     }
 

@@ -48,7 +48,7 @@ pub(crate) struct Histogram<const BUCKETS: usize> {
     /// One per bound, and one for everything above the last.
     counts: [u64; BUCKETS],
     above: u64,
-    sum: f64,
+    pub(crate) sum: f64,
 }
 
 impl<const BUCKETS: usize> Default for Histogram<BUCKETS> {
