@@ -162,7 +162,7 @@ impl Engine {
     /// One pass over one key. It writes, whoever leads; ending it half-way is harmless.
     pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
         match controller {
-            Controller::Sandbox => match self.gives_way_for(&key) {
+            Controller::Sandbox => match self.gives_way(controller, &key) {
                 Some(way) => Outcome::NotNow(way),
                 None => self.sandboxes.reconcile(key).await,
             },
@@ -198,8 +198,11 @@ impl Engine {
         self.cluster.courtesy.turn(key, &self.queues.sandboxes)
     }
 
-    /// How long this sandbox still waits for claims to be served; nothing when its turn has come.
-    fn gives_way_for(&self, key: &ObjectKey) -> Option<Duration> {
+    /// How long this sandbox still waits for claims to be served; nothing when its turn has come, as for everybody else.
+    pub(crate) fn gives_way(&self, controller: Controller, key: &ObjectKey) -> Option<Duration> {
+        if controller != Controller::Sandbox {
+            return None;
+        }
         let mut handed_over = self.handed_over();
         let waited = self.cluster.uptime().saturating_sub(*handed_over.get(key)?);
         match GIVE_WAY.checked_sub(waited).filter(|rest| !rest.is_zero()) {

@@ -174,6 +174,10 @@ impl Controllers {
                 let span = tracing::info_span!("reconcile", controller = name, %key);
                 let (engine, passes) = (engine.clone(), passes.clone());
                 async move {
+                    // Who gives way has not begun a pass, so there is none to measure.
+                    if let Some(way) = engine.gives_way(controller, &key) {
+                        return Outcome::NotNow(way);
+                    }
                     let _turn = match engine.is_for_later(controller, &key) {
                         true => match engine.turn(&key) {
                             None => return Outcome::NotNow(LONGEST_WAIT),

@@ -80,8 +80,8 @@ impl Drop for Running<'_> {
             let mut state = self.passes.state();
             state.running.remove(&self.number);
             state.durations.observe(&QUEUE_BUCKETS, seconds);
-            state.retries +=
-                u64::from(matches!(self.outcome, Some(Outcome::Retry | Outcome::RetryWithin(_))));
+            // As the Go libraries count: whatever comes again by itself.
+            state.retries += u64::from(!matches!(self.outcome, None | Some(Outcome::Done)));
         }
         let metrics = &self.passes.metrics;
         metrics.pass_time.observe([controller.into()], seconds);
@@ -141,7 +141,12 @@ pub(crate) fn write(all: &[Arc<Passes>], text: &mut Text) {
     let [adds, retries, unfinished, longest] = &numbers;
     for (name, help, kind, samples) in [
         ("workqueue_adds_total", "Keys put into a queue.", "counter", adds),
-        ("workqueue_retries_total", "Keys put back after a failure.", "counter", retries),
+        (
+            "workqueue_retries_total",
+            "Keys put back after a failure, or to be looked at again.",
+            "counter",
+            retries,
+        ),
         (
             "workqueue_unfinished_work_seconds",
             "How long all passes under way have taken together.",
