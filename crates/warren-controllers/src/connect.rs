@@ -14,6 +14,9 @@ use crate::telemetry::{RateLimit, Telemetry};
 /// waits longer waits for a connection that is dead, until TCP gives it up after a quarter of an hour. It begins to answer a watch at once.
 const NO_ANSWER: Duration = Duration::from_secs(60);
 
+/// Where a pod finds the name of its own namespace.
+const OWN_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
 /// A connection on which nothing comes for so long is dead: a server ends a watch on which nothing happens a few seconds earlier.
 const DEAD: Duration = Duration::from_secs(300);
 
@@ -69,7 +72,10 @@ pub async fn connect(
     config.default_retry = false;
     config.read_timeout = Some(DEAD);
     config.reset_reader_on_write = true;
-    let namespace = config.default_namespace.clone();
+    // In a pod, with a kubeconfig too: whoever else is here to lead looks for the Lease there.
+    let namespace = tokio::fs::read_to_string(OWN_NAMESPACE).await.ok().map(|text| text.trim().to_owned());
+    let namespace =
+        namespace.filter(|name| !name.is_empty()).unwrap_or_else(|| config.default_namespace.clone());
     let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
     let builder = ClientBuilder::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))?;
     // Below what holds requests back: those that wait for their turn have not been asked.
