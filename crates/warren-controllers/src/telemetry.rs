@@ -22,7 +22,7 @@ pub(crate) use family::Histogram;
 pub use metrics::BuildInfo;
 pub(crate) use metrics::{QUEUE_BOUNDS, QUEUE_BUCKETS};
 pub(crate) use passes::Passes;
-pub use spans::{Exporter, OtlpConfig, OtlpError, OtlpProtocol};
+pub use spans::{Exporter, OtlpConfig, OtlpError, OtlpProtocol, Sampling};
 pub(crate) use spans::{SandboxSpans, Span, Tracer};
 
 use crate::cache::Change;

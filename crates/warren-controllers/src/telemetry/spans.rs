@@ -67,6 +67,32 @@ fn hexadecimal(text: &str, digits: usize) -> Option<u128> {
     u128::from_str_radix(text, 16).ok().filter(|_| is_plain)
 }
 
+/// Which spans are told to the collector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Whether a span that has a parent is told just if its parent is.
+    pub follows_parent: bool,
+    /// The part of all other traces that is told, from 0 to 1.
+    pub ratio: f64,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { follows_parent: true, ratio: 1.0 }
+    }
+}
+
+impl Sampling {
+    /// Whether a span is told. By the number of its trace, as in the Go libraries, so that whoever samples the same part keeps the
+    /// same traces.
+    fn takes(self, trace: u128, parent: Option<&Context>) -> bool {
+        match parent.filter(|_| self.follows_parent) {
+            Some(parent) => parent.is_sampled,
+            None => (trace as u64 >> 1) < (self.ratio * (1_u64 << 63) as f64) as u64,
+        }
+    }
+}
+
 /// What is told about a span when it has ended.
 #[derive(Debug)]
 struct Record {
@@ -90,6 +116,7 @@ struct Event {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tracer {
     collected: Option<mpsc::Sender<Record>>,
+    sampling: Sampling,
 }
 
 impl Tracer {
@@ -116,10 +143,11 @@ impl Tracer {
         if !self.is_on() {
             return Span::default();
         }
+        let trace = parent.map_or_else(|| fastrand::u128(1..), |parent| parent.trace);
         let context = Context {
-            trace: parent.map_or_else(|| fastrand::u128(1..), |parent| parent.trace),
+            trace,
             span: fastrand::u64(1..),
-            is_sampled: parent.is_none_or(|parent| parent.is_sampled),
+            is_sampled: self.sampling.takes(trace, parent),
             state: parent.map(|parent| parent.state.clone()).unwrap_or_default(),
         };
         let now = Timestamp::now();
@@ -201,7 +229,21 @@ impl Drop for Span {
 
 #[cfg(test)]
 mod tests {
-    use super::Context;
+    use super::{Context, Sampling};
+
+    #[test]
+    fn a_part_of_the_traces_is_told_or_what_their_parents_are() {
+        let parent = |is_sampled| Context { trace: 1, span: 1, is_sampled, state: String::new() };
+        let told = |follows_parent, ratio, parent: Option<&Context>| {
+            let traces = (0..100_u128).map(|part| (part << 64) | ((part << 64) / 100));
+            traces.filter(|trace| Sampling { follows_parent, ratio }.takes(*trace, parent)).count()
+        };
+        assert_eq!([0.0, 0.25, 1.0].map(|ratio| told(true, ratio, None)), [0, 25, 100]);
+        assert_eq!(told(true, 0.0, Some(&parent(true))), 100);
+        assert_eq!(told(true, 1.0, Some(&parent(false))), 0);
+        assert_eq!(told(false, 0.25, Some(&parent(false))), 25);
+        assert!(Sampling::default().takes(u128::MAX, None));
+    }
 
     #[test]
     fn a_context_is_passed_on_as_it_came() {

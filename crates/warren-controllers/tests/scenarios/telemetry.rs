@@ -15,7 +15,7 @@ use warren_api::annotations::TRACE_CONTEXT;
 use warren_api::{Sandbox, SandboxClaim};
 use warren_controllers::leader::Election;
 use warren_controllers::permissions::NAMESPACE;
-use warren_controllers::telemetry::{OtlpConfig, OtlpProtocol, Telemetry};
+use warren_controllers::telemetry::{OtlpConfig, OtlpProtocol, Sampling, Telemetry};
 use warren_controllers::{Config, Connection, Endpoints, Program, RunError};
 
 use super::permissions::Account;
@@ -395,6 +395,8 @@ pub async fn spans_of_passes_are_children_of_the_context_that_a_claim_carries(pl
             headers: Default::default(),
             timeout: DEADLINE,
             certificate_authority: None,
+            sampling: Sampling::default(),
+            attributes: Vec::new(),
         })
         .unwrap();
     let running = Running::start(&place, extensions(), None, telemetry).await;

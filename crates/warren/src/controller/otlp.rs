@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use warren_controllers::telemetry::{OtlpConfig, OtlpProtocol};
+use warren_controllers::telemetry::{OtlpConfig, OtlpProtocol, Sampling};
 
 /// The defaults of the OpenTelemetry specification.
 const GRPC_ENDPOINT: &str = "http://localhost:4317";
@@ -48,11 +48,10 @@ pub fn config(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<OtlpConfig
         endpoint.parse().with_context(|| format!("read the collector's address in {name}"))?;
     let mut headers = HeaderMap::new();
     if let Some((name, value)) = lookup("HEADERS") {
-        for pair in value.split(',').filter(|pair| !pair.trim().is_empty()) {
-            let wrong = || format!("read `{name}`: headers are `key=value`, separated by commas");
-            let (key, value) = pair.split_once('=').with_context(wrong)?;
-            let key: HeaderName = key.trim().to_lowercase().parse().with_context(wrong)?;
-            let mut value: HeaderValue = percent_decoded(value.trim()).parse().with_context(wrong)?;
+        for (key, value) in pairs(&name, &value)? {
+            let wrong = || wrong_pairs(&name);
+            let key: HeaderName = key.to_lowercase().parse().with_context(wrong)?;
+            let mut value: HeaderValue = value.parse().with_context(wrong)?;
             value.set_sensitive(true);
             headers.insert(key, value);
         }
@@ -69,7 +68,56 @@ pub fn config(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<OtlpConfig
             std::fs::read(&path).with_context(|| format!("read `{path}`, the certificate in `{name}`"))?,
         ),
     };
-    Ok(OtlpConfig { endpoint, protocol, headers, timeout, certificate_authority })
+    let (sampling, attributes) = (sampling(&get)?, attributes(&get)?);
+    Ok(OtlpConfig { endpoint, protocol, headers, timeout, certificate_authority, sampling, attributes })
+}
+
+/// Which spans are sent: by default, all of traces that begin here, and of others those that their parents are.
+fn sampling(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Sampling> {
+    const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
+    const ARGUMENT: &str = "OTEL_TRACES_SAMPLER_ARG";
+    let Some(sampler) = get(SAMPLER).filter(|name| !name.is_empty()) else { return Ok(Sampling::default()) };
+    let (follows_parent, name) = match sampler.strip_prefix("parentbased_") {
+        Some(name) => (true, name),
+        None => (false, sampler.as_str()),
+    };
+    let ratio = match name {
+        "always_on" => 1.0,
+        "always_off" => 0.0,
+        "traceidratio" => match get(ARGUMENT).filter(|text| !text.is_empty()) {
+            None => 1.0,
+            Some(text) => match text.parse() {
+                Ok(ratio) if (0.0..=1.0).contains(&ratio) => ratio,
+                _ => bail!("`{ARGUMENT}` is `{text}`; it is a number from 0 to 1"),
+            },
+        },
+        _ => bail!(
+            "`{SAMPLER}` is `{sampler}`; it is `always_on`, `always_off` or `traceidratio`, or one of these after `parentbased_`"
+        ),
+    };
+    Ok(Sampling { follows_parent, ratio })
+}
+
+/// What else is told about this program. Its name is agent-sandbox's, whatever the environment says, as from its own controller.
+fn attributes(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Vec<(String, String)>> {
+    let text = get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    let mut attributes = pairs("OTEL_RESOURCE_ATTRIBUTES", &text)?;
+    attributes.retain(|(key, _)| key != "service.name");
+    Ok(attributes)
+}
+
+/// `key=value`, separated by commas, with values that may be percent-encoded.
+fn pairs(variable: &str, text: &str) -> anyhow::Result<Vec<(String, String)>> {
+    let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
+    let split = |pair: &str| {
+        let (key, value) = pair.split_once('=').with_context(|| wrong_pairs(variable))?;
+        Ok((key.trim().to_owned(), percent_decoded(value.trim())))
+    };
+    pairs.map(split).collect()
+}
+
+fn wrong_pairs(variable: &str) -> String {
+    format!("read `{variable}`: it is `key=value`, separated by commas")
 }
 
 fn percent_decoded(text: &str) -> String {
@@ -93,7 +141,7 @@ fn percent_decoded(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use warren_controllers::telemetry::OtlpProtocol;
+    use warren_controllers::telemetry::{OtlpProtocol, Sampling};
 
     use super::config;
 
@@ -144,6 +192,21 @@ mod tests {
     }
 
     #[test]
+    fn the_environment_says_what_is_told_of_whom() {
+        let sampling = |sampler, argument| {
+            read(&[("OTEL_TRACES_SAMPLER", sampler), ("OTEL_TRACES_SAMPLER_ARG", argument)]).unwrap().sampling
+        };
+        assert_eq!(sampling("", ""), Sampling::default());
+        assert_eq!(sampling("always_off", "1"), Sampling { follows_parent: false, ratio: 0.0 });
+        assert_eq!(
+            sampling("parentbased_traceidratio", "0.01"),
+            Sampling { follows_parent: true, ratio: 0.01 }
+        );
+        let told = read(&[("OTEL_RESOURCE_ATTRIBUTES", "service.name=x, k8s.cluster.name=a%20b")]).unwrap();
+        assert_eq!(told.attributes, [("k8s.cluster.name".to_owned(), "a b".to_owned())]);
+    }
+
+    #[test]
     fn what_cannot_be_read_is_named() {
         for (variable, value) in [
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
@@ -151,9 +214,13 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_HEADERS", "nonsense"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
             ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file"),
+            ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "nonsense"),
         ] {
             let error = format!("{:#}", read(&[(variable, value)]).unwrap_err());
             assert!(error.contains(variable), "{error}");
         }
+        let ratio = [("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "2")];
+        assert!(read(&ratio).unwrap_err().to_string().contains("OTEL_TRACES_SAMPLER_ARG"));
     }
 }

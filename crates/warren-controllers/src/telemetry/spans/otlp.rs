@@ -24,7 +24,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
-use super::{Record, Tracer, protobuf};
+use super::{Record, Sampling, Tracer, protobuf};
 
 /// What the service is called in traces; agent-sandbox's name, which existing dashboards look for.
 const SERVICE: &str = "agent-sandbox-controller";
@@ -59,6 +59,10 @@ pub struct OtlpConfig {
     pub timeout: Duration,
     /// Certificates (PEM) to trust instead of the system's.
     pub certificate_authority: Option<Vec<u8>>,
+    /// Which spans are sent.
+    pub sampling: Sampling,
+    /// What else is told about this program, beside its name.
+    pub attributes: Vec<(String, String)>,
 }
 
 /// Spans cannot be sent like this.
@@ -82,10 +86,11 @@ impl Exporter {
     /// Starts sending. Nothing is sent, and nothing fails, before there is a span.
     pub(crate) fn start(config: OtlpConfig) -> Result<(Tracer, Self), OtlpError> {
         let (sender, records) = mpsc::channel(MOST_WAITING);
+        let sampling = config.sampling;
         let sending = Sending::new(config)?;
         let closing = CancellationToken::new();
         let task = tokio::spawn(sending.run(records, closing.clone()));
-        Ok((Tracer { collected: Some(sender) }, Self { task, closing }))
+        Ok((Tracer { collected: Some(sender), sampling }, Self { task, closing }))
     }
 
     /// Takes no more spans, and sends what is left or gives up after a while.
@@ -153,7 +158,12 @@ impl Sending {
             while !waiting.is_empty() {
                 let rest = waiting.split_off(waiting.len().min(MOST_AT_ONCE));
                 let sent = std::mem::replace(&mut waiting, rest);
-                let sending = self.send(protobuf::request(SERVICE, env!("CARGO_PKG_VERSION"), &sent));
+                let sending = self.send(protobuf::request(
+                    SERVICE,
+                    env!("CARGO_PKG_VERSION"),
+                    &self.config.attributes,
+                    &sent,
+                ));
                 let outcome = tokio::time::timeout(self.config.timeout, sending).await;
                 let problem = match outcome {
                     Ok(Ok(())) => continue,

@@ -8,8 +8,13 @@ use super::{Event, Record};
 /// `SPAN_KIND_INTERNAL`.
 const KIND_INTERNAL: u64 = 1;
 
-/// An `ExportTraceServiceRequest` with these spans, from a service of this name.
-pub(super) fn request(service: &str, version: &str, records: &[Record]) -> Vec<u8> {
+/// An `ExportTraceServiceRequest` with these spans, from a service of this name and these attributes.
+pub(super) fn request(
+    service: &str,
+    version: &str,
+    attributes: &[(String, String)],
+    records: &[Record],
+) -> Vec<u8> {
     let mut scope_spans = Vec::new();
     message(&mut scope_spans, 1, |scope| {
         text(scope, 1, service);
@@ -20,7 +25,10 @@ pub(super) fn request(service: &str, version: &str, records: &[Record]) -> Vec<u
     }
     let mut request = Vec::new();
     message(&mut request, 1, |resource_spans| {
-        message(resource_spans, 1, |resource| attribute(resource, 1, "service.name", service));
+        message(resource_spans, 1, |resource| {
+            attribute(resource, 1, "service.name", service);
+            attributes.iter().for_each(|(key, value)| attribute(resource, 1, key, value));
+        });
         bytes(resource_spans, 2, &scope_spans);
     });
     request

@@ -19,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::{Exporter, OtlpConfig, OtlpProtocol};
+use super::{Exporter, OtlpConfig, OtlpProtocol, Sampling};
 
 /// Nothing here takes this long unless it will never come.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -72,6 +72,8 @@ fn config(endpoint: String, protocol: OtlpProtocol) -> OtlpConfig {
         headers,
         timeout: DEADLINE,
         certificate_authority: None,
+        sampling: Sampling::default(),
+        attributes: vec![("k8s.cluster.name".to_owned(), "c1".to_owned())],
     }
 }
 
@@ -92,6 +94,7 @@ async fn plain_http_goes_to_the_endpoint_as_it_is() {
     let (path, token, body) = came.recv().await.unwrap();
     assert_eq!((path.as_str(), token.unwrap().as_bytes()), ("/base/v1/traces", &b"Bearer x"[..]));
     assert!(contains(&body, "Test") && contains(&body, "agent-sandbox-controller"));
+    assert!(contains(&body, "k8s.cluster.name") && contains(&body, "c1"));
 }
 
 #[tokio::test]
