@@ -6,6 +6,9 @@
 //! | controllers | in that daemon | `warren controller` | `warren controller` |
 //! | pods | real containers | simulated | real containers, by `warren node` |
 //!
+//! The control plane is one of this process, or the one that [`KUBECONFIG`] names: any cluster of which the suite may have all, and on
+//! which no other controller works for our kinds. It gets our definitions, and a namespace for each scenario; both stay, to be looked at.
+//!
 //! Pods that name [`SCHEDULER`](warren_testkit::nodes::SCHEDULER) are simulated everywhere.
 //!
 //! What a scenario needs of a pod (never ready, several machines) and no container can be told to do, it asks of
@@ -39,6 +42,9 @@ use crate::local_home::LocalHome;
 /// Nothing in a scenario takes this long, on a machine with much else to do, unless it will never come.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Names the cluster to use instead of starting a control plane, as `cargo xtask kube up` prints it.
+pub const KUBECONFIG: &str = "WARREN_E2E_KUBECONFIG";
+
 /// How much of a log is shown when a scenario has failed.
 const LOG_LINES: usize = 200;
 
@@ -59,7 +65,7 @@ enum Kind {
         daemon: Mutex<u32>,
     },
     Cluster {
-        kubeconfig: &'static Path,
+        kubeconfig: PathBuf,
         controllers: Mutex<Vec<ControllerProcess>>,
         /// Where pods are real.
         node: Option<ClusterNode>,
@@ -91,7 +97,7 @@ impl Home {
         Ok(Some(Arc::new(Self { client, kind, logs: tempfile::tempdir()?, _nodes: nodes })))
     }
 
-    /// A control plane of this process, with our definitions, controllers and simulated nodes.
+    /// A control plane with our definitions, controllers and simulated nodes.
     pub async fn cluster() -> Result<Arc<Self>> {
         let (kubeconfig, client) = control_plane().await?;
         let nodes = SimulatedNodes::builder(client.clone()).nodes(SIMULATED_NODES).start().await?;
@@ -104,10 +110,10 @@ impl Home {
         let Some(mut node) = ClusterNode::new("warren") else { return Ok(None) };
         let (kubeconfig, client) = control_plane().await?;
         let node = tokio::task::spawn_blocking(move || {
-            node.start(kubeconfig, &["--serve-volume-claims"])?;
-            anyhow::Ok(node)
+            node.start(&kubeconfig, &["--serve-volume-claims"])?;
+            anyhow::Ok((node, kubeconfig))
         });
-        let node = node.await??;
+        let (node, kubeconfig) = node.await??;
         node.wait_until_open(&client).await?;
         let nodes =
             SimulatedNodes::builder(client.clone()).nodes(SIMULATED_NODES).only_asked_for().start().await?;
@@ -115,7 +121,7 @@ impl Home {
     }
 
     async fn with_controllers(
-        kubeconfig: &'static Path,
+        kubeconfig: PathBuf,
         client: Client,
         nodes: SimulatedNodes,
         node: Option<ClusterNode>,
@@ -153,7 +159,7 @@ impl Home {
     pub fn kubeconfig(&self) -> PathBuf {
         match &self.kind {
             Kind::Local { home, .. } => home.path().join("kubeconfig"),
-            Kind::Cluster { kubeconfig, .. } => (*kubeconfig).to_owned(),
+            Kind::Cluster { kubeconfig, .. } => kubeconfig.clone(),
         }
     }
 
@@ -242,10 +248,13 @@ impl Home {
     }
 }
 
-/// A control plane of this process, with our definitions.
-async fn control_plane() -> Result<(&'static Path, Client)> {
-    let kubeconfig = tokio::task::spawn_blocking(|| ControlPlane::start().kubeconfig()).await?;
-    let client = warren_client::connect::from_kubeconfig(kubeconfig).await?;
+/// The control plane that is named, else one of this process; with our definitions.
+async fn control_plane() -> Result<(PathBuf, Client)> {
+    let kubeconfig = match std::env::var_os(KUBECONFIG) {
+        Some(path) => PathBuf::from(path),
+        None => tokio::task::spawn_blocking(|| ControlPlane::start().kubeconfig().to_owned()).await?,
+    };
+    let client = warren_client::connect::from_kubeconfig(&kubeconfig).await?;
     define(&client).await?;
     collector::wait_until_it_knows_our_kinds(&client).await?;
     Ok((kubeconfig, client))
