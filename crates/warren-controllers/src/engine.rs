@@ -164,7 +164,10 @@ impl Engine {
         match controller {
             Controller::Sandbox => match self.gives_way(controller, &key) {
                 Some(way) => Outcome::NotNow(way),
-                None => self.sandboxes.reconcile(key).await,
+                None => {
+                    self.handed_over().remove(&key);
+                    self.sandboxes.reconcile(key).await
+                }
             },
             Controller::Claim => {
                 if self.cluster.claims.get(&key).is_some_and(|claim| is_waiting(&claim)) {
@@ -203,16 +206,10 @@ impl Engine {
         if controller != Controller::Sandbox {
             return None;
         }
-        let mut handed_over = self.handed_over();
-        let waited = self.cluster.uptime().saturating_sub(*handed_over.get(key)?);
-        match GIVE_WAY.checked_sub(waited).filter(|rest| !rest.is_zero()) {
-            Some(rest) => Some(rest),
-            None if waited < LONGEST_WAY && self.claims_wait() => Some(GIVE_WAY_AGAIN),
-            None => {
-                handed_over.remove(key);
-                None
-            }
-        }
+        let since = *self.handed_over().get(key)?;
+        let waited = self.cluster.uptime().saturating_sub(since);
+        let rest = GIVE_WAY.checked_sub(waited).filter(|rest| !rest.is_zero());
+        rest.or_else(|| (waited < LONGEST_WAY && self.claims_wait()).then_some(GIVE_WAY_AGAIN))
     }
 
     /// Whether claims wait, for a worker or for the server.
