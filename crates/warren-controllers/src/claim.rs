@@ -93,7 +93,7 @@ impl ClaimController {
         let mut surprises: Vec<Failure> = Vec::new();
         for look in 0..LOOKS {
             let Some(mut world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else {
-                return Outcome::Done;
+                return Outcome::Gone;
             };
             if look > 0 {
                 world.legacy_policy = None;
@@ -164,7 +164,7 @@ impl ClaimController {
             }
         }
         drop(set_aside);
-        let Some(world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else { return Outcome::Done };
+        let Some(world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else { return Outcome::Gone };
         if surprises.is_empty() {
             surprises.push(Failure::found(Stage::Subject, "the claim did not settle in one pass"));
         }

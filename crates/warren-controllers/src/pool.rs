@@ -65,7 +65,7 @@ impl PoolController {
             let Some(world) = self.look(&key) else {
                 memories.remove(&key);
                 self.cluster.courtesy.note_missing(&key, 0.0);
-                return Outcome::Done;
+                return Outcome::Gone;
             };
             if !self.cluster.pools.is_bereft(&key) {
                 let memory = memories.entry(key.clone()).or_default();

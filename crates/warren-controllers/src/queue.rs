@@ -46,6 +46,8 @@ impl<K: Clone + Ord + Hash + fmt::Display + Send + Sync + 'static> Key for K {}
 pub enum Outcome {
     /// Done, until something wakes the key.
     Done,
+    /// There is nothing of that name, so that nothing is due any more. Who makes it again wakes the key.
+    Gone,
     /// Done, but look again after this long.
     LookAgain(Duration),
     /// Nothing was done, because others come first: look again after this long. Backoff of earlier failures goes on.
@@ -218,10 +220,15 @@ impl<K: Key> WorkQueue<K> {
     /// The next key, as soon as there is one.
     async fn next(&self) -> K {
         loop {
-            if let Some(key) = self.begin() {
-                return key;
-            }
-            let wake_in = self.next_due().map(|due| due.saturating_sub(self.uptime()));
+            // In one look: what becomes due between two of them would be in neither.
+            let next_due = {
+                let mut line = self.line_by_now();
+                if let Some(key) = line.begin(self.uptime()) {
+                    return key;
+                }
+                line.next_due()
+            };
+            let wake_in = next_due.map(|due| due.saturating_sub(self.uptime()));
             let timer = async {
                 match wake_in {
                     Some(delay) => sleep(delay).await,
@@ -442,6 +449,20 @@ mod tests {
         queue.open();
         queue.add(key("c"));
         assert_eq!((queue.begin(), queue.begin(), queue.next_due()), (Some(key("c")), None, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_kept_of_what_is_gone() {
+        let queue = WorkQueue::new("test", Arc::new(SystemClock::start()));
+        queue.add(key("a"));
+        let next = queue.next().await;
+        queue.end(&next, Outcome::LookAgain(Duration::from_secs(3600)));
+        queue.add(key("a"));
+        let next = queue.next().await;
+        queue.add(key("a"));
+        queue.end(&next, Outcome::Gone);
+        assert_eq!(queue.next_due(), None);
+        assert_eq!(queue.next().await, key("a"), "it was made again during the pass");
     }
 
     #[test]

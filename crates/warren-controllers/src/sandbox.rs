@@ -52,7 +52,7 @@ impl SandboxController {
         let (world, failures) = loop {
             let Some(world) = self.look(&key) else {
                 self.is_postponed(&key, false);
-                return Outcome::Done;
+                return Outcome::Gone;
             };
             let mut plan = decide(&world, self.cluster.now());
             // A deletion that is done may not have reached the cache yet.

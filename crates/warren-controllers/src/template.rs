@@ -33,7 +33,7 @@ impl TemplateController {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let Some(template) = self.cluster.templates.get(&key) else {
             self.is_news(&key, None);
-            return Outcome::Done;
+            return Outcome::Gone;
         };
         let policy = ObjectKey { namespace: key.namespace.clone(), name: policy_name(&key.name) };
         let plan = decide(&World { template: template.clone(), policy: self.cluster.policies.get(&policy) });

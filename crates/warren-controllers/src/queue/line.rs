@@ -97,8 +97,13 @@ impl<K: Clone + Ord + Hash> Line<K> {
     pub(super) fn end(&mut self, key: &K, outcome: Outcome, uptime: Duration) -> Option<Duration> {
         self.working.remove(key);
         match outcome {
-            Outcome::Done => {
+            Outcome::Done | Outcome::Gone => {
                 self.failures.remove(key);
+                if outcome == Outcome::Gone
+                    && let Some(due) = self.due.remove(key)
+                {
+                    self.delayed.remove(&(due, key.clone()));
+                }
                 self.wait_if_dirty(key, uptime);
                 None
             }

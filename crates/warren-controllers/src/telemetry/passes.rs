@@ -81,12 +81,12 @@ impl Drop for Running<'_> {
             state.running.remove(&self.number);
             state.durations.observe(&QUEUE_BUCKETS, seconds);
             // As the Go libraries count: whatever comes again by itself.
-            state.retries += u64::from(!matches!(self.outcome, None | Some(Outcome::Done)));
+            state.retries += u64::from(!matches!(self.outcome, None | Some(Outcome::Done | Outcome::Gone)));
         }
         let metrics = &self.passes.metrics;
         metrics.pass_time.observe([controller.into()], seconds);
         let result = match self.outcome {
-            Some(Outcome::Done) => "success",
+            Some(Outcome::Done | Outcome::Gone) => "success",
             Some(Outcome::LookAgain(_) | Outcome::NotNow(_)) => "requeue_after",
             Some(Outcome::Retry | Outcome::RetryWithin(_)) => "error",
             None if std::thread::panicking() => {
