@@ -228,13 +228,14 @@ fn active(world: &World, settings: &Settings, now: Timestamp) -> Plan {
 
 /// A claim that has its sandbox: keeps the pod's metadata in line and mirrors the status.
 fn bound(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Plan {
-    if let Some(step) = adoption::take_back_promise(world, sandbox) {
+    let converged = adoption::converge(world, sandbox);
+    if let Some(step) = adoption::take_back_promise(world, sandbox, converged.is_err()) {
         return Plan::write(step);
     }
     if let Some(plan) = keep_one(world, sandbox) {
         return plan;
     }
-    match adoption::converge(world, sandbox) {
+    match converged {
         Err(trouble) => status::publish_bound_trouble(world, sandbox, &trouble, settings, now),
         Ok(Some(step)) => Plan::write(step),
         Ok(None) => {

@@ -16,18 +16,23 @@ pub(super) fn assign(world: &World, sandbox: &Sandbox, settings: &Settings, now:
     let name = sandbox.metadata.name.clone().unwrap_or_default();
     let mut annotations = observed(world, settings);
     annotations[annotations::SANDBOX_NAME] = json!(name);
-    if is_ready(sandbox) && !is_stamped(world) {
+    if is_ready(sandbox) && !lacks_template(world) && !is_stamped(world) {
         annotations[annotations::CLAIM_FIRST_READY_AT] = json!(now.to_string());
     }
     guarded(world, annotations)
 }
 
 /// Takes back that the claim was Ready for the first time, if the sandbox that was ready when it was promised no longer was when the
-/// claim got it: nobody has had the use of it.
-pub(super) fn take_back_promise(world: &World, sandbox: &Sandbox) -> Option<Step> {
+/// claim got it, or the claim is in trouble with it: nobody has had the use of it.
+pub(super) fn take_back_promise(world: &World, sandbox: &Sandbox, is_in_trouble: bool) -> Option<Step> {
     let is_published = world.status_sandbox() == sandbox.metadata.name.as_deref();
-    (is_stamped(world) && !is_published && !is_ready(sandbox))
+    (is_stamped(world) && !is_published && (is_in_trouble || !is_ready(sandbox)))
         .then(|| guarded(world, json!({annotations::CLAIM_FIRST_READY_AT: null})))
+}
+
+/// Whether the claim adds to metadata that are not known: it cannot be Ready before they are.
+fn lacks_template(world: &World) -> bool {
+    world.template.is_none() && !world.claim.spec.additional_pod_metadata.is_empty()
 }
 
 fn is_stamped(world: &World) -> bool {
@@ -111,8 +116,8 @@ pub(super) fn converge(world: &World, sandbox: &Sandbox) -> Result<Option<Step>,
             wanted.spec.blueprint.pod_template.metadata =
                 pod_metadata(world, template).map_err(Trouble::Error)?;
         }
-        None if world.claim.spec.additional_pod_metadata.is_empty() => {}
-        None => return Err(missing(world)),
+        None if lacks_template(world) => return Err(missing(world)),
+        None => {}
     }
     retain_volumes(world, &mut wanted);
     let labels = wanted.metadata.labels.get_or_insert_default();

@@ -6,7 +6,7 @@ use expect_test::expect;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{assigned, at, bound, condition, member, offered, render, seen, with, world};
+use super::{assigned, at, bound, check, condition, member, offered, render, seen, with, world};
 use crate::claim::{Next, Plan, Settings, World, decide, give_up};
 use crate::step::{Action, Failure, Stage};
 
@@ -254,6 +254,27 @@ fn a_promise_that_was_not_kept_is_taken_back() {
     assert!(kept.starts_with("patch SandboxClaim/status"), "{kept}");
     let ready = render(&decide(&world(claim(json!({})), vec![bound("w", json!({}))]), &settings(), at(2)));
     assert!(ready.starts_with("patch SandboxClaim/status"), "{ready}");
+}
+
+#[test]
+fn a_claim_that_cannot_be_ready_without_its_template_is_not_promised_to_be() {
+    let added = json!({"spec": {"additionalPodMetadata": {"labels": {"sandbox.users.io/team": "a"}}}});
+    let bare = |claim: Value, sandboxes| World { template: None, ..world(claim, sandboxes) };
+    check(
+        &offered(bare(seen(added.clone()), vec![]), member(json!({}))),
+        expect![[r#"
+            patch SandboxClaim c {"metadata":{"resourceVersion":"5","annotations":{"agents.x-k8s.io/sandbox-name":"w"}}}
+            DecideAgain"#]],
+    );
+    // The template may also go after the promise.
+    let stamped =
+        json!({"metadata": {"annotations": {"agents.x-k8s.io/claim-first-ready-at": at(1).to_string()}}});
+    check(
+        &bare(with(with(assigned("w"), added), stamped), vec![bound("w", json!({}))]),
+        expect![[r#"
+            patch SandboxClaim c {"metadata":{"resourceVersion":"5","annotations":{"agents.x-k8s.io/claim-first-ready-at":null}}}
+            DecideAgain"#]],
+    );
 }
 
 /// A claim that loses its sandbox gets a new one, however long the lost one had not been ready.
