@@ -43,6 +43,8 @@ pub enum Index {
     PoolLabel(String, String),
     /// Claims by the namespace and the name of their pool.
     Pool(String, String),
+    /// Claims by the namespace and the name of the sandbox that they have committed to and do not show yet.
+    Promise(String, String),
     /// Pools by the namespace and the name of their template.
     Template(String, String),
 }

@@ -100,6 +100,8 @@ impl ClaimController {
             }
             let plan = decide(&world, &self.settings, self.cluster.now());
             if creates(&plan.steps) {
+                // What had its name is gone; whatever has it after this is another, and to be seen.
+                confirmed_gone.remove(&key.name);
                 match self.cluster.is_still_there(&*world.claim).await {
                     Ok(true) => {}
                     Ok(false) => continue,
@@ -120,7 +122,10 @@ impl ClaimController {
                 return self.give_up(&key, &world, &failures).await;
             }
             if !failures.is_empty() {
-                // Somebody was quicker. The caches hold the truth by now; decide on that.
+                // Somebody was quicker. The caches hold the truth by now; decide on that. It may be another pool that the claim is on.
+                if !matches!(offer, Offer::Sandbox(_)) {
+                    offer = Offer::NotAsked;
+                }
                 surprises = failures;
                 continue;
             }
@@ -240,6 +245,7 @@ impl ClaimController {
             found = sandbox.filter(|sandbox| {
                 claimable_in(sandbox).as_ref() == Some(&pool)
                     && ownership::label(&sandbox.metadata, labels::WARM_POOL_SANDBOX) == Some(&hash)
+                    && !self.is_promised_to_another(key, name)
                     && !yardstick.as_ref().is_some_and(|yardstick| yardstick.is_stale(sandbox))
             });
             found.is_some()
@@ -251,6 +257,20 @@ impl ClaimController {
                 room.claims.entry(pool).or_default().insert(key.clone());
                 Offer::Pending
             }
+        }
+    }
+
+    /// Whether another claim has committed to a sandbox. Should the server refuse that claim's taking it, it would refuse the next
+    /// claim's, too: one sandbox that cannot be taken keeps one claim waiting, not all of them.
+    fn is_promised_to_another(&self, key: &ObjectKey, sandbox: &str) -> bool {
+        let promise = Index::Promise(key.namespace.clone(), sandbox.to_owned());
+        self.cluster.claims.find(&promise).iter().any(|claim| key_of(&**claim) != *key)
+    }
+
+    /// A sandbox has become one that we cannot read. What we knew of it is nothing to offer.
+    pub(crate) fn withdraw(&self, key: &ObjectKey) {
+        if let Some(pool) = self.cluster.sandboxes.get(key).and_then(|known| claimable_in(&known)) {
+            self.waiting_room().sandboxes.remove(&pool, &key.name);
         }
     }
 

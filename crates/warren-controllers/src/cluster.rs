@@ -287,14 +287,14 @@ impl Cluster {
         match (action, refusal.kind) {
             (Action::Create(object), FailureKind::AlreadyExists) => {
                 if let Some(name) = &object.metadata().name {
-                    self.refresh_quietly(namespace, object.kind(), name).await;
+                    self.catch_up(namespace, object.kind(), name, &refusal).await?;
                 }
             }
             (
                 Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. },
                 FailureKind::Conflict,
             ) => {
-                self.refresh_quietly(namespace, *kind, name).await;
+                self.catch_up(namespace, *kind, name, &refusal).await?;
             }
             (
                 Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. },
@@ -310,7 +310,9 @@ impl Cluster {
             (Action::Delete { .. }, FailureKind::NotFound) => return Ok(()),
             // It has changed since it was looked at; or another object has its name, and it is gone.
             (Action::Delete { kind, name, version: Some(_), .. }, FailureKind::Conflict) => {
-                self.refresh_quietly(namespace, *kind, name).await;
+                if let Err(refusal) = self.refresh(namespace, *kind, name).await {
+                    tracing::debug!(%kind, name, %refusal, "fresh read failed; the watch brings the news");
+                }
             }
             (Action::Delete { version: None, .. }, FailureKind::Conflict) => return Ok(()),
             (
@@ -339,11 +341,21 @@ impl Cluster {
         }
     }
 
-    /// The same after a write has shown that the cache is behind; should it fail, the watch brings the news.
-    async fn refresh_quietly(&self, namespace: &str, kind: Kind, name: &str) {
-        if let Err(refusal) = self.refresh(namespace, kind, name).await {
-            tracing::debug!(%kind, name, %refusal, "fresh read failed");
-        }
+    /// The same after a write was refused because the cache is behind. If what is there cannot be read, that is what is wrong: whoever
+    /// looked at the cache again would find nothing new, and try the same.
+    async fn catch_up(
+        &self,
+        namespace: &str,
+        kind: Kind,
+        name: &str,
+        refusal: &Refusal,
+    ) -> Result<(), Refusal> {
+        let read = self.refresh(namespace, kind, name).await;
+        let both = |read: Refusal| {
+            let text = format!("{refusal}; and {kind} {name} cannot be read: {read}");
+            Refusal { kind: FailureKind::Unknown, text }
+        };
+        read.map(|_| ()).map_err(both)
     }
 
     fn remember(&self, any: Any) {

@@ -255,7 +255,10 @@ impl Engine {
         };
         tracing::warn!(kind = %K::kind(&()), %key, error = object.error, "object cannot be read and is left alone");
         let reporter = match &*K::kind(&()) {
-            "Sandbox" => ReportingController::Sandbox,
+            "Sandbox" => {
+                self.claims.withdraw(&key);
+                ReportingController::Sandbox
+            }
             "SandboxClaim" if self.claims.settings.disable_events => return,
             "SandboxClaim" => ReportingController::SandboxClaim,
             "SandboxTemplate" => ReportingController::SandboxTemplate,

@@ -28,7 +28,12 @@ pub(crate) const CLAIM: Keeping<SandboxClaim> = Keeping {
     trim: |claim| metadata(&mut claim.metadata),
     indices: |claim| {
         let namespace = claim.metadata.namespace.clone().unwrap_or_default();
-        vec![Index::Pool(namespace, claim.spec.warm_pool_ref.name.clone())]
+        let shown = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
+        let promised = ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME);
+        let promised = promised.filter(|name| Some(*name) != shown);
+        let promised = promised.map(|name| Index::Promise(namespace.clone(), name.to_owned()));
+        let pool = Index::Pool(namespace, claim.spec.warm_pool_ref.name.clone());
+        promised.into_iter().chain([pool]).collect()
     },
 };
 

@@ -54,6 +54,10 @@ async fn place() -> Place {
 }
 
 scenarios::tests! { place:
+    a_claim_that_lost_its_own_sandbox_makes_another_in_one_try
+    a_claim_whose_place_has_somebody_unreadable_says_so_and_backs_off
+    a_member_that_cannot_be_read_is_not_handed_out
+    a_member_that_cannot_be_taken_keeps_one_claim_waiting
     a_warm_claim_takes_a_waiting_sandbox_in_three_writes
     a_right_that_is_taken_away_is_missed
     a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends

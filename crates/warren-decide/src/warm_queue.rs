@@ -173,7 +173,8 @@ impl WarmQueue {
         self.pools.remove(key);
     }
 
-    fn remove(&mut self, key: &PoolKey, name: &str) {
+    /// Takes a sandbox out, until it is observed again.
+    pub fn remove(&mut self, key: &PoolKey, name: &str) {
         if let Some(pool) = self.pools.get_mut(key) {
             pool.take_out(name);
             if pool.items.is_empty() {

@@ -4,6 +4,7 @@
 pub mod bad_input;
 pub mod guards;
 pub mod permissions;
+pub mod spoilt;
 pub mod telemetry;
 
 pub use bad_input::{
@@ -13,6 +14,11 @@ pub use bad_input::{
 };
 pub use guards::writes_decided_about_another_object_or_an_older_state_are_refused;
 pub use permissions::{a_right_that_is_taken_away_is_missed, the_rights_that_are_handed_out_are_enough};
+pub use spoilt::{
+    a_claim_that_lost_its_own_sandbox_makes_another_in_one_try,
+    a_claim_whose_place_has_somebody_unreadable_says_so_and_backs_off,
+    a_member_that_cannot_be_read_is_not_handed_out, a_member_that_cannot_be_taken_keeps_one_claim_waiting,
+};
 pub use telemetry::{
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened,
     spans_of_passes_are_children_of_the_context_that_a_claim_carries,
