@@ -1,6 +1,9 @@
 //! The cluster as the controllers see it: caches to read from, and a way to carry out steps. Every answer of the server
 //! goes into the caches, so that the next look already sees what was done.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -211,20 +214,45 @@ impl Cluster {
     }
 
     /// Whether an owner is there, as it was looked at, to make a child for. If a child of it has gone since this was last asked, the
-    /// server knows; its answer goes into the cache, which wakes the owner if there is anything left to do about it.
+    /// server knows.
     pub(crate) async fn is_still_there<K: Cached>(&self, owner: &K) -> Result<bool, Failure> {
         let (cache, key) = (K::cache(self), key_of(owner));
         // What goes while the answer is on its way is a reason to ask again.
         if !cache.is_newly_bereft(&key) {
             return Ok(true);
         }
-        if let Err(refusal) = self.refresh(&key.namespace, K::KIND, &key.name).await {
+        let answer = self.is_unchanged(owner, "which may be gone").await;
+        if answer.is_err() {
             cache.bereave(&key);
-            let text = format!("read {} {}, which may be gone: {refusal}", K::KIND, key.name);
+        }
+        answer
+    }
+
+    /// Whether an owner still asks for steps about its children, as far as that must be known before they are carried out. Watches of
+    /// different kinds come in no order: a child that is to be deleted may have been made for what its owner has become since it was
+    /// looked at, and the deletion is guarded by the child alone. If the server still shows what was looked at, then the child was
+    /// there while its end was asked for.
+    pub(crate) async fn is_still_asked_for<K: Cached>(
+        &self,
+        owner: &K,
+        steps: &[Step],
+    ) -> Result<bool, Failure> {
+        if steps.iter().any(|step| matches!(step.action, Action::Delete { .. })) {
+            return self.is_unchanged(owner, "which may have changed").await;
+        }
+        if creates(steps) { self.is_still_there(owner).await } else { Ok(true) }
+    }
+
+    /// Whether the server shows an object as it was looked at. Its answer goes into the cache, which wakes the object if there is
+    /// anything left to do about it.
+    async fn is_unchanged<K: Cached>(&self, seen: &K, doubt: &str) -> Result<bool, Failure> {
+        let key = key_of(seen);
+        if let Err(refusal) = self.refresh(&key.namespace, K::KIND, &key.name).await {
+            let text = format!("read {} {}, {doubt}: {refusal}", K::KIND, key.name);
             return Err(Failure::found(Stage::Subject, text));
         }
-        let present = cache.get(&key);
-        Ok(present.is_some_and(|present| present.meta().resource_version == owner.meta().resource_version))
+        let present = K::cache(self).get(&key);
+        Ok(present.is_some_and(|present| present.meta().resource_version == seen.meta().resource_version))
     }
 
     /// Counts the members of a pool at the server itself. Those that it does not show may be gone, or may have become a

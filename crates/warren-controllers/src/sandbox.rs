@@ -12,7 +12,7 @@ use warren_decide::sandbox::{Settings, World, claim_name, conclude, decide};
 use warren_decide::step::{Action, Failure, FailureKind, Step};
 
 use crate::cache::{Change, Index};
-use crate::cluster::{Cluster, creates};
+use crate::cluster::Cluster;
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::telemetry::{self, SandboxSpans, Tracer};
@@ -66,14 +66,12 @@ impl SandboxController {
                 plan.problems.append(&mut failed);
                 break (world, plan.problems);
             }
-            if creates(&plan.steps) {
-                match self.cluster.is_still_there(&*world.sandbox).await {
-                    Ok(true) => {}
-                    Ok(false) => continue,
-                    Err(failure) => {
-                        plan.problems.push(failure);
-                        break (world, plan.problems);
-                    }
+            match self.cluster.is_still_asked_for(&*world.sandbox, &plan.steps).await {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(failure) => {
+                    plan.problems.push(failure);
+                    break (world, plan.problems);
                 }
             }
             deleted.extend(plan.steps.iter().filter_map(deletion).map(str::to_owned));

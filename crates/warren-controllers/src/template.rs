@@ -10,7 +10,7 @@ use warren_decide::step::Note;
 use warren_decide::template::{World, decide, note, policy_name, template_of_policy};
 
 use crate::cache::Cache;
-use crate::cluster::{Cluster, creates};
+use crate::cluster::Cluster;
 use crate::events::Recorder;
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::wake::Sides;
@@ -37,12 +37,8 @@ impl TemplateController {
         };
         let policy = ObjectKey { namespace: key.namespace.clone(), name: policy_name(&key.name) };
         let plan = decide(&World { template: template.clone(), policy: self.cluster.policies.get(&policy) });
-        let is_there = match creates(&plan.steps) {
-            true => self.cluster.is_still_there(&*template).await,
-            false => Ok(true),
-        };
         let mut failures = plan.problems;
-        match is_there {
+        match self.cluster.is_still_asked_for(&*template, &plan.steps).await {
             Ok(true) => failures.extend(self.cluster.apply(&key.namespace, MANAGER, plan.steps).await),
             Ok(false) => return Outcome::Done,
             Err(failure) => failures.push(failure),
