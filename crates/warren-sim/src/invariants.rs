@@ -4,9 +4,10 @@
 //!   nothing came of it, and another process, which has not heard of that, carries it out after all. At rest it has one.
 //! - A claim's committed assignment is never swapped for another, nor dropped while the claim has that sandbox.
 //! - A claimed sandbox is deleted only because its claim is gone, going, expired or has missed its deadline (at that moment, or
-//!   when the process that deletes it last made sure), or because the claim has and names another, or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, was suspended or has expired.
-//! - A service is deleted only because its sandbox is gone, wanted none or has expired; a network policy only because its template is
-//!   gone or wanted none, or because it is an old one of a claim. What nobody but its user may end (volume claims, which hold data,
+//!   when the process that deletes it last made sure), or because the claim has and names another, or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, or was suspended or
+//!   had expired at some time since the pod was made.
+//! - A service is deleted only because its sandbox is gone, or wanted none or had expired at some time since; a network policy only
+//!   because its template is gone or has wanted none since, or because it is an old one of a claim. What nobody but its user may end (volume claims, which hold data,
 //!   pools, templates) no process deletes.
 //! - A sandbox has at most one pod that is not on its way out.
 //! - What has gone with its owner is not made again by a process that was told of its end, knew the owner, and has not asked for
@@ -46,9 +47,10 @@ pub struct Ledger {
     makers: BTreeMap<String, Caller>,
     /// Sandboxes of whose creation the maker was never told, where that excuses it.
     untold: BTreeSet<String>,
-    /// Sandboxes that were asked to be suspended at some time, or had expired.
+    /// Sandboxes that were asked to be suspended, or had expired, at some time since they were given the pod that they have.
     stopped: BTreeSet<String>,
-    /// Sandboxes that wanted no service at some time, or had expired, and templates that wanted no policy.
+    /// Sandboxes that wanted no service, or had expired, and templates that wanted no policy, at some time since they were given
+    /// the one that they have.
     without: BTreeSet<String>,
     /// The nodes that each sandbox has said it is on, by uid.
     nodes: BTreeMap<String, BTreeSet<String>>,
@@ -91,7 +93,7 @@ impl Ledger {
             Any::SandboxClaim(_) => self.claim(server, commit, latest),
             Any::Pod(_) => self.pod(server, commit, latest),
             Any::SandboxTemplate(_) => self.template(commit),
-            Any::Service(_) | Any::NetworkPolicy(_) => self.judge_child_deletion(server, commit),
+            Any::Service(_) | Any::NetworkPolicy(_) => self.service_or_policy(server, commit, latest),
             Any::SandboxWarmPool(_) | Any::PersistentVolumeClaim(_) => judge_deletion_of_users(commit),
         }
     }
@@ -110,10 +112,10 @@ impl Ledger {
         }
         let Some(after) = sandbox(&commit.after) else { return Ok(()) };
         let (name, uid) = (after.metadata.name.as_deref().unwrap_or_default(), uid(&commit.after));
-        if after.spec.operating_mode == OperatingMode::Suspended || is_sandbox_expired(after, latest) {
+        if !wants_pod(after, latest) {
             self.stopped.insert(uid.to_owned());
         }
-        if after.spec.blueprint.service == Some(false) || is_sandbox_expired(after, latest) {
+        if !wants_service(after, latest) {
             self.without.insert(uid.to_owned());
         }
         if let Some(node) = after.status.as_ref().and_then(|status| status.node_name.clone()) {
@@ -239,10 +241,13 @@ impl Ledger {
         Ok(())
     }
 
-    fn pod(&self, server: &Server, commit: &Commit, latest: Timestamp) -> Result<(), String> {
+    fn pod(&mut self, server: &Server, commit: &Commit, latest: Timestamp) -> Result<(), String> {
         if let (None, Some(after)) = (&commit.before, &commit.after)
             && let Some(owner) = ownership::controller(after.meta())
         {
+            if server.owner::<Sandbox>(owner).is_some_and(|sandbox| wants_pod(sandbox, latest)) {
+                self.stopped.remove(&owner.uid);
+            }
             let live: Vec<&str> = server
                 .all(Kind::Pod)
                 .filter(|pod| pod.is_controlled_by(&owner.uid) && !pod.is_deleting())
@@ -256,8 +261,7 @@ impl Ledger {
             && is_taken_away(commit)
             && matches!(commit.by, Caller::Process(_))
             && let Some(owner) = ownership::controller(&before.metadata)
-            && let Some(sandbox) = server.get(Kind::Sandbox, &owner.name).and_then(Sandbox::of)
-            && sandbox.metadata.uid.as_deref() == Some(&owner.uid)
+            && let Some(sandbox) = server.owner::<Sandbox>(owner)
             && sandbox.metadata.deletion_timestamp.is_none()
             && !self.stopped.contains(&owner.uid)
             && !is_sandbox_expired(sandbox, latest)
@@ -269,11 +273,31 @@ impl Ledger {
 
     fn template(&mut self, commit: &Commit) -> Result<(), String> {
         if let Some(after) = commit.after.as_ref().and_then(SandboxTemplate::of)
-            && after.spec.network_policy_management == NetworkPolicyManagement::Unmanaged
+            && !wants_policy(after)
         {
             self.without.insert(uid(&commit.after).to_owned());
         }
         judge_deletion_of_users(commit)
+    }
+
+    fn service_or_policy(
+        &mut self,
+        server: &Server,
+        commit: &Commit,
+        latest: Timestamp,
+    ) -> Result<(), String> {
+        if let (None, Some(after)) = (&commit.before, &commit.after)
+            && let Some(owner) = ownership::controller(after.meta())
+            && match after {
+                Any::Service(_) => {
+                    server.owner::<Sandbox>(owner).is_some_and(|sandbox| wants_service(sandbox, latest))
+                }
+                _ => server.owner::<SandboxTemplate>(owner).is_some_and(|template| wants_policy(template)),
+            }
+        {
+            self.without.remove(&owner.uid);
+        }
+        self.judge_child_deletion(server, commit)
     }
 
     /// Judges the deletion of a service or a network policy.
@@ -388,6 +412,21 @@ fn has_another(server: &Server, claim: &SandboxClaim, sandbox: &str) -> bool {
 fn is_taken_away(commit: &Commit) -> bool {
     commit.before.as_ref().is_some_and(|before| !before.is_deleting())
         && commit.after.as_ref().is_none_or(Any::is_deleting)
+}
+
+/// Whether a sandbox is to have a pod.
+fn wants_pod(sandbox: &Sandbox, now: Timestamp) -> bool {
+    sandbox.spec.operating_mode != OperatingMode::Suspended && !is_sandbox_expired(sandbox, now)
+}
+
+/// Whether a sandbox is to have a service, or may keep one.
+fn wants_service(sandbox: &Sandbox, now: Timestamp) -> bool {
+    sandbox.spec.blueprint.service != Some(false) && !is_sandbox_expired(sandbox, now)
+}
+
+/// Whether a template is to have a network policy.
+fn wants_policy(template: &SandboxTemplate) -> bool {
+    template.spec.network_policy_management != NetworkPolicyManagement::Unmanaged
 }
 
 /// Whether a sandbox's time is over.

@@ -6,14 +6,16 @@ mod garbage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Map, Value, json};
 use warren_controllers::server::{Answer, Refusal};
 use warren_decide::ownership;
 use warren_decide::step::{FailureKind, Kind, Propagation};
 
-use crate::object::{Any, KINDS, slot};
+use crate::object::{Any, KINDS, Typed, slot};
 
 pub use garbage::Chore;
 
@@ -121,6 +123,13 @@ impl Server {
     #[must_use]
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Any> {
         self.objects[slot(kind)].get(name).map(|record| &record.object)
+    }
+
+    /// The object that a reference is to, and no other of its name.
+    #[must_use]
+    pub fn owner<K: Typed>(&self, reference: &OwnerReference) -> Option<&Arc<K>> {
+        let object = self.get(K::KIND, &reference.name).filter(|object| object.uid() == reference.uid);
+        object.and_then(K::of)
     }
 
     /// Every object of a kind, by name.

@@ -137,6 +137,57 @@ fn a_child_is_deleted_when_its_owner_has_no_use_for_it() {
     }
 }
 
+/// That it was suspended once excuses the end of the pod that it had then, and of no later one.
+#[test]
+fn what_is_made_anew_is_not_excused_by_what_was_before() {
+    let delete_late = |kind: Kind, of: Kind, unwanted: Value, wanted: Value, again: bool| {
+        let mut world = World::default();
+        let spec = json!({"podTemplate": pod_template()});
+        let owner = world.create(of, "a", &[], spec);
+        world.create(kind, "a", std::slice::from_ref(&owner), json!({"podSelector": {}, "containers": []}));
+        world.merge(Caller::User, of, "a", &json!({"spec": unwanted})).unwrap();
+        world.merge(Caller::User, of, "a", &json!({"spec": wanted})).unwrap();
+        if again {
+            world.delete(ONE, kind, "a").unwrap();
+            world.create(kind, "a", &[owner], json!({"podSelector": {}, "containers": []}));
+        }
+        world.delete(TWO, kind, "a")
+    };
+    for (kind, of, unwanted, wanted, says) in [
+        (
+            Kind::Pod,
+            Kind::Sandbox,
+            json!({"operatingMode": "Suspended"}),
+            json!({"operatingMode": "Running"}),
+            "which is to run",
+        ),
+        (
+            Kind::Pod,
+            Kind::Sandbox,
+            json!({"shutdownTime": NOW}),
+            json!({"shutdownTime": null}),
+            "which is to run",
+        ),
+        (
+            Kind::Service,
+            Kind::Sandbox,
+            json!({"service": false}),
+            json!({"service": true}),
+            "which is to stay",
+        ),
+        (
+            Kind::NetworkPolicy,
+            Kind::SandboxTemplate,
+            json!({"networkPolicyManagement": "Unmanaged"}),
+            json!({"networkPolicyManagement": "Managed"}),
+            "which is to stay",
+        ),
+    ] {
+        check(delete_late(kind, of, unwanted.clone(), wanted.clone(), false), "");
+        check(delete_late(kind, of, unwanted, wanted, true), says);
+    }
+}
+
 /// Once it is assigned again, a sandbox that was dropped counts like any other.
 #[test]
 fn what_was_assigned_again_is_not_excused() {
