@@ -1,5 +1,8 @@
 //! The SandboxClaim controller: exactly one sandbox for every claim.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +14,7 @@ use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up};
 use warren_decide::ownership;
 use warren_decide::pool::Strategy;
 use warren_decide::staleness::Yardstick;
-use warren_decide::step::{Failure, FailureKind, Stage};
+use warren_decide::step::{Action, Failure, FailureKind, Stage, Step};
 use warren_decide::template::policy_name;
 use warren_decide::warm_queue::{PoolKey, Taken, WarmQueue, claimable_in};
 
@@ -67,6 +70,10 @@ impl Drop for SetAside<'_> {
     }
 }
 
+/// The names of sandboxes that the server has said do not exist, with the version of the claim for which it was asked. Who writes the
+/// claim afterwards may know better: another leader may have made one of that name, and say so.
+type Gone = BTreeMap<String, Option<String>>;
+
 impl ClaimController {
     pub(crate) fn new(
         cluster: Cluster,
@@ -89,7 +96,7 @@ impl ClaimController {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut offer = Offer::NotAsked;
         let mut set_aside = None;
-        let (mut confirmed_gone, mut confirmed) = (BTreeSet::new(), BTreeSet::new());
+        let (mut confirmed_gone, mut confirmed) = (Gone::new(), BTreeSet::new());
         let mut surprises: Vec<Failure> = Vec::new();
         for look in 0..LOOKS {
             let Some(mut world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else {
@@ -114,7 +121,10 @@ impl ClaimController {
                     tracing::warn!(claim = %key, problem = %failure.message, "a step that can wait was not carried out");
                 }
             }
+            // What is made, by us or by whoever was quicker, is there again.
+            let made: Vec<String> = plan.steps.iter().filter_map(creation).map(str::to_owned).collect();
             let failures = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
+            confirmed_gone.retain(|name, _| !made.contains(name));
             if let Next::Settled { look_again, retry } = plan.next {
                 return self.settle(&key, &world, plan.notes, failures, look_again, retry);
             }
@@ -149,7 +159,7 @@ impl ClaimController {
                         confirmed.insert(name);
                     }
                     Ok(false) => {
-                        confirmed_gone.insert(name);
+                        confirmed_gone.insert(name, world.claim.metadata.resource_version.clone());
                     }
                     Err(error) => {
                         let failure = Failure::found(Stage::Subject, format!("read sandbox {name}: {error}"));
@@ -278,10 +288,14 @@ impl ClaimController {
         &self,
         key: &ObjectKey,
         offer: &Offer,
-        confirmed_gone: &BTreeSet<String>,
+        confirmed_gone: &Gone,
         confirmed: &BTreeSet<String>,
     ) -> Option<World> {
         let claim = self.cluster.claims.get(key)?;
+        let is_of_now =
+            |(_, version): &(&String, &Option<String>)| **version == claim.metadata.resource_version;
+        let confirmed_gone: BTreeSet<String> =
+            confirmed_gone.iter().filter(is_of_now).map(|(name, _)| name.clone()).collect();
         let in_namespace = |name: &str| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
         let pool = self.cluster.pools.get(&in_namespace(&claim.spec.warm_pool_ref.name));
         let template = pool
@@ -311,7 +325,7 @@ impl ClaimController {
             pool,
             template,
             sandboxes,
-            confirmed_gone: confirmed_gone.clone(),
+            confirmed_gone,
             confirmed: confirmed.clone(),
             legacy_policy: self.cluster.policies.get(&in_namespace(&policy_name(&key.name))),
             offer: offer.clone(),
@@ -411,6 +425,14 @@ impl ClaimController {
 
     fn first_seen_map(&self) -> MutexGuard<'_, HashMap<ObjectKey, (Option<String>, Timestamp)>> {
         self.first_seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The name of the sandbox that a step makes.
+fn creation(step: &Step) -> Option<&str> {
+    match &step.action {
+        Action::Create(object) => Some(object.name()),
+        _ => None,
     }
 }
 

@@ -20,6 +20,8 @@ mod nodes;
 pub mod object;
 pub mod permissions;
 mod pool;
+#[cfg(test)]
+mod pretended;
 pub mod queue;
 mod run;
 mod sandbox;

@@ -1,71 +1,20 @@
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use futures::FutureExt;
-use futures::future::{BoxFuture, ready};
 use k8s_openapi::api::core::v1::{Pod, Service};
-use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use serde_json::{Value, json};
 use warren_api::{NameHash, Sandbox, SandboxTemplate, labels};
-use warren_decide::step::{Action, FailureKind, Kind};
+use warren_decide::step::{FailureKind, Kind};
 
 use super::News;
 use crate::Config;
 use crate::clock::SystemClock;
 use crate::engine::{Controller, Engine};
 use crate::object::{Any, Typed};
+use crate::pretended::{Pretended, object};
 use crate::queue::{ObjectKey, Outcome};
-use crate::server::{Answer, Refusal, Server};
+use crate::server::{Answer, Refusal};
 use crate::telemetry::Telemetry;
-
-/// A server that has one answer to reads, takes every write, and knows what it was asked.
-struct Pretended {
-    owner: Answer,
-    asked: Mutex<Vec<String>>,
-}
-
-impl Pretended {
-    fn note(&self, line: String) {
-        self.asked.lock().unwrap().push(line);
-    }
-}
-
-impl Server for Pretended {
-    fn write<'a>(&'a self, _: &'a str, _: &'static str, action: &'a Action) -> BoxFuture<'a, Answer> {
-        self.note(match action {
-            // What it says is the decision's matter.
-            Action::MergeStatus { kind, .. } => format!("say how {kind} is"),
-            Action::Merge { kind, .. } => format!("patch {kind}"),
-            _ => action.to_string(),
-        });
-        ready(Ok(None)).boxed()
-    }
-
-    fn read<'a>(&'a self, _: &'a str, kind: Kind, name: &'a str) -> BoxFuture<'a, Answer> {
-        self.note(format!("read {kind} {name}"));
-        ready(self.owner.clone()).boxed()
-    }
-
-    fn list<'a>(
-        &'a self,
-        _: &'a str,
-        _: Kind,
-        _: &'static str,
-        _: &'a str,
-    ) -> BoxFuture<'a, Result<Vec<Any>, Refusal>> {
-        ready(Ok(Vec::new())).boxed()
-    }
-
-    fn record(&self, _: Event) {}
-}
-
-fn object<K: Typed>(name: &str, version: u64, mut value: Value) -> Any {
-    value["metadata"]["name"] = json!(name);
-    value["metadata"]["namespace"] = json!("default");
-    value["metadata"]["uid"] = json!(format!("uid of {} {name}", K::KIND));
-    value["metadata"]["resourceVersion"] = json!(version.to_string());
-    serde_json::from_value::<K>(value).unwrap().keep()
-}
 
 fn child<K: Typed>(name: &str, owner: &Any) -> Any {
     let group = if owner.kind() == Kind::Sandbox { "agents.x-k8s.io" } else { "extensions.agents.x-k8s.io" };
@@ -77,7 +26,7 @@ fn child<K: Typed>(name: &str, owner: &Any) -> Any {
 
 /// What a pass over an owner asks of a server that answers so, and how it ends.
 async fn pass(seen: &Any, child: Any, owner: Answer) -> (Vec<String>, Outcome) {
-    let server = Arc::new(Pretended { owner, asked: Mutex::default() });
+    let server = Arc::new(Pretended::new([(seen.kind(), owner)], []));
     let config = Config { extensions: true, ..Config::default() };
     let engine = Engine::new(server.clone(), Arc::new(SystemClock::start()), &config, &Telemetry::default());
     for object in [seen.clone(), child] {
@@ -86,8 +35,7 @@ async fn pass(seen: &Any, child: Any, owner: Answer) -> (Vec<String>, Outcome) {
     let controller = if seen.kind() == Kind::Sandbox { Controller::Sandbox } else { Controller::Template };
     let key = ObjectKey { namespace: "default".to_owned(), name: seen.name().to_owned() };
     let outcome = engine.reconcile(controller, key).await;
-    let asked = server.asked.lock().unwrap().clone();
-    (asked, outcome)
+    (server.asked(), outcome)
 }
 
 fn sandbox(version: u64, spec: Value, reason: &str) -> Any {
