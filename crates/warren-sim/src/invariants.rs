@@ -2,7 +2,8 @@
 //!
 //! - A sandbox serves at most one claim, ever. A claim has at most one sandbox at a time; unless its assignment was dropped because
 //!   nothing came of it, and another process, which has not heard of that, carries it out after all. At rest it has one.
-//! - A claim's committed assignment is never swapped for another, nor dropped while the claim has that sandbox.
+//! - A claim's committed assignment is never swapped for another, nor dropped while the claim has that sandbox. Nor does its status
+//!   name another or none, while the claim has the sandbox that it names and is not over.
 //! - A claimed sandbox is deleted only because its claim is gone, going, expired or has missed its deadline (at that moment, or
 //!   when the process that deletes it last made sure), or because the claim has and names another, or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, or was suspended or
 //!   had expired at some time since the pod was made.
@@ -227,9 +228,19 @@ impl Ledger {
             }
             _ => {}
         }
+        let before = claim(&commit.before);
+        if let Some(old) = before.and_then(shown).filter(|old| shown(after) != Some(old))
+            && let Some(kept) = server.get(Kind::Sandbox, old)
+            && kept.is_controlled_by(uid)
+            && !kept.is_deleting()
+            && after.metadata.deletion_timestamp.is_none()
+            && !is_over(after, latest)
+        {
+            let new = shown(after).unwrap_or("none");
+            return Err(format!("claim {name} named sandbox {old}, which it has, and now names {new}"));
+        }
         if commit.after.as_ref().is_some_and(Any::is_ready) {
-            let shown = after.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
-            let Some(shown) = shown else {
+            let Some(shown) = shown(after) else {
                 return Err(format!("claim {name} is Ready and names no sandbox"));
             };
             if let Some(sandbox) = server.get(Kind::Sandbox, shown)
@@ -397,13 +408,17 @@ pub fn check_made_again(server: &Server, by: Caller, sent: &Sent) -> Result<(), 
     }
 }
 
+/// The sandbox that a claim's status names.
+fn shown(claim: &SandboxClaim) -> Option<&str> {
+    claim.status.as_ref()?.sandbox.as_ref()?.name.as_deref()
+}
+
 /// Whether a claim has another sandbox, and names that one and not this.
 fn has_another(server: &Server, claim: &SandboxClaim, sandbox: &str) -> bool {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-    let shown = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.as_deref());
     let assigned = ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME);
     assigned != Some(sandbox)
-        && shown.filter(|shown| *shown != sandbox).is_some_and(|shown| {
+        && shown(claim).filter(|shown| *shown != sandbox).is_some_and(|shown| {
             server.get(Kind::Sandbox, shown).is_some_and(|other| other.is_controlled_by(uid))
         })
 }

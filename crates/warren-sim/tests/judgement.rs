@@ -212,6 +212,39 @@ fn what_was_assigned_again_is_not_excused() {
 }
 
 #[test]
+fn a_claim_goes_on_naming_the_sandbox_that_it_has() {
+    let over = json!([
+        condition("Ready", "False", "ClaimExpired"),
+        condition("Finished", "True", "DeadlineExceeded")
+    ]);
+    let named = |name: Option<&str>| json!({"status": {"sandbox": {"name": name}}});
+    for (what, next, wanted) in [
+        ("kept", named(Some("s1")), ""),
+        ("kept", named(Some("s2")), "named sandbox s1, which it has, and now names s2"),
+        ("kept", named(None), "and now names none"),
+        ("kept", json!({"status": {"sandbox": null, "conditions": over}}), ""),
+        ("another's", named(None), ""),
+        ("going", named(None), ""),
+        ("gone", named(None), ""),
+    ] {
+        let mut world = World::default();
+        let claim = world.create(Kind::SandboxClaim, "c0", &[], claim_spec());
+        let owners = if what == "another's" { vec![] } else { vec![claim] };
+        world.create(Kind::Sandbox, "s1", &owners, json!({"podTemplate": pod_template()}));
+        world.set_status(Kind::SandboxClaim, "c0", &json!({"sandbox": {"name": "s1"}}));
+        if what == "going" {
+            let held = json!({"metadata": {"finalizers": ["users.io/hold"]}});
+            world.merge(Caller::User, Kind::Sandbox, "s1", &held).unwrap();
+        }
+        if what == "going" || what == "gone" {
+            world.delete(Caller::User, Kind::Sandbox, "s1").unwrap();
+        }
+        world.server.merge(ONE, Kind::SandboxClaim, "c0", &next, Part::Status).unwrap();
+        check(world.judge(), wanted);
+    }
+}
+
+#[test]
 fn at_rest_a_claim_has_one_sandbox() {
     for (count, wanted) in [(1, ""), (2, "has 2 sandboxes")] {
         let mut world = World::default();
