@@ -134,6 +134,9 @@ fn refusal(action: &Action, random: &mut Random) -> Refusal {
     }
     let forbidden = Refusal { kind: FailureKind::Refused, text: "exceeded quota".to_owned() };
     match action {
+        Action::Create(object) if object.metadata().name.is_none() && random.chance(300) => {
+            Refusal { kind: FailureKind::AlreadyExists, text: "the generated name is taken".to_owned() }
+        }
         Action::Merge { .. } | Action::MergeStatus { .. } if random.chance(500) => {
             Refusal { kind: FailureKind::Conflict, text: "the object has been modified".to_owned() }
         }
