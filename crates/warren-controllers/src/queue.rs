@@ -185,6 +185,12 @@ impl<K: Key> WorkQueue<K> {
         self.line().next_due()
     }
 
+    /// When this key is due, if it is at some time.
+    #[must_use]
+    pub fn due(&self, key: &K) -> Option<Duration> {
+        self.line().due(key)
+    }
+
     /// Hands keys to `reconcile`, at most `workers` at a time, until told to stop; then waits for the passes that are
     /// under way, so that no write is cut off half-way through a plan.
     pub async fn run<F, R>(&self, workers: usize, stop: CancellationToken, reconcile: F)

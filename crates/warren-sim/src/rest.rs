@@ -23,6 +23,9 @@ use crate::invariants::{has_missed_deadline, is_claim_expired, is_sandbox_expire
 use crate::object::{Any, Judged, KINDS, Typed};
 use crate::server::Server;
 
+/// A claim whose time is up a moment from now may be looked at a moment later: no pass comes sooner than a millisecond after the last.
+const WAKE_TOLERANCE: Duration = Duration::from_secs(1);
+
 /// Judges the state at rest.
 pub fn check(server: &Server, config: &Config, now: Timestamp) -> Result<(), String> {
     for kind in KINDS {
@@ -48,12 +51,8 @@ pub fn check(server: &Server, config: &Config, now: Timestamp) -> Result<(), Str
 /// that was to happen, if nothing kept anybody from it since.
 pub fn check_deadlines(server: &Server, config: &Config, deadline_before: Timestamp) -> Result<(), String> {
     each(server, |claim: &SandboxClaim| {
-        let waits = claim.metadata.deletion_timestamp.is_none()
-            && !is_claim_expired(claim, deadline_before)
-            && !has_missed_deadline(claim)
-            && !has_use(server, claim);
-        match deadline(server, claim, config.claim_deadline)
-            .filter(|deadline| waits && *deadline < deadline_before)
+        match waits_until(server, claim, config, deadline_before)
+            .filter(|deadline| *deadline < deadline_before)
         {
             Some(deadline) => {
                 let name = claim.metadata.name.as_deref().unwrap_or_default();
@@ -62,6 +61,36 @@ pub fn check_deadlines(server: &Server, config: &Config, deadline_before: Timest
             None => Ok(()),
         }
     })
+}
+
+/// Judges whether a process that knows everything, and has nothing else to do, looks at each claim that waits when its time is up. `due`
+/// is when it looks at a claim of a name again. If the time is up already, something went wrong, and any time will do: backoff.
+pub fn check_wakes(
+    server: &Server,
+    config: &Config,
+    now: Timestamp,
+    due: impl Fn(&str) -> Option<Timestamp>,
+) -> Result<(), String> {
+    each(server, |claim: &SandboxClaim| {
+        let name = claim.metadata.name.as_deref().unwrap_or_default();
+        let Some(deadline) = waits_until(server, claim, config, now) else { return Ok(()) };
+        let latest = deadline.checked_add(WAKE_TOLERANCE).unwrap_or(deadline);
+        match due(name) {
+            Some(due) if due <= latest || deadline <= now => Ok(()),
+            due => Err(format!(
+                "claim {name} was to be Ready or to end by {deadline}, and is looked at again at {due:?}"
+            )),
+        }
+    })
+}
+
+/// Until when a claim that waits must be Ready, if there is a limit.
+fn waits_until(server: &Server, claim: &SandboxClaim, config: &Config, now: Timestamp) -> Option<Timestamp> {
+    let waits = claim.metadata.deletion_timestamp.is_none()
+        && !is_claim_expired(claim, now)
+        && !has_missed_deadline(claim)
+        && !has_use(server, claim);
+    deadline(server, claim, config.claim_deadline).filter(|_| waits)
 }
 
 /// Until when a claim must be Ready: so long after it began to wait, or its sandbox was resumed.

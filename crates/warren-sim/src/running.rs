@@ -242,6 +242,15 @@ impl Running {
         of_controllers.chain(queues.doubts.next_due()).min()
     }
 
+    /// Whether the process has seen everything, has nothing to do, and reads its clock right.
+    #[must_use]
+    pub fn is_idle(&self, server: &Server) -> bool {
+        // What a stalled watch has not brought yet is not seen, either.
+        let has_news = KINDS.iter().any(|kind| self.has_news(*kind, server, i64::MAX));
+        let has_work = Queue::ALL.into_iter().any(|queue| self.has_work(queue, usize::MAX));
+        !has_news && !has_work && self.tasks.is_empty() && !self.clock.is_wrong()
+    }
+
     /// Begins a pass over the next key of a queue.
     pub fn begin(&mut self, queue: Queue) -> Option<String> {
         let engine = self.engine.clone();
@@ -278,7 +287,10 @@ impl Running {
         let task = self.tasks.remove(&id)?;
         self.link.wire().task_ends(id);
         match &task.key {
-            Key::Object(controller, key) => self.engine.queues().of(*controller).end(key, outcome),
+            Key::Object(controller, key) => {
+                let outcome = self.forgetful(*controller, outcome);
+                self.engine.queues().of(*controller).end(key, outcome);
+            }
             Key::Kind(kind) => self.engine.queues().doubts.end(kind, outcome),
         }
         Some(format!(" → {outcome:?}"))
@@ -332,6 +344,16 @@ impl Running {
             is_untold: false,
         };
         self.link.wire().intents.insert(task, intent);
+    }
+
+    /// The mistake of [`Mutant::ClaimNotWoken`]: a claim is only looked at again when something happens, or by backoff.
+    fn forgetful(&self, controller: Controller, outcome: Outcome) -> Outcome {
+        match outcome {
+            _ if self.mutant != Mutant::ClaimNotWoken || controller != Controller::Claim => outcome,
+            Outcome::LookAgain(_) => Outcome::Done,
+            Outcome::RetryWithin(_) => Outcome::Retry,
+            Outcome::Done | Outcome::NotNow(_) | Outcome::Retry => outcome,
+        }
     }
 
     /// The mistake of [`Mutant::TerminatingNotCounted`]: members on their way out are not seen.

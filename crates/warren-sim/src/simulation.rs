@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use warren_controllers::Config;
 use warren_controllers::engine::Controller;
+use warren_controllers::queue::ObjectKey;
 use warren_decide::step::Kind;
 
 use crate::clock::{Clock, milliseconds};
@@ -19,7 +20,7 @@ use crate::object::{Any, KINDS, slot};
 use crate::random::Random;
 use crate::rest;
 use crate::running::{Queue, Running};
-use crate::server::{Chore, Server};
+use crate::server::{Chore, NAMESPACE, Server};
 use crate::user::User;
 use crate::wire::{Intent, Sent, taken_by};
 
@@ -76,6 +77,8 @@ pub enum Mutant {
     NoPodName,
     /// Nobody is told that a node is lost.
     NodeLossNotTold,
+    /// The time at which a claim is to be looked at again is forgotten.
+    ClaimNotWoken,
 }
 
 /// How to run.
@@ -276,6 +279,21 @@ impl Simulation {
         Err("left alone, it does not come to rest".to_owned())
     }
 
+    /// Whether whoever has nothing to do will look at the claims that wait when their time is up. While faults go on, this is all that can be
+    /// asked: time passes here whether or not anybody is given a turn, and a lost answer or a wrong clock makes a claim late
+    /// that nobody has forgotten. Whether each has ended in time is judged when it is calm.
+    fn check_wakes(&self) -> Result<(), String> {
+        let now = self.clock.now(0);
+        for running in self.running.iter().filter(|running| running.is_idle(&self.server)) {
+            rest::check_wakes(&self.server, &self.config, now, |claim| {
+                let key = ObjectKey { namespace: NAMESPACE.to_owned(), name: claim.to_owned() };
+                let due = running.engine.queues().claims.due(&key)?;
+                Some(self.clock.now(milliseconds(due) - self.clock.elapsed()))
+            })?;
+        }
+        Ok(())
+    }
+
     /// With everything delivered, a pool that still waits to see something it did would stand still until its patience ends.
     fn check_patience(&self) -> Result<(), String> {
         // A member that waits for a slow pod to end has not gone yet.
@@ -357,6 +375,7 @@ impl Simulation {
             }
             Move::Fault(fault) => self.inject(fault),
             Move::Wait => {
+                self.check_wakes()?;
                 let delay = match self.random.below(100) {
                     0 => {
                         // No server carries out a request a minute after it came: its own time is up by then.

@@ -254,7 +254,8 @@ impl Server for Link {
             Mutant::None
             | Mutant::TerminatingNotCounted
             | Mutant::OwnerNotAsked
-            | Mutant::NodeLossNotTold => {}
+            | Mutant::NodeLossNotTold
+            | Mutant::ClaimNotWoken => {}
         }
         async move {
             let answer = self.call(Request::Act(action)).await.one()?;

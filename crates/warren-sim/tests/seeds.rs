@@ -130,3 +130,9 @@ fn a_member_of_a_lost_node_that_is_given_away_is_found() {
     // Nodes are seldom lost.
     check_found_within(2000, Mutant::NodeLossNotTold, &["although its node is lost"]);
 }
+
+/// A claim that waits, and that nobody looks at again when its time is up.
+#[test]
+fn a_claim_that_is_not_woken_for_its_deadline_is_found() {
+    check_found(Mutant::ClaimNotWoken, &["was to be Ready or to end by"]);
+}

@@ -158,6 +158,11 @@ impl<K: Clone + Ord + Hash> Line<K> {
         self.delayed.first().map(|(due, _)| *due)
     }
 
+    /// When a key is due that does not wait yet.
+    pub(super) fn due(&self, key: &K) -> Option<Duration> {
+        self.due.get(key).copied()
+    }
+
     pub(super) fn statistics(&self) -> QueueStatistics {
         QueueStatistics { depth: self.waiting.len(), ..self.statistics }
     }
