@@ -310,6 +310,14 @@ fn a_claim_does_not_wait_beyond_its_deadline() {
     for (seconds, wanted) in [(19, ""), (21, "and waits on")] {
         check(rest::check_deadlines(&world.server, &Config::default(), at(seconds)), wanted);
     }
+    // Who has nothing to do looks at it then; or at any time, when it is late already.
+    let wrong = "and is looked at again at";
+    for (seconds, due, wanted) in
+        [(0, Some(20), ""), (0, Some(60), wrong), (0, None, wrong), (25, Some(60), ""), (25, None, wrong)]
+    {
+        let judged = rest::check_wakes(&world.server, &Config::default(), at(seconds), |_| due.map(at));
+        check(judged, wanted);
+    }
     world.set_status(
         Kind::SandboxClaim,
         "c0",
