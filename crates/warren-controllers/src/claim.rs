@@ -107,8 +107,6 @@ impl ClaimController {
             }
             let plan = decide(&world, &self.settings, self.cluster.now());
             if creates(&plan.steps) {
-                // What had its name is gone; whatever has it after this is another, and to be seen.
-                confirmed_gone.remove(&key.name);
                 match self.cluster.is_still_there(&*world.claim).await {
                     Ok(true) => {}
                     Ok(false) => continue,
