@@ -372,6 +372,27 @@ impl Place {
         .await
     }
 
+    /// Waits until an object says in exactly these words why it is not ready, and an event about it says the same. What is in
+    /// the way may have been heard of after the object, and then the words were others at first.
+    pub async fn wait_trouble<K: Namespaced>(&self, name: &str, reason: &str, text: &str) -> Result<K> {
+        let wanted = format!("False/{reason}");
+        let told = self
+            .wait_for(name, &format!("{wanted}: {text}"), |object: &K| {
+                ready(object) == wanted && message(object, "Ready") == text
+            })
+            .await?;
+        self.eventually(&format!("event {reason} about {name}: {text}"), async || {
+            let is_it = |event: &Event| {
+                let kind = event.regarding.as_ref().and_then(|regarding| regarding.kind.as_deref());
+                let words = [&event.type_, &event.reason, &event.action, &event.note].map(Option::as_deref);
+                kind == Some(&*K::kind(&())) && words == ["Warning", reason, "Reconciling", text].map(Some)
+            };
+            Ok(self.events(name).await?.iter().any(is_it).then_some(()))
+        })
+        .await?;
+        Ok(told)
+    }
+
     /// Waits for an event with this reason about an object, unless whoever has to tell it may be killed before it does: what is
     /// told is stored first, and nobody tells it again.
     pub async fn wait_told(&self, regarding: &str, reason: &str) -> Result<()> {

@@ -35,6 +35,14 @@ fn tracked(name: &str) -> Value {
     json!({labels::SANDBOX_NAME_HASH: NameHash::of(name).to_string()})
 }
 
+/// Why a child that nobody owns is not taken.
+const UNLABELLED: &str = "exists without an owner and is not labelled for adoption";
+
+/// Waits until a sandbox says why it does not take what is in its child's place.
+async fn wait_refused(place: &Place, name: &str, why: &str) -> Result<()> {
+    place.wait_trouble::<Sandbox>(name, "ReconcilerError", &format!("Error seen: {why}")).await.map(drop)
+}
+
 pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place: Place) -> Result<()> {
     // Pods.
     for (name, labels, taken) in [
@@ -53,8 +61,7 @@ pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place
                 (before.uid(), owner.uid().unwrap_or_default())
             );
         } else {
-            let told: Sandbox = place.wait_ready(name, "False/ReconcilerError").await?;
-            assert!(message(&told, "Ready").starts_with("Error seen: "), "{}", message(&told, "Ready"));
+            wait_refused(&place, name, &format!("pod {name} {UNLABELLED}")).await?;
             let after: Pod = place.get(name).await?;
             assert_eq!(
                 (after.uid(), after.labels(), after.owner_references().len()),
@@ -73,12 +80,11 @@ pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place
             place.create(volume_claim(&child, json!({"labels": labels}))).await?;
         let spec = json!({"podTemplate": simulated(Fate::Ready), "volumeClaimTemplates": [volume("data")]});
         place.create::<Sandbox>(sandbox(name, spec)).await?;
-        place
-            .wait_ready::<Sandbox>(
-                name,
-                if taken { "True/DependenciesReady" } else { "False/ReconcilerError" },
-            )
-            .await?;
+        if taken {
+            place.wait_ready::<Sandbox>(name, "True/DependenciesReady").await?;
+        } else {
+            wait_refused(&place, name, &format!("persistent volume claim {child} {UNLABELLED}")).await?;
+        }
         let after: PersistentVolumeClaim = place.get(&child).await?;
         assert_eq!(
             (after.uid(), after.owner_references().len()),
@@ -87,21 +93,25 @@ pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place
         );
     }
     // Services.
-    for (name, labels, spec, taken) in [
-        ("svc-plain", json!({}), json!({}), false),
-        ("svc-free", adoptable(), json!({}), true),
-        ("svc-known", tracked("svc-known"), json!({}), true),
+    for (name, labels, spec, refusal) in [
+        ("svc-plain", json!({}), json!({}), Some(UNLABELLED)),
+        ("svc-free", adoptable(), json!({}), None),
+        ("svc-known", tracked("svc-known"), json!({}), None),
         // One with an address of its own would not be what clients of a sandbox expect.
-        ("svc-address", adoptable(), json!({"clusterIP": null}), false),
+        (
+            "svc-address",
+            adoptable(),
+            json!({"clusterIP": null}),
+            Some("has a cluster IP and cannot be adopted"),
+        ),
     ] {
+        let taken = refusal.is_none();
         let before: Service = place.create(service(name, labels, spec)).await?;
         place.create::<Sandbox>(sandbox(name, json!({"service": true}))).await?;
-        place
-            .wait_ready::<Sandbox>(
-                name,
-                if taken { "True/DependenciesReady" } else { "False/ReconcilerError" },
-            )
-            .await?;
+        match refusal {
+            None => drop(place.wait_ready::<Sandbox>(name, "True/DependenciesReady").await?),
+            Some(why) => wait_refused(&place, name, &format!("service {name} {why}")).await?,
+        }
         let after: Service = place.get(name).await?;
         assert_eq!(
             (after.uid(), after.owner_references().len()),
@@ -179,7 +189,7 @@ pub(super) async fn row_07_an_unset_service_is_kept_in_order_but_never_made(plac
     );
     let foreign: Service = place.create(foreign).await?;
     place.create::<Sandbox>(sandbox("three", json!({}))).await?;
-    place.wait_ready::<Sandbox>("three", "False/ReconcilerError").await?;
+    wait_refused(&place, "three", "service three is controlled by another object").await?;
     place.patch::<Sandbox>("three", json!({"spec": {"service": false}})).await?;
     place.wait_ready::<Sandbox>("three", "True/DependenciesReady").await?;
     assert_eq!(place.get::<Service>("three").await?.uid(), foreign.uid());
@@ -277,8 +287,7 @@ pub(super) async fn row_13_a_volume_claim_in_the_way_stops_neither_pod_nor_servi
     let claims = pod.spec.and_then(|spec| spec.volumes).context("the pod has volumes")?;
     assert_eq!(claims.iter().filter(|volume| volume.persistent_volume_claim.is_some()).count(), 2);
     place.wait::<Service>("one", "made", |service: Option<&Service>| service.is_some()).await?;
-    let told: Sandbox = place.wait_ready("one", "False/ReconcilerError").await?;
-    assert!(message(&told, "Ready").contains("data-one"), "{}", message(&told, "Ready"));
+    wait_refused(&place, "one", "persistent volume claim data-one is controlled by another object").await?;
     let left: PersistentVolumeClaim = place.get("data-one").await?;
     assert_eq!((left.uid(), left.owner_references()), (foreign.uid(), foreign.owner_references()));
     assert!(place.get_opt::<PersistentVolumeClaim>("more-one").await?.is_none(), "the rest waits");

@@ -9,7 +9,7 @@ use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPo
 
 use super::life::HOLD;
 use crate::controllers::history::version;
-use crate::controllers::place::{Place, condition, message, ready, since, state};
+use crate::controllers::place::{Place, condition, ready, since, state};
 use crate::controllers::workload::{ending, sandbox, volume};
 
 /// Makes a pass over a claim certain, and gives what it said: an edit that changes nothing about its sandbox.
@@ -19,44 +19,68 @@ async fn after_a_pass(place: &Place, name: &str) -> Result<SandboxClaim> {
     place.wait_observed(name).await
 }
 
+/// Why a claim is not served that would change a label of its template.
+const TEAM_IS_SET: &str =
+    "Error seen: label sandbox.users.io/team is set by the template and cannot be changed by the claim";
+
 pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a_retry(
     place: Place,
 ) -> Result<()> {
     let containers =
         json!([{"name": "main", "image": "warren.dev/host", "env": [{"name": "TAKEN", "value": "1"}]}]);
-    let template = json!({"envVarsInjectionPolicy": "Allowed",
+    let open = json!({"envVarsInjectionPolicy": "Allowed",
         "podTemplate": {"metadata": {"labels": {"sandbox.users.io/team": "a"}}, "spec": {"containers": containers}}});
-    place.pool("open", 0, template).await?;
+    place.pool("open", 0, open).await?;
     place.pool("closed", 0, json!({})).await?;
     let metadata = |labels: Value| json!({"additionalPodMetadata": {"labels": labels}});
     let env = |name: &str| json!({"env": [{"name": name, "value": "2"}]});
-    for (name, pool, spec, wanted) in [
-        ("no-prefix", "open", metadata(json!({"team": "b"})), "InvalidMetadata"),
-        ("router", "open", metadata(json!({"app": "Sandbox-Router"})), "InvalidMetadata"),
-        ("no-env", "closed", env("A"), "EnvVarsInjectionRejected"),
+    for (name, pool, spec, reason, text) in [
+        (
+            "no-prefix",
+            "open",
+            metadata(json!({"team": "b"})),
+            "InvalidMetadata",
+            "label key team is not in an allowed domain (sandbox.users.io)",
+        ),
+        (
+            "router",
+            "open",
+            metadata(json!({"app": "Sandbox-Router"})),
+            "InvalidMetadata",
+            "label app=Sandbox-Router is reserved for the router",
+        ),
+        (
+            "no-env",
+            "closed",
+            env("A"),
+            "EnvVarsInjectionRejected",
+            "the template does not allow env in a claim",
+        ),
         (
             "no-volumes",
             "closed",
             json!({"volumeClaimTemplates": [volume("data")]}),
             "VolumeClaimTemplatesError",
+            "the template does not allow volumeClaimTemplates in a claim",
         ),
-        ("same-env", "open", env("TAKEN"), "ReconcilerError"),
+        (
+            "same-env",
+            "open",
+            env("TAKEN"),
+            "ReconcilerError",
+            "Error seen: variable TAKEN of container main is set already",
+        ),
         (
             "unknown",
             "open",
             json!({"env": [{"name": "A", "value": "1", "containerName": "none"}]}),
             "ReconcilerError",
+            "Error seen: no container is named none",
         ),
-        ("override", "open", metadata(json!({"sandbox.users.io/team": "b"})), "ReconcilerError"),
+        ("override", "open", metadata(json!({"sandbox.users.io/team": "b"})), "ReconcilerError", TEAM_IS_SET),
     ] {
         place.claim(name, pool, spec).await?;
-        let told: SandboxClaim = place.wait_ready(name, &format!("False/{wanted}")).await?;
-        assert!(!message(&told, "Ready").is_empty());
-        assert_eq!(
-            message(&told, "Ready").starts_with("Error seen: "),
-            wanted == "ReconcilerError",
-            "{told:?}"
-        );
+        place.wait_trouble::<SandboxClaim>(name, reason, text).await?;
         assert!(place.get_opt::<Sandbox>(name).await?.is_none());
     }
     // Nor does it keep a member that waits from others.
@@ -65,7 +89,7 @@ pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a
     place.pool("full", 1, team).await?;
     place.wait_full("full", 1).await?;
     place.claim("clash", "full", metadata(json!({"sandbox.users.io/team": "b"}))).await?;
-    let told: SandboxClaim = place.wait_ready("clash", "False/ReconcilerError").await?;
+    let told: SandboxClaim = place.wait_trouble("clash", "ReconcilerError", TEAM_IS_SET).await?;
     assert!(!told.annotations().contains_key("agents.x-k8s.io/sandbox-name"), "{told:?}");
     // Mended by the user.
     place.patch::<SandboxClaim>("no-env", json!({"spec": {"env": null}})).await?;
@@ -89,8 +113,8 @@ pub(super) async fn row_22_a_foreign_sandbox_of_the_claim_s_name_blocks_it(place
     // The controllers know of it before they hear of the claim, which comes by another watch.
     place.wait_ready::<Sandbox>("c1", "True/DependenciesReady").await?;
     place.claim("c1", "pool", json!({})).await?;
-    let told: SandboxClaim = place.wait_ready("c1", "False/ReconcilerError").await?;
-    assert!(message(&told, "Ready").starts_with("Error seen: "));
+    let text = "Error seen: sandbox c1 exists and is not controlled by this claim";
+    let told: SandboxClaim = place.wait_trouble("c1", "ReconcilerError", text).await?;
     assert_eq!(told.status.and_then(|status| status.sandbox), None);
     let left: Sandbox = place.get("c1").await?;
     assert_eq!((left.uid(), left.owner_references().len()), (foreign.uid(), 0));
