@@ -10,7 +10,7 @@ use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPo
 use super::life::HOLD;
 use crate::controllers::history::version;
 use crate::controllers::place::{Place, condition, ready, since, state};
-use crate::controllers::workload::{ending, sandbox, volume};
+use crate::controllers::workload::{ending, sandbox, template, volume};
 
 /// Makes a pass over a claim certain, and gives what it said: an edit that changes nothing about its sandbox.
 async fn after_a_pass(place: &Place, name: &str) -> Result<SandboxClaim> {
@@ -126,9 +126,16 @@ pub(super) async fn row_22_a_foreign_sandbox_of_the_claim_s_name_blocks_it(place
 }
 
 pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(place: Place) -> Result<()> {
-    for name in ["one", "two", "three"] {
+    for name in ["one", "two"] {
         place.pool(name, 0, json!({})).await?;
     }
+    // Another pod, so that a sandbox that took more than labels from it would show.
+    let other = |value: &str| {
+        json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host",
+        "env": [{"name": "OTHER", "value": value}]}]}}})
+    };
+    place.pool("three", 0, other("3")).await?;
+    place.create::<SandboxTemplate>(template("four", other("4"))).await?;
     place.claim("plain", "one", json!({})).await?;
     let extra = json!({"additionalPodMetadata": {"labels": {"sandbox.users.io/team": "a"}}});
     place.claim("extra", "one", extra).await?;
@@ -154,18 +161,39 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
     assert_eq!(ready(&after_a_pass(&place, "plain").await?), "True/DependenciesReady");
 
     let pod: Pod = place.get("moved").await?;
+    let owner: Sandbox = place.get("moved").await?;
     let hash = |name: &str| NameHash::of(name).to_string();
-    assert_eq!(pod.labels()[labels::SANDBOX_TEMPLATE_REF_HASH], hash("two"));
+    let assert_only_labels_moved = async |name: &str| {
+        let after: Sandbox = place.get("moved").await?;
+        assert_eq!(after.labels()[labels::SANDBOX_TEMPLATE_REF_HASH], hash(name));
+        assert_eq!(after.spec.blueprint.pod_template.spec, owner.spec.blueprint.pod_template.spec, "{name}");
+        let moved = place
+            .wait_for("moved", "relabelled", |pod: &Pod| {
+                pod.labels()[labels::SANDBOX_TEMPLATE_REF_HASH] == hash(name)
+            })
+            .await?;
+        assert_eq!((moved.uid(), &moved.spec), (pod.uid(), &pod.spec), "{name}");
+        anyhow::Ok(())
+    };
+    assert_only_labels_moved("two").await?;
     place.patch::<SandboxClaim>("moved", json!({"spec": {"warmPoolRef": {"name": "three"}}})).await?;
-    let moved = place
-        .wait_for("moved", "relabelled", |pod: &Pod| {
-            pod.labels()[labels::SANDBOX_TEMPLATE_REF_HASH] == hash("three")
+    place
+        .wait_for("moved", "relabelled", |owner: &Sandbox| {
+            owner.labels()[labels::SANDBOX_TEMPLATE_REF_HASH] == hash("three")
         })
         .await?;
-    assert_eq!(moved.uid(), pod.uid());
-    let owner: Sandbox = place.get("moved").await?;
-    assert_eq!(owner.labels()[labels::SANDBOX_TEMPLATE_REF_HASH], hash("three"));
-    Ok(())
+    assert_only_labels_moved("three").await?;
+    // The same when the pool gets another template. That wakes nobody who has a sandbox either.
+    let repointed = json!({"spec": {"sandboxTemplateRef": {"name": "four"}}});
+    place.patch::<SandboxWarmPool>("three", repointed).await?;
+    place
+        .eventually("relabelled by a pass", async || {
+            after_a_pass(&place, "moved").await?;
+            let owner: Sandbox = place.get("moved").await?;
+            Ok((owner.labels()[labels::SANDBOX_TEMPLATE_REF_HASH] == hash("four")).then_some(()))
+        })
+        .await?;
+    assert_only_labels_moved("four").await
 }
 
 pub(super) async fn row_24_a_claim_is_ready_since_its_sandbox_is(place: Place) -> Result<()> {
