@@ -4,8 +4,10 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
+use warren_api::sandbox::OperatingMode;
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_testkit::nodes::Fate;
 
@@ -89,9 +91,11 @@ pub(super) async fn row_30_migrated_manifests_work(place: Place) -> Result<()> {
         "one for the template: {kinds:?}"
     );
     place.wait_full("old", 1).await?;
-    place
+    let asleep = place
         .wait_for("asleep", "suspended", |one: &Sandbox| state(one, "Suspended") == "True/PodTerminated")
         .await?;
+    assert_eq!(asleep.spec.operating_mode, OperatingMode::Suspended, "it had no replicas");
+    assert!(place.get_opt::<Pod>("asleep").await?.is_none());
     place.wait_claimed("from-pool").await?;
     let cold = place.wait_claimed("from-template").await?;
     assert_eq!(
@@ -99,8 +103,11 @@ pub(super) async fn row_30_migrated_manifests_work(place: Place) -> Result<()> {
         "cold",
         "from the pool of none that stands for the template"
     );
-    for sandbox in place.list::<Sandbox>().await? {
-        assert!(!sandbox.annotations().contains_key(annotations::V1ALPHA1_SANDBOX_STATE));
+    for (claim, pool, replicas) in [("from-pool", "old", 1), ("from-template", "shadow-pool-old", 0)] {
+        let claim: SandboxClaim = place.get(claim).await?;
+        assert_eq!(claim.spec.warm_pool_ref.name, pool);
+        let pool: SandboxWarmPool = place.get(pool).await?;
+        assert_eq!((pool.spec.replicas, pool.spec.sandbox_template_ref.name.as_str()), (replicas, "old"));
     }
     Ok(())
 }
