@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy};
 use kube::core::DeserializeGuard;
 use kube::{Api, Client};
@@ -26,6 +27,11 @@ const WAITING_EVENTS: usize = 10_000;
 
 /// How often a server is asked again that has no room; the number of the Kubernetes libraries.
 const ASKED_AGAIN: usize = 10;
+
+/// So many characters a server makes up for the end of a name.
+const MADE_UP: usize = 5;
+/// What it leaves of the beginning, so that the whole fits into a label.
+const LONGEST_BASE: usize = 63 - MADE_UP;
 
 /// The server behind a client.
 pub(crate) struct KubeServer {
@@ -73,7 +79,10 @@ impl KubeServer {
         let params = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
         let api = self.api::<K>(namespace);
         let created = patiently(|| api.create(&params, object)).await;
-        created.map(|object| Some(object.keep())).map_err(|error| refusal(&error, Verb::Create))
+        created.map(|object| Some(object.keep())).map_err(|error| {
+            let Refusal { kind, text } = refusal(&error, Verb::Create);
+            Refusal { kind, text: without_made_up_name(text, object.meta()) }
+        })
     }
 
     async fn merge<K: Typed>(
@@ -257,6 +266,22 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
     Refusal { kind, text: status.message.clone() }
 }
 
+/// A name that the server makes up is another one with each try. Without it the same refusal reads the same, so that it is told once.
+fn without_made_up_name(text: String, metadata: &ObjectMeta) -> String {
+    let (None, Some(base)) = (&metadata.name, &metadata.generate_name) else { return text };
+    let base = base.get(..LONGEST_BASE).unwrap_or(base);
+    let is_of_names = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let mut pieces = text.split(base);
+    let mut said = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let is_begun = said.bytes().next_back().is_some_and(is_of_names);
+        let length = piece.bytes().take_while(|byte| is_of_names(*byte)).count();
+        said.push_str(base);
+        said.push_str(if length == MADE_UP && !is_begun { &piece[MADE_UP..] } else { piece });
+    }
+    said
+}
+
 #[cfg(test)]
 mod tests {
     use kube::Client;
@@ -266,7 +291,9 @@ mod tests {
     use tokio_util::task::TaskTracker;
     use warren_decide::step::{FailureKind, Kind};
 
-    use super::{ASKED_AGAIN, KubeServer, Verb, patiently, refusal};
+    use super::{
+        ASKED_AGAIN, KubeServer, LONGEST_BASE, ObjectMeta, Verb, patiently, refusal, without_made_up_name,
+    };
     use crate::server::Server;
 
     /// How often a server is asked that answers with these codes.
@@ -341,5 +368,23 @@ mod tests {
         assert_eq!(kind_of(exists, Verb::Create), FailureKind::AlreadyExists);
         assert_eq!(kind_of(quota.clone(), Verb::Create), FailureKind::Refused);
         assert_eq!(kind_of(quota, Verb::Other), FailureKind::Conflict);
+    }
+
+    #[test]
+    fn the_same_refusal_reads_the_same_whatever_name_was_made_up() {
+        let told = |base: &str, text: &str| {
+            let metadata = ObjectMeta { generate_name: Some(base.to_owned()), ..ObjectMeta::default() };
+            without_made_up_name(text.to_owned(), &metadata)
+        };
+        let quota = |name: &str| format!("sandboxes \"{name}\" is forbidden: exceeded quota: small");
+        assert_eq!(told("full-", &quota("full-n69ml")), quota("full-"));
+        assert_eq!(told("full-", "denied: Sandbox/n/full-n69ml"), "denied: Sandbox/n/full-");
+        for other in ["full-policy-x", "full-long", "full-", "full-N69ML", "a-full-n69ml"] {
+            assert_eq!(told("full-", other), other);
+        }
+        let (long, left) = ("a".repeat(80), "a".repeat(LONGEST_BASE));
+        assert_eq!(told(&long, &quota(&format!("{left}n69ml"))), quota(&left));
+        let named = ObjectMeta { name: Some("full-n69ml".to_owned()), ..ObjectMeta::default() };
+        assert_eq!(without_made_up_name(quota("full-n69ml"), &named), quota("full-n69ml"));
     }
 }
