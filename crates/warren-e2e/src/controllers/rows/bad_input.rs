@@ -50,32 +50,79 @@ pub(super) async fn a_template_that_cannot_make_a_pod_is_told_with_the_server_s_
     Ok(())
 }
 
-pub(super) async fn a_quota_that_is_used_up_is_told_and_healed_by_a_larger_one(place: Place) -> Result<()> {
+/// Makes a quota, and waits until it denies what is beyond it. `false` in the local home, which has no quotas, so nothing is denied by
+/// one.
+async fn limit(place: &Place, resource: &str, count: usize) -> Result<bool> {
     let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"},
-        "spec": {"hard": {"pods": "1"}}});
+        "spec": {"hard": {resource: count.to_string()}}});
     match place.try_create::<ResourceQuota>(quota).await? {
         Ok(_) => {}
-        // The local home has no quotas, so nothing is denied by one.
         Err(kube::Error::Api(status)) if status.code == 404 => {
             println!("note: this home serves no quotas");
-            return Ok(());
+            return Ok(false);
         }
         Err(error) => return Err(error.into()),
     }
-    // Nothing is denied before the quota's own controller has counted once.
+    // Its own controller must have counted once. One that did not know our kinds then, as it looks for new ones twice a minute only,
+    // counts again when the quota changes.
     place
-        .wait_for("small", "counted", |quota: &ResourceQuota| {
-            quota.status.as_ref().is_some_and(|status| status.used.is_some())
+        .eventually("a quota that is counted", async || {
+            let another = json!({"spec": {"hard": {"count/configmaps": fastrand::u32(100..).to_string()}}});
+            let quota: ResourceQuota = place.patch("small", another).await?;
+            let used = quota.status.and_then(|status| status.used).unwrap_or_default();
+            Ok(used.contains_key(resource).then_some(()))
         })
         .await?;
+    Ok(true)
+}
+
+pub(super) async fn a_quota_that_is_used_up_is_told_and_healed_by_a_larger_one(place: Place) -> Result<()> {
+    if !limit(&place, "pods", 1).await? {
+        return Ok(());
+    }
     place.create::<Sandbox>(sandbox("first", json!({}))).await?;
     place.wait_ready::<Sandbox>("first", "True/DependenciesReady").await?;
     place.create::<Sandbox>(sandbox("second", json!({}))).await?;
-    let told: Sandbox = place.wait_ready("second", "False/ReconcilerError").await?;
-    assert!(message(&told, "Ready").contains("exceeded quota: small"), "{}", message(&told, "Ready"));
-    place.wait_event("second", "ReconcilerError").await?;
+    let text = "Error seen: pods \"second\" is forbidden: exceeded quota: small, requested: pods=1, used: pods=1, limited: pods=1";
+    place.wait_trouble::<Sandbox>("second", "ReconcilerError", text).await?;
     assert_eq!(place.list::<Pod>().await?.iter().map(|pod| pod.name_any()).collect::<Vec<_>>(), ["first"]);
     place.patch::<ResourceQuota>("small", json!({"spec": {"hard": {"pods": "2"}}})).await?;
     place.wait_ready::<Sandbox>("second", "True/DependenciesReady").await?;
+    Ok(())
+}
+
+pub(super) async fn a_quota_of_no_sandboxes_is_told_on_claim_and_pool_and_healed_by_a_larger_one(
+    place: Place,
+) -> Result<()> {
+    let resource = "count/sandboxes.agents.x-k8s.io";
+    if !limit(&place, resource, 0).await? {
+        return Ok(());
+    }
+    let refused = |name: &str| {
+        format!(
+            "sandboxes.agents.x-k8s.io \"{name}\" is forbidden: exceeded quota: small, requested: {resource}=1, \
+             used: {resource}=0, limited: {resource}=0"
+        )
+    };
+    place.pool("empty", 0, json!({})).await?;
+    place.claim("c", "empty", json!({})).await?;
+    let text = format!("Error seen: {}", refused("c"));
+    place.wait_trouble::<SandboxClaim>("c", "ReconcilerError", &text).await?;
+    place.pool("full", 1, json!({})).await?;
+    let warning = place.wait_event("full", "FailedCreate").await?;
+    let words = [&warning.type_, &warning.action, &warning.note].map(Option::as_deref);
+    assert_eq!(words, ["Warning", "Reconciling", refused("full-").as_str()].map(Some));
+    assert!(place.list::<Sandbox>().await?.is_empty());
+
+    let larger = json!({"spec": {"hard": {resource: "2"}}});
+    place.patch::<ResourceQuota>("small", larger).await?;
+    assert_eq!(place.wait_claimed("c").await?.name_any(), "c");
+    place.wait_full("full", 1).await?;
+    // Many tries have failed by now, and each was told once.
+    for (name, reason) in [("c", "ReconcilerError"), ("full", "FailedCreate")] {
+        let events = place.events(name).await?;
+        let told = events.iter().filter(|event| event.reason.as_deref() == Some(reason)).count();
+        assert_eq!(told, 1, "{events:?}");
+    }
     Ok(())
 }

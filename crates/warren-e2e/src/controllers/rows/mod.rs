@@ -73,7 +73,8 @@ pub fn scenarios() -> Vec<Scenario> {
         ours::an_edit_that_the_live_pod_does_not_have_is_told,
         bad_input::an_invalid_reference_is_told_and_healed_by_what_was_missing,
         bad_input::a_template_that_cannot_make_a_pod_is_told_with_the_server_s_words,
-        bad_input::a_quota_that_is_used_up_is_told_and_healed_by_a_larger_one;
+        bad_input::a_quota_that_is_used_up_is_told_and_healed_by_a_larger_one,
+        bad_input::a_quota_of_no_sandboxes_is_told_on_claim_and_pool_and_healed_by_a_larger_one;
         alone:
         adoption::row_17_every_claim_gets_exactly_one_sandbox_across_kills,
         pools::row_26_members_that_turn_not_ready_are_replaced_and_unschedulable_ones_held,
