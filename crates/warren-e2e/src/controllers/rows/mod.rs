@@ -52,6 +52,7 @@ pub fn scenarios() -> Vec<Scenario> {
         claims::row_24_a_claim_is_ready_since_its_sandbox_is,
         pools::row_25_only_what_makes_another_pod_rolls_a_pool,
         pools::row_25_a_rollout_never_has_more_than_the_pool_s_size,
+        pools::row_25_outdated_members_are_not_handed_out_while_a_pool_is_rolled,
         pools::row_25_without_recreate_stale_members_are_handed_out,
         pools::row_27_not_ready_members_go_first_and_then_the_newest,
         pools::row_27_orphans_are_taken_in_if_equal_and_deleted_if_not,
