@@ -1,6 +1,7 @@
 //! Input that stays wrong costs the server next to nothing: what a retry could heal is tried again later and later, what
 //! only the user can heal is not tried again at all, and either is told once.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
@@ -171,6 +172,49 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
         assert!(asked.is_empty(), "what is in the way is known without asking: {asked:?}");
     }
     controllers.shutdown().await;
+
+    // Whoever leaves has told everything. Who cannot be served says so by one event, and nobody else says anything.
+    let mut expected: Vec<String> =
+        sandboxes.iter().map(|name| format!("Sandbox {name}: ReconcilerError")).collect();
+    expected.extend(claims.iter().map(|(name, _, _, reason)| format!("SandboxClaim {name}: {reason}")));
+    expected.extend(
+        [
+            "Sandbox twins: MultiplePods",
+            "SandboxTemplate walled: ReconcilerError",
+            "SandboxWarmPool bare: TemplateNotFound",
+        ]
+        .map(str::to_owned),
+    );
+    expected.sort();
+    assert_eq!(events(&place, |_| String::new()).await, expected);
+    let path = format!("/namespaces/{}/events", place.namespace);
+    let written = matching(&calls, |call| call.verb == "POST" && call.path.ends_with(&path));
+    assert_eq!(written.len(), expected.len(), "none was refused or written again: {written:?}");
+    // Nor is anything else that has a name asked about or written again and again.
+    let mut paths: BTreeMap<String, usize> = BTreeMap::new();
+    for call in matching(&calls, |call| call.verb != "POST" && call.path.contains(&place.namespace)) {
+        *paths.entry(call.path).or_default() += 1;
+    }
+    assert!(paths.values().all(|count| *count <= 2), "{paths:#?}");
+}
+
+/// The events about our kinds in a place, each as `kind name: reason` and whatever more is asked for, in order. A real control plane
+/// has more to say, about pods and volumes.
+async fn events(place: &Place, more: impl Fn(&Event) -> String) -> Vec<String> {
+    let events = place.api::<Event>().list(&ListParams::default()).await.unwrap();
+    let line = |event: &Event| {
+        let about = event.regarding.clone().unwrap();
+        let (kind, reason) = (about.kind.unwrap(), event.reason.as_deref().unwrap());
+        format!("{kind} {}: {reason}{}", about.name.unwrap(), more(event))
+    };
+    let mut lines: Vec<String> = events.iter().map(line).collect();
+    lines.retain(|line| line.starts_with("Sandbox"));
+    lines.sort();
+    lines
+}
+
+fn note(event: &Event) -> String {
+    format!(": {}", event.note.as_deref().unwrap_or_default())
 }
 
 /// Controllers that may make no sandboxes; their calls that arrive, and those that were denied.
@@ -193,12 +237,16 @@ pub async fn sandboxes_that_are_denied_are_tried_later_and_later_and_told_once(p
     place.pool("empty", 0, json!({})).await;
     let (controllers, calls, denied) = without_sandboxes(&place);
     place.claim("c", "empty", json!({})).await;
-    place.wait::<SandboxClaim>("c", "told", is_ready("False/ReconcilerError")).await;
+    let claim = place.wait::<SandboxClaim>("c", "told", is_ready("False/ReconcilerError")).await.unwrap();
+    let message = format!("Error seen: {}", support::FORBIDDEN);
+    assert_eq!(condition(&claim, "Ready").unwrap()["message"], message);
     let tries = tried(&denied, "the sandbox of a claim", |_| true).await;
     assert_backs_off("the sandbox of a claim", &tries);
     let told = matching(&calls, |call| call.path.ends_with("/sandboxclaims/c/status"));
     assert_eq!(told.len(), 1, "{told:?}");
     controllers.shutdown().await;
+    let of_claim = format!("SandboxClaim c: ReconcilerError: {message}");
+    assert_eq!(events(&place, note).await, [of_claim.clone()]);
     place.api::<SandboxClaim>().delete("c", &DeleteParams::default()).await.unwrap();
 
     let (controllers, calls, denied) = without_sandboxes(&place);
@@ -208,6 +256,8 @@ pub async fn sandboxes_that_are_denied_are_tried_later_and_later_and_told_once(p
     let told = matching(&calls, |call| call.path.ends_with("/sandboxwarmpools/full/status"));
     assert!(told.len() <= 1, "{told:?}");
     controllers.shutdown().await;
+    let of_pool = format!("SandboxWarmPool full: FailedCreate: {}", support::FORBIDDEN);
+    assert_eq!(events(&place, note).await, [of_claim, of_pool], "each said once");
 }
 
 /// Whether an owner went before its child is only known by reading it. Where that is refused, nothing is made for an owner that may be
