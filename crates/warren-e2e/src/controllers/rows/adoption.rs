@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Resource as _, ResourceExt as _};
+use kube::ResourceExt;
 use serde_json::json;
 use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool, annotations, labels};
 use warren_testkit::nodes::{FATE, Fate};
@@ -17,6 +17,14 @@ use crate::controllers::workload::{claim, simulated, volume, with};
 fn claims_of(sandbox: &Sandbox) -> Vec<String> {
     let owners = sandbox.owner_references().iter();
     owners.filter(|owner| owner.kind == "SandboxClaim").map(|owner| owner.uid.clone()).collect()
+}
+
+/// How many seconds a claim waits for members that may still get an address.
+const WAIT: i64 = 2;
+
+/// The second in which the server has made an object.
+fn born<K: ResourceExt>(object: &K) -> Result<i64> {
+    object.meta().creation_timestamp.as_ref().map(|time| time.0.as_second()).context("a time of creation")
 }
 
 /// The only member of a pool.
@@ -253,9 +261,20 @@ pub(super) async fn row_19_ready_members_come_first_and_a_member_with_an_address
     assert_ne!(taken.name_any(), older.name_any());
     assert_eq!(taken.labels()[labels::LAUNCH_TYPE], "warm");
 
-    place.pool("empty", 0, json!({})).await?;
-    place.claim("cold", "empty", json!({})).await?;
-    assert_eq!(place.wait_claimed("cold").await?.labels()[labels::LAUNCH_TYPE], "cold");
+    // Nobody is waited for where nobody comes. A machine with much to do may be late for some of these, a wait would be for all.
+    place.pool("empty", 0, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    let mut waits = Vec::new();
+    for number in 0..5 {
+        let name = format!("cold-{number}");
+        let claim = place.claim(&name, "empty", json!({})).await?;
+        let own = place.wait_claimed(&name).await?;
+        assert_eq!(own.labels()[labels::LAUNCH_TYPE], "cold");
+        waits.push(born(&own)? - born(&claim)?);
+    }
+    assert!(
+        waits.iter().any(|seconds| *seconds < WAIT),
+        "made so many seconds after they were asked for: {waits:?}"
+    );
     Ok(())
 }
 
@@ -277,11 +296,9 @@ pub(super) async fn row_19_members_without_an_address_make_a_claim_wait_for_two_
         .await?
         .object;
     assert_eq!(cold.labels()[labels::LAUNCH_TYPE], "cold");
-    let born = |meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
-        meta.creation_timestamp.as_ref().map(|time| time.0.as_second()).context("a time of creation")
-    };
-    let (asked, made) = (born(claim.meta())?, born(cold.meta())?);
-    assert!(made - asked >= 2, "made {} s after it was asked for", made - asked);
+    // No sooner; and not much later, which is not for ever, on a machine with much to do.
+    let waited = born(&cold)? - born(&claim)?;
+    assert!((WAIT..10 * WAIT).contains(&waited), "made {waited} s after it was asked for");
     // Until then the claim says nothing at all.
     let told = place
         .eventually("the record of a status", async || {
