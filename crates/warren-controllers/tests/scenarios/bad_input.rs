@@ -246,7 +246,7 @@ pub async fn sandboxes_that_are_denied_are_tried_later_and_later_and_told_once(p
     assert_eq!(told.len(), 1, "{told:?}");
     controllers.shutdown().await;
     let of_claim = format!("SandboxClaim c: ReconcilerError: {message}");
-    assert_eq!(events(&place, note).await, [of_claim.clone()]);
+    assert_eq!(events(&place, note).await, [of_claim.as_str()]);
     place.api::<SandboxClaim>().delete("c", &DeleteParams::default()).await.unwrap();
 
     let (controllers, calls, denied) = without_sandboxes(&place);

@@ -161,7 +161,8 @@ pub(super) async fn row_25_outdated_members_are_not_handed_out_while_a_pool_is_r
             place.patch::<SandboxTemplate>("pool", edit),
             futures::future::try_join_all((0..CLIENTS).map(ask))
         );
-        (edited?, asked?);
+        edited?;
+        asked?;
         let all: BTreeSet<String> =
             (0..CLIENTS).flat_map(|client| (0..CLAIMS).map(move |number| name(client, number))).collect();
         for claim in &all {
