@@ -352,7 +352,7 @@ impl Running {
             _ if self.mutant != Mutant::ClaimNotWoken || controller != Controller::Claim => outcome,
             Outcome::LookAgain(_) => Outcome::Done,
             Outcome::RetryWithin(_) => Outcome::Retry,
-            Outcome::Done | Outcome::NotNow(_) | Outcome::Retry => outcome,
+            Outcome::Done | Outcome::Gone | Outcome::NotNow(_) | Outcome::Retry => outcome,
         }
     }
 

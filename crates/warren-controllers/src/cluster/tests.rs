@@ -83,7 +83,8 @@ async fn a_child_is_deleted_only_if_the_server_still_shows_why() {
         assert!(!asked.contains(&delete), "{what}, once: {asked:?}");
 
         let (asked, outcome) = pass(&seen, child.clone(), Ok(None)).await;
-        assert_eq!((asked, outcome), (vec![read.clone()], Outcome::Done), "{what}, and gone");
+        assert_eq!(asked, [read.as_str()], "{what}, and gone");
+        assert!(matches!(outcome, Outcome::Done | Outcome::Gone), "{what}, and gone: {outcome:?}");
 
         let refusal = Refusal { kind: FailureKind::Unknown, text: "timed out".to_owned() };
         let (asked, outcome) = pass(&seen, child.clone(), Err(refusal)).await;

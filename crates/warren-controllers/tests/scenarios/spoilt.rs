@@ -100,9 +100,8 @@ pub async fn a_claim_that_lost_its_own_sandbox_makes_another_in_one_try(place: P
     place.wait::<Sandbox>("c", "ready", is_ready("True/DependenciesReady")).await;
     place.wait::<SandboxClaim>("c", "served again", is_ready("True/DependenciesReady")).await;
     let here = format!("/namespaces/{}/sandboxes", place.namespace);
-    let calls = calls.lock().unwrap();
-    let tries = calls.iter().filter(|call| call.verb == "POST" && call.path.ends_with(&here)).count();
+    let is_try = |call: &&Call| call.verb == "POST" && call.path.ends_with(&here);
+    let tries = calls.lock().unwrap().iter().filter(is_try).count();
     assert_eq!(tries, 2, "one for each of the two");
-    drop(calls);
     controllers.shutdown().await;
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
@@ -107,7 +108,9 @@ pub(super) fn status(pod: &Pod, action: &Action, address: &str, now: Timestamp) 
     let Action::Publish(fate) = action else { return json!({}) };
     let condition = |type_: &str, holds: bool| {
         let status = if holds { "True" } else { "False" };
-        json!({"type": type_, "status": status, "lastTransitionTime": now})
+        let known = find_condition(pod, type_).filter(|known| known.status == status);
+        let since = known.and_then(|known| known.last_transition_time.clone()).map_or(now, |Time(time)| time);
+        json!({"type": type_, "status": status, "lastTransitionTime": since})
     };
     if *fate == Fate::Unschedulable {
         return json!({"phase": "Pending", "conditions": [{
@@ -147,11 +150,12 @@ fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
 }
 
+fn find_condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
+    pod.status.as_ref()?.conditions.iter().flatten().find(|condition| condition.type_ == type_)
+}
+
 fn has_condition(pod: &Pod, type_: &str, status: &str) -> bool {
-    pod.status
-        .iter()
-        .flat_map(|pod| pod.conditions.iter().flatten())
-        .any(|condition| condition.type_ == type_ && condition.status == status)
+    find_condition(pod, type_).is_some_and(|condition| condition.status == status)
 }
 
 fn is_ready(pod: &Pod) -> bool {

@@ -262,8 +262,8 @@ pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedu
     assert_eq!(relief.type_.as_deref(), Some("Normal"));
     assert_eq!(names(&place.members("held").await?), names(&[held]), "held, not replaced");
 
-    // Past its grace since long, and replaced. Whether that counts from its creation or from its turn does not show here: a simulated
-    // node dates all of a pod's conditions anew when one of them changes, and the grace begins no sooner than the pod was placed.
+    // Past its grace since long, and replaced. That it does not get another grace from its turn on is for the decision's own test to
+    // show: here it would be a race of seconds with a busy machine.
     place.second_after(&(born(&flipping)? + GRACE).to_string()).await?;
     place.patch::<Sandbox>(&flipping.name_any(), becomes("not-ready")).await?;
     place
