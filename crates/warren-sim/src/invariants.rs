@@ -57,8 +57,11 @@ pub struct Ledger {
     nodes: BTreeMap<String, BTreeSet<String>>,
     /// Assignments that were dropped, and not made again: the claim's uid, the sandbox's name, and who did.
     dropped: BTreeMap<(String, String), Caller>,
-    /// Sandboxes that were taken for an assignment that another process had dropped.
+    /// Sandboxes that were taken for an assignment that another process dropped, before or after: two requests under way cannot know
+    /// of each other. They are the claim's, and it gives back one too many.
     astray: BTreeSet<String>,
+    /// Sandboxes that were nobody's when a process last asked the server for them, by uid.
+    found_free: BTreeSet<(Caller, String)>,
     /// What each process was told when it last made sure of a claim: whether that was over.
     made_sure: BTreeMap<(Caller, String), bool>,
     /// How far a process's clock may be ahead of ours.
@@ -77,6 +80,15 @@ impl Ledger {
         let latest = now.checked_add(self.clock_tolerance).unwrap_or(now);
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         self.made_sure.insert((by, uid), is_over(claim, latest));
+    }
+
+    /// Takes note of what a process was told that asked for a sandbox.
+    pub fn answer(&mut self, by: Caller, sandbox: &Sandbox) {
+        let key = (by, sandbox.metadata.uid.clone().unwrap_or_default());
+        match ownership::is_claimed(&sandbox.metadata) {
+            true => self.found_free.remove(&key),
+            false => self.found_free.insert(key),
+        };
     }
 
     /// Judges one write.
@@ -218,12 +230,15 @@ impl Ledger {
             (Some(old), Some(new)) if old != new => {
                 return Err(format!("claim {name} was assigned {old}, and this was swapped for {new}"));
             }
-            (Some(old), None)
-                if server.get(Kind::Sandbox, &old).is_some_and(|it| it.is_controlled_by(uid)) =>
-            {
-                return Err(format!("claim {name} dropped its assignment of {old}, which it has"));
-            }
             (Some(old), None) => {
+                if let Some(sandbox) =
+                    server.get(Kind::Sandbox, &old).filter(|sandbox| sandbox.is_controlled_by(uid))
+                {
+                    if !self.found_free.contains(&(commit.by, sandbox.uid().to_owned())) {
+                        return Err(format!("claim {name} dropped its assignment of {old}, which it has"));
+                    }
+                    self.astray.insert(sandbox.uid().to_owned());
+                }
                 self.dropped.insert((uid.to_owned(), old), commit.by);
             }
             _ => {}

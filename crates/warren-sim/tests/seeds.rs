@@ -9,12 +9,13 @@ use warren_sim::simulation::{Mutant, Options, Violation, run};
 
 /// Seeds that showed something once, with what it was. A seed means another run whenever the simulation learns something
 /// new, so these are a memory of where to look rather than proofs; what each found is also a test of the part at fault.
-const REMARKABLE: [(u64, &str); 9] = [
+const REMARKABLE: [(u64, &str); 10] = [
     (
         61,
         "a claim that was sent to another pool, and kept the sandbox that was on its way to it beside the next",
     ),
     (310, "a claim that dropped the name of its sandbox, which another leader had just made anew"),
+    (555, "a sandbox that came to its claim just as another leader dropped the name of it"),
     (1745, "a claim whose time ended within the second after a failure, and that was left to the backoff"),
     (1841, "a service that was wanted again, ended by a leader that still saw its sandbox want none"),
     (2087, "a claim that dropped its reference to a sandbox when another leader had just taken that for it"),

@@ -73,7 +73,13 @@ impl Simulation {
             Request::List(kind, label, value) => {
                 Ok(self.server.labelled(*kind, label, value).next().cloned())
             }
-            Request::Read(kind, name) => Ok(self.server.get(*kind, name).cloned()),
+            Request::Read(kind, name) => {
+                let answer = self.server.get(*kind, name).cloned();
+                if let Some(Any::Sandbox(sandbox)) = &answer {
+                    self.ledger.answer(by, sandbox);
+                }
+                Ok(answer)
+            }
             Request::Act(Action::Create(object)) => {
                 let value = to_value(object)
                     .map_err(|error| Refusal { kind: FailureKind::Refused, text: error.to_string() })?;
