@@ -43,7 +43,7 @@ pub enum Index {
     PoolLabel(String, String),
     /// Claims by the namespace and the name of their pool.
     Pool(String, String),
-    /// Claims by the namespace and the name of the sandbox that they have committed to and do not show yet.
+    /// Claims by the namespace and the name of a sandbox that they have committed to and do not show (yet, or any more).
     Promise(String, String),
     /// Pools by the namespace and the name of their template.
     Template(String, String),
@@ -574,7 +574,7 @@ pub fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> ObjectKey {
     named(object.meta())
 }
 
-fn named(metadata: &ObjectMeta) -> ObjectKey {
+pub(crate) fn named(metadata: &ObjectMeta) -> ObjectKey {
     ObjectKey {
         namespace: metadata.namespace.clone().unwrap_or_default(),
         name: metadata.name.clone().unwrap_or_default(),

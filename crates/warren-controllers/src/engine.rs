@@ -18,7 +18,7 @@ use warren_decide::ownership;
 use warren_decide::step::{Kind, Note};
 use warren_decide::{claim as claims, pool as pools, sandbox as sandboxes};
 
-use crate::cache::{Cache, Change};
+use crate::cache::{Cache, Change, named};
 use crate::claim::ClaimController;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
@@ -247,28 +247,26 @@ impl Engine {
         self.leading.cancel();
     }
 
-    /// Says that an object cannot be read: in the log, and to whoever looks at the object.
-    pub(crate) fn tell_unreadable<K: Resource<DynamicType = ()>>(&self, object: InvalidObject) {
-        let key = ObjectKey {
-            namespace: object.metadata.namespace.clone().unwrap_or_default(),
-            name: object.metadata.name.clone().unwrap_or_default(),
-        };
-        tracing::warn!(kind = %K::kind(&()), %key, error = object.error, "object cannot be read and is left alone");
+    /// Tells whoever looks at an object that it cannot be read, and says whether that is done: who does not lead leaves it to the
+    /// leader, and must be asked again when it leads itself.
+    pub(crate) fn tell_unreadable<K: Resource<DynamicType = ()>>(&self, object: &InvalidObject) -> bool {
         let reporter = match &*K::kind(&()) {
             "Sandbox" => {
-                self.claims.withdraw(&key);
+                self.claims.withdraw(&named(&object.metadata));
                 ReportingController::Sandbox
             }
-            "SandboxClaim" if self.claims.settings.disable_events => return,
+            "SandboxClaim" if self.claims.settings.disable_events => return true,
             "SandboxClaim" => ReportingController::SandboxClaim,
             "SandboxTemplate" => ReportingController::SandboxTemplate,
             "SandboxWarmPool" => ReportingController::SandboxWarmPool,
-            _ => return,
+            _ => return true,
         };
-        if self.leading.is_cancelled() {
+        let leads = self.leading.is_cancelled();
+        if leads {
             let note = Note::unreadable(&object.error);
-            self.sandboxes.recorder.record(reporter, &DeserializeGuard::<K>(Err(object)), note);
+            self.sandboxes.recorder.record(reporter, &DeserializeGuard::<K>(Err(object.clone())), note);
         }
+        leads
     }
 
     /// Takes note of whether a node is a place to hand sandboxes out on.

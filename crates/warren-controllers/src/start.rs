@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::watcher;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -158,9 +159,9 @@ impl Controllers {
 
     fn watch<K: Typed>(&self, cache: &Arc<Cache<K>>, config: watcher::Config) {
         let engine = self.engine.clone();
-        let unreadable = move |object| engine.tell_unreadable::<K>(object);
-        let stop = self.stop.clone();
-        self.tasks.spawn(watch::run(self.client.clone(), config, cache.clone(), stop, unreadable));
+        let (stop, leading) = (self.stop.clone(), self.engine.leading.clone());
+        let tell = move |object: &InvalidObject| engine.tell_unreadable::<K>(object);
+        self.tasks.spawn(watch::run(self.client.clone(), config, cache.clone(), stop, leading, tell));
     }
 
     /// Works a controller's queue off.

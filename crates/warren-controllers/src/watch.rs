@@ -1,5 +1,7 @@
 //! Keeps a cache in step with the server.
 
+mod unread;
+
 use std::sync::Arc;
 
 use futures::stream::BoxStream;
@@ -12,27 +14,35 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
 use crate::object::Typed;
+use unread::Unread;
 
 /// Watches every object of a kind in all namespaces until told to stop. A broken watch is taken up again, with backoff.
 ///
-/// A server takes objects that we cannot read: a number that is too large for its type, say. `unreadable` is told of each such
-/// state; the cache goes on with the last one that could be read, or without the object. Others are not held up.
+/// A server takes objects that we cannot read: a number that is too large for its type, say. `tell` is called for each, when that is
+/// news, and says whether it has told anybody; if not, it is called again when this process leads. The cache goes on with the last
+/// state that could be read, or without the object. Others are not held up.
 pub(crate) async fn run<K: Typed>(
     client: Client,
     config: watcher::Config,
     cache: Arc<Cache<K>>,
     stop: CancellationToken,
-    unreadable: impl Fn(InvalidObject),
+    leading: CancellationToken,
+    tell: impl Fn(&InvalidObject) -> bool,
 ) {
     let mut events = plain(client.clone(), config.clone());
-    let mut is_guarded = false;
+    let (mut is_guarded, mut leads, mut unread) = (false, false, Unread::new(K::kind(&())));
     loop {
         let event = tokio::select! {
             () = stop.cancelled() => return,
+            () = leading.cancelled(), if !leads => {
+                leads = true;
+                unread.tell(&tell);
+                continue;
+            }
             event = events.next() => event,
         };
         match event {
-            Some(Ok(event)) => observe(&cache, event, &unreadable),
+            Some(Ok(event)) => observe(&cache, event, &mut unread, &tell),
             Some(Err(error)) => {
                 if is_not_served(&error) {
                     // Nothing of a kind can exist where it is not served; the rest must not wait for it.
@@ -71,20 +81,29 @@ fn guarded<K: Typed>(client: Client, config: watcher::Config) -> Events<K> {
 fn observe<K: Typed>(
     cache: &Cache<K>,
     event: watcher::Event<DeserializeGuard<K>>,
-    unreadable: impl Fn(InvalidObject),
+    unread: &mut Unread,
+    tell: impl Fn(&InvalidObject) -> bool,
 ) {
     use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
+    match &event {
+        Init => unread.begin_list(),
+        InitDone => unread.end_list(),
+        InitApply(DeserializeGuard(Ok(object)))
+        | Apply(DeserializeGuard(Ok(object)))
+        | Delete(DeserializeGuard(Ok(object))) => unread.forget(object.meta()),
+        Delete(DeserializeGuard(Err(object))) => unread.forget(&object.metadata),
+        InitApply(DeserializeGuard(Err(object))) | Apply(DeserializeGuard(Err(object))) => {
+            unread.note(object.clone(), tell);
+        }
+    }
     match event {
         Init => cache.observe(Init),
         InitDone => cache.observe(InitDone),
         InitApply(DeserializeGuard(Ok(object))) => cache.observe(InitApply(object)),
         Apply(DeserializeGuard(Ok(object))) => cache.observe(Apply(object)),
         Delete(DeserializeGuard(Ok(object))) => cache.observe(Delete(object)),
-        InitApply(DeserializeGuard(Err(object))) => {
-            cache.list_unread(&object.metadata);
-            unreadable(object);
-        }
-        Apply(DeserializeGuard(Err(object))) => unreadable(object),
+        InitApply(DeserializeGuard(Err(object))) => cache.list_unread(&object.metadata),
+        Apply(DeserializeGuard(Err(_))) => {}
         Delete(DeserializeGuard(Err(object))) => cache.end(&object.metadata),
     }
 }
@@ -154,30 +173,31 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_object_that_cannot_be_read_holds_nobody_up() {
-        assert_eq!(told_of_bad(1 << 40).await, ["4", "6"]);
+        assert_eq!(told_of_bad(1 << 40, 2).await, ["4", "6"]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_object_that_cannot_be_read_any_more_holds_nobody_up() {
-        assert_eq!(told_of_bad(80).await, ["6", "6"]);
+        assert_eq!(told_of_bad(80, 1).await, ["6"]);
     }
 
-    /// The first two states of the sandbox on such a port that are told to be unreadable, while the other one is kept up with.
-    async fn told_of_bad(port: u64) -> [String; 2] {
+    /// So many states of the sandbox on such a port that are told to be unreadable, while the other one is kept up with.
+    async fn told_of_bad(port: u64, count: usize) -> Vec<String> {
         let cache = Arc::new(Cache::new(trim::SANDBOX));
         let stop = CancellationToken::new();
         let told = Arc::new(Mutex::new(Vec::new()));
         let sink = told.clone();
-        let tell = move |object: super::InvalidObject| {
-            sink.lock()
-                .unwrap()
-                .push((object.metadata.name.unwrap(), object.metadata.resource_version.unwrap()));
+        let tell = move |object: &super::InvalidObject| {
+            let metadata = object.metadata.clone();
+            sink.lock().unwrap().push((metadata.name.unwrap(), metadata.resource_version.unwrap()));
+            true
         };
         let watching = tokio::spawn(run::<Sandbox>(
             server(port),
             watcher::Config::default(),
             cache.clone(),
             stop.clone(),
+            CancellationToken::new(),
             tell,
         ));
         cache.wait_until_listed().await;
@@ -186,16 +206,14 @@ mod tests {
             let seen = cache.get(&key("good")).and_then(|sandbox| sandbox.metadata.resource_version.clone());
             seen.as_deref() == Some("7")
         };
-        while !is_new() || told.lock().unwrap().len() < 2 {
+        while !is_new() || told.lock().unwrap().len() < count {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
         assert_eq!(cache.holds(&key("bad")), port == 80, "the last state that could be read is kept");
         stop.cancel();
         watching.await.unwrap();
         let told = told.lock().unwrap();
-        [&told[0], &told[1]].map(|(name, version)| {
-            assert_eq!(name, "bad");
-            version.clone()
-        })
+        assert!(told.iter().all(|(name, _)| name == "bad"), "{told:?}");
+        told.iter().map(|(_, version)| version.clone()).collect()
     }
 }
