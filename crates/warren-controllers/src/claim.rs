@@ -4,11 +4,11 @@
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use warren_api::conditions::{self, ConditionType, ReportingController};
+use warren_api::conditions::{self, ConditionType, Reason, ReportingController};
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up};
 use warren_decide::ownership;
@@ -269,10 +269,12 @@ impl ClaimController {
     }
 
     /// Whether another claim has committed to a sandbox. Should the server refuse that claim's taking it, it would refuse the next
-    /// claim's, too: one sandbox that cannot be taken keeps one claim waiting, not all of them.
+    /// claim's, too: one sandbox that cannot be taken keeps one claim waiting, not all of them. A claim that has ended or is going
+    /// takes nothing any more; should it come back to life, it finds that the sandbox is another's.
     fn is_promised_to_another(&self, key: &ObjectKey, sandbox: &str) -> bool {
         let promise = Index::Promise(key.namespace.clone(), sandbox.to_owned());
-        self.cluster.claims.find(&promise).iter().any(|claim| key_of(&**claim) != *key)
+        let is_another = |claim: &Arc<SandboxClaim>| key_of(&**claim) != *key && !is_over(claim);
+        self.cluster.claims.find(&promise).iter().any(is_another)
     }
 
     /// A sandbox has become one that we cannot read. What we knew of it is nothing to offer.
@@ -424,6 +426,14 @@ impl ClaimController {
     fn first_seen_map(&self) -> MutexGuard<'_, HashMap<ObjectKey, (Option<String>, Timestamp)>> {
         self.first_seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a claim is being deleted, or says that it has expired or missed its deadline.
+fn is_over(claim: &SandboxClaim) -> bool {
+    let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let ready = conditions::find(conditions, ConditionType::Ready);
+    claim.metadata.deletion_timestamp.is_some()
+        || ready.is_some_and(|ready| Reason::parse(&ready.reason) == Some(Reason::ClaimExpired))
 }
 
 /// The name of the sandbox that a step makes.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use serde_json::json;
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations};
+use serde_json::{Value, json};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_decide::step::{FailureKind, Kind};
 
 use crate::Config;
@@ -92,4 +92,63 @@ async fn what_was_gone_is_asked_for_again_when_the_claim_has_changed() {
     let asked = pass(claim(5, "False"), reads, [refused(FailureKind::Conflict)]).await;
     assert_eq!(asked[..4], ["read Sandbox c", LOST, "read SandboxClaim c", "read Sandbox c"]);
     assert!(!asked[4..].iter().any(|line| line == LOST), "{asked:?}");
+}
+
+/// A member of the pool that is ready, and that a claim has committed to and not taken, as it says.
+async fn first_request_beside(other: Value) -> String {
+    let server = Arc::new(Pretended::new([], []));
+    let config = Config { extensions: true, ..Config::default() };
+    let engine = Engine::new(server.clone(), Arc::new(SystemClock::start()), &config, &Telemetry::default());
+    let pool = object::<SandboxWarmPool>(
+        "p",
+        1,
+        json!({"spec": {"replicas": 1, "sandboxTemplateRef": {"name": "t"}}}),
+    );
+    let ready = json!({"type": "Ready", "status": "True", "reason": "DependenciesReady", "message": "",
+        "lastTransitionTime": "2020-01-01T00:00:00Z"});
+    let member = object::<Sandbox>(
+        "w",
+        2,
+        json!({
+            "metadata": {
+                "labels": {labels::WARM_POOL_SANDBOX: NameHash::of("p").to_string(),
+                    labels::SANDBOX_TEMPLATE_REF_HASH: NameHash::of("t").to_string()},
+                "ownerReferences": [{"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool",
+                    "name": "p", "uid": pool.uid(), "controller": true}],
+            },
+            "spec": {"podTemplate": {"spec": {"containers": []}}},
+            "status": {"podIPs": ["10.0.0.7"], "conditions": [ready]},
+        }),
+    );
+    let mut committed = json!({"metadata": {"annotations": {annotations::SANDBOX_NAME: "w"}},
+        "spec": {"warmPoolRef": {"name": "p"}}});
+    committed.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
+    if let Some(time) = committed.as_object_mut().unwrap().remove("deletionTimestamp") {
+        committed["metadata"]["deletionTimestamp"] = time;
+    }
+    let asking = json!({"spec": {"warmPoolRef": {"name": "p"}}});
+    for object in
+        [pool, member, object::<SandboxClaim>("o", 3, committed), object::<SandboxClaim>("c", 4, asking)]
+    {
+        engine.cluster().observe(News::Changed(object));
+    }
+    let key = ObjectKey { namespace: "default".to_owned(), name: "c".to_owned() };
+    engine.reconcile(Controller::Claim, key).await;
+    server.asked()[0].clone()
+}
+
+/// Without a template there is no other sandbox to be had, and the claim says so.
+#[tokio::test]
+async fn a_sandbox_is_kept_for_who_has_committed_to_it_as_long_as_that_can_take_it() {
+    let (takes, waits) = ("patch SandboxClaim", "say how SandboxClaim is");
+    let expired = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "ClaimExpired",
+        "message": "", "lastTransitionTime": "2020-01-01T00:00:00Z"}]}});
+    for (other, wanted) in [
+        (json!({}), waits),
+        (json!({"status": {"sandbox": {"name": "w"}}}), takes),
+        (json!({"deletionTimestamp": "2020-01-01T00:00:00Z"}), takes),
+        (expired, takes),
+    ] {
+        assert_eq!(first_request_beside(other.clone()).await, wanted, "{other}");
+    }
 }
