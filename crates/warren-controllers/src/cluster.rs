@@ -287,11 +287,7 @@ impl Cluster {
                 }
             }
         }
-        match next {
-            _ if failed => Outcome::Retry,
-            Some(delay) => Outcome::LookAgain(delay),
-            None => Outcome::Done,
-        }
+        Outcome::of(next, failed)
     }
 
     async fn act(&self, namespace: &str, manager: &'static str, action: &Action) -> Result<(), Refusal> {
