@@ -281,9 +281,14 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
         return Plan { next: Next::DecideAgain, ..plan };
     }
     if may_take_warm && !wants_own && world.pool.is_some() {
+        // A claim that can take none does not keep one from others, nor for the moment in which it is told so.
+        if let Some(template) = &world.template
+            && let Err(text) = adoption::pod_metadata(world, template)
+        {
+            return status::publish_trouble(world, &Trouble::Error(text), settings, now);
+        }
         match &world.offer {
             Offer::Sandbox(sandbox) if search::is_valid(world, sandbox) => {
-                // A claim that cannot take it does not keep it from others.
                 return match adoption::metadata_of_pod(world, sandbox) {
                     Ok(_) => Plan::write(adoption::assign(world, sandbox, settings, now)),
                     Err(text) => status::publish_trouble(world, &Trouble::Error(text), settings, now),
