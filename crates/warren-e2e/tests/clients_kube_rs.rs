@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use serde_json::{Value, json};
-use warren_client::kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use warren_client::kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use warren_client::kube::config::{KubeConfigOptions, Kubeconfig};
 use warren_client::kube::runtime::controller::{Action, Controller};
 use warren_client::kube::runtime::finalizer::{self, Event as Finalizing, finalizer};
@@ -43,7 +43,16 @@ fn map(name: &str, value: &str) -> ConfigMap {
 /// What a watcher sees of three writes, in one of its two ways of starting.
 async fn watched(client: &Client, config: watcher::Config, prefix: &str) -> Vec<String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
-    maps.create(&PostParams::default(), &map(&format!("{prefix}-there"), "0")).await.expect("create");
+    let there = format!("{prefix}-there");
+    maps.create(&PostParams::default(), &map(&there, "0")).await.expect("create");
+    // A watcher starts from what the server has in its cache, and a real one's is a little behind its store.
+    let cached = ListParams::default().match_any();
+    let is_cached = async {
+        while !maps.list(&cached).await.expect("list").iter().any(|map| map.name_any() == there) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, is_cached).await.expect("the cache catches up");
     let selected = config.labels("test=kube-rs");
     let mut events = Box::pin(watcher(maps.clone(), selected));
     let mut seen = Vec::new();
@@ -73,7 +82,7 @@ async fn watched(client: &Client, config: watcher::Config, prefix: &str) -> Vec<
         }
     };
     tokio::time::timeout(DEADLINE, watching).await.expect("all events");
-    maps.delete(&format!("{prefix}-there"), &DeleteParams::default()).await.expect("delete");
+    maps.delete(&there, &DeleteParams::default()).await.expect("delete");
     seen
 }
 
