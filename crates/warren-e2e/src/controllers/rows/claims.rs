@@ -143,7 +143,18 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
     for name in ["plain", "extra", "moved"] {
         place.wait_claimed(name).await?;
     }
+    place.pool("full", 1, json!({})).await?;
+    place.wait_full("full", 1).await?;
+    place.claim("warm", "full", json!({})).await?;
+    let warm = place.wait_claimed("warm").await?;
+    let warm_pod: Pod = place.get(&warm.name_any()).await?;
+    place.wait_full("full", 1).await?;
     assert_eq!(place.get::<Pod>("extra").await?.labels()["sandbox.users.io/team"], "a");
+    // With a pool go those that wait in it. When they are gone, whoever collects what has lost its owner has been here.
+    place.delete::<SandboxWarmPool>("full").await?;
+    place.eventually("no member", async || Ok(place.members("full").await?.is_empty().then_some(()))).await?;
+    place.delete::<SandboxTemplate>("full").await?;
+    place.wait_gone::<SandboxTemplate>("full").await?;
     place.delete::<SandboxWarmPool>("one").await?;
     place.wait_gone::<SandboxWarmPool>("one").await?;
     place.delete::<SandboxTemplate>("one").await?;
@@ -159,6 +170,11 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
     assert_eq!(told.status.and_then(|status| status.sandbox?.name).as_deref(), Some("extra"));
     place.get::<Pod>("extra").await?;
     assert_eq!(ready(&after_a_pass(&place, "plain").await?), "True/DependenciesReady");
+    // What came from a pool is as safe as what was made for its claim.
+    assert_eq!(ready(&after_a_pass(&place, "warm").await?), "True/DependenciesReady");
+    let (kept, pod) = (place.wait_claimed("warm").await?, place.get::<Pod>(&warm.name_any()).await?);
+    assert_eq!((kept.uid(), pod.uid()), (warm.uid(), warm_pod.uid()));
+    assert_eq!((kept.metadata.deletion_timestamp, pod.metadata.deletion_timestamp), (None, None));
 
     let pod: Pod = place.get("moved").await?;
     let owner: Sandbox = place.get("moved").await?;
