@@ -19,6 +19,11 @@ async fn after_a_pass(place: &Place, name: &str) -> Result<SandboxClaim> {
     place.wait_observed(name).await
 }
 
+/// The sandbox that a claim names in its status.
+fn named(claim: &SandboxClaim) -> Option<&str> {
+    claim.status.as_ref()?.sandbox.as_ref()?.name.as_deref()
+}
+
 /// Why a claim is not served that would change a label of its template.
 const TEAM_IS_SET: &str =
     "Error seen: label sandbox.users.io/team is set by the template and cannot be changed by the claim";
@@ -167,7 +172,7 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
             Ok((ready(&told) == "False/WarmPoolNotFound").then_some(told))
         })
         .await?;
-    assert_eq!(told.status.and_then(|status| status.sandbox?.name).as_deref(), Some("extra"));
+    assert_eq!(named(&told), Some("extra"));
     place.get::<Pod>("extra").await?;
     assert_eq!(ready(&after_a_pass(&place, "plain").await?), "True/DependenciesReady");
     // What came from a pool is as safe as what was made for its claim.
@@ -210,6 +215,27 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
         })
         .await?;
     assert_only_labels_moved("four").await
+}
+
+pub(super) async fn row_23_a_claim_with_metadata_misses_its_template_alone_too(place: Place) -> Result<()> {
+    place.pool("pool", 0, json!({})).await?;
+    let extra = json!({"additionalPodMetadata": {"labels": {"sandbox.users.io/team": "a"}}});
+    place.claim("c", "pool", extra).await?;
+    let sandbox = place.wait_claimed("c").await?;
+    place.delete::<SandboxTemplate>("pool").await?;
+    place.wait_gone::<SandboxTemplate>("pool").await?;
+    // The end of a template wakes nobody, so there must be a pass after it was heard of.
+    let told = place
+        .eventually("told that the template is gone", async || {
+            let told = after_a_pass(&place, "c").await?;
+            Ok((ready(&told) == "False/TemplateNotFound").then_some(told))
+        })
+        .await?;
+    assert_eq!(named(&told), Some("c"));
+    // A new one of that name does.
+    place.create::<SandboxTemplate>(template("pool", json!({}))).await?;
+    assert_eq!(place.wait_claimed("c").await?.uid(), sandbox.uid());
+    Ok(())
 }
 
 pub(super) async fn row_24_a_claim_is_ready_since_its_sandbox_is(place: Place) -> Result<()> {

@@ -49,6 +49,7 @@ pub fn scenarios() -> Vec<Scenario> {
         claims::row_21_errors_of_the_user_are_told_apart_from_errors_worth_a_retry,
         claims::row_22_a_foreign_sandbox_of_the_claim_s_name_blocks_it,
         claims::row_23_a_bound_claim_outlives_its_pool_and_follows_another,
+        claims::row_23_a_claim_with_metadata_misses_its_template_alone_too,
         claims::row_24_a_claim_is_ready_since_its_sandbox_is,
         pools::row_25_only_what_makes_another_pod_rolls_a_pool,
         pools::row_25_a_rollout_never_has_more_than_the_pool_s_size,
