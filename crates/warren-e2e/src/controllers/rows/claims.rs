@@ -257,15 +257,42 @@ pub(super) async fn row_24_a_claim_is_ready_since_its_sandbox_is(place: Place) -
     assert_eq!((edited.metadata.generation, generation(&edited)), (Some(2), Some(json!(2))));
     assert_eq!(since(&edited, "Ready"), since(&waiting, "Ready"));
 
-    // Only when the sandbox is gone is it let go of.
-    place.delete::<Sandbox>(&sandbox.name_any()).await?;
+    // An error takes nothing away from it.
+    let name = sandbox.name_any();
+    let wrong = json!({"spec": {"additionalPodMetadata": {"labels": {"team": "a"}}}});
+    place.patch::<SandboxClaim>("c", wrong).await?;
+    let told: SandboxClaim = place.wait_ready("c", "False/InvalidMetadata").await?;
+    assert_eq!(named(&told), Some(name.as_str()));
+    place.patch::<SandboxClaim>("c", json!({"spec": {"additionalPodMetadata": null}})).await?;
+    assert_eq!(place.wait_claimed("c").await?.uid(), sandbox.uid());
+    assert_eq!(since(&place.get::<SandboxClaim>("c").await?, "Ready"), since(&waiting, "Ready"));
+
+    // Nor is a sandbox gone that is being deleted. When another that was made later has been served, the controllers know of it.
+    let (claims, sandboxes) = (place.record::<SandboxClaim>().await?, place.record::<Sandbox>().await?);
+    place.patch::<Sandbox>(&name, json!({"metadata": {"finalizers": [HOLD]}})).await?;
+    place.delete::<Sandbox>(&name).await?;
+    place.create::<Sandbox>(self::sandbox("later", json!({}))).await?;
+    place.wait_ready::<Sandbox>("later", "True/DependenciesReady").await?;
+    assert_eq!(named(&after_a_pass(&place, "c").await?), Some(name.as_str()));
+    // Only when it is gone is it let go of.
+    place.release::<Sandbox>(&name).await?;
     let another = place
         .wait_for("c", "served by another sandbox", |claim: &SandboxClaim| {
-            let name = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.clone());
-            name.is_some_and(|name| name != sandbox.name_any()) && ready(claim) == "True/DependenciesReady"
+            named(claim).is_some_and(|other| other != name) && ready(claim) == "True/DependenciesReady"
         })
         .await?;
     assert_eq!(another.uid(), claim.metadata.uid);
+    let gone = place
+        .eventually("the record of the end", async || {
+            Ok(sandboxes.of(&name).into_iter().find(|entry| entry.deleted))
+        })
+        .await?;
+    let let_go = place
+        .eventually("the record of letting go", async || {
+            Ok(claims.of("c").into_iter().find(|entry| named(&entry.object) != Some(name.as_str())))
+        })
+        .await?;
+    assert!(version(&let_go.object) > version(&gone.object), "{let_go:?}");
     Ok(())
 }
 
