@@ -323,8 +323,12 @@ pub(super) async fn row_29_nothing_is_deleted_before_expiry_is_stored(place: Pla
                 Ok(entries.find(|entry| entry.deleted || entry.object.metadata.deletion_timestamp.is_some()))
             })
             .await?;
-        let told = claims.of(name).into_iter().find(|entry| ready(&entry.object) == "False/ClaimExpired");
-        let told = told.context("expiry was never stored")?;
+        let told = place
+            .eventually("the record of expiry", async || {
+                let mut entries = claims.of(name).into_iter();
+                Ok(entries.find(|entry| ready(&entry.object) == "False/ClaimExpired"))
+            })
+            .await?;
         assert!(version(&told.object) < version(&went.object), "{name}");
         place.wait_event(name, "ClaimExpired").await?;
     }
