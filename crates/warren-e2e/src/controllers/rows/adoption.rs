@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use serde_json::json;
 use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool, annotations, labels};
@@ -39,6 +39,15 @@ pub(super) async fn row_15_a_warm_claim_takes_the_sandbox_with_its_pod(place: Pl
     place.wait_full("pool", 1).await?;
     let waiting = only_member(&place, "pool").await?;
     let pod: Pod = place.get(&waiting.name_any()).await?;
+    // Somebody else who owns it without controlling it. He stays, so nothing but the claim can take him off.
+    let friend: ConfigMap = place.create(json!({"metadata": {"name": "friend"}})).await?;
+    let mut owners = serde_json::to_value(waiting.owner_references())?;
+    owners.as_array_mut().context("owners")?.push(
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "name": friend.name_any(), "uid": friend.uid()}),
+    );
+    let waiting: Sandbox =
+        place.patch(&waiting.name_any(), json!({"metadata": {"ownerReferences": owners}})).await?;
+    assert_eq!(waiting.owner_references().len(), 2, "the pool and the other");
     let history = place.record::<Sandbox>().await?;
     let claim = place.claim("c", "pool", json!({})).await?;
     let sandbox = place.wait_claimed("c").await?;
