@@ -82,10 +82,12 @@ pub(super) async fn row_15_a_warm_claim_takes_the_sandbox_with_its_pod(place: Pl
 
 pub(super) async fn row_16_a_taken_pod_loses_the_marks_of_the_pool(place: Place) -> Result<()> {
     let evict = annotations::SAFE_TO_EVICT;
-    let own = json!({"podTemplate": {"metadata": {"annotations": {evict: "false"}}}});
+    let own = |value: &str| json!({"podTemplate": {"metadata": {"annotations": {evict: value}}}});
     for (name, template, spec, before, after) in [
         ("plain", json!({}), json!({}), "true", None),
-        ("template", own, json!({}), "false", Some("false")),
+        ("template", own("false"), json!({}), "false", Some("false")),
+        // What the template says is not the pool's, even if the pool would say the same.
+        ("same", own("true"), json!({}), "true", Some("true")),
         (
             "claim",
             json!({}),
