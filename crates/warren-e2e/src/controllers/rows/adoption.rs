@@ -34,6 +34,16 @@ async fn only_member(place: &Place, pool: &str) -> Result<Sandbox> {
     Ok(members.remove(0))
 }
 
+/// Waits until a claim has a sandbox, ready or not, and gives that.
+async fn bound(place: &Place, claim: &str) -> Result<Sandbox> {
+    let claim = place
+        .wait_for(claim, "bound", |claim: &SandboxClaim| {
+            claim.status.as_ref().is_some_and(|status| status.sandbox.is_some())
+        })
+        .await?;
+    place.get(&claim.status.and_then(|status| status.sandbox?.name).context("a name")?).await
+}
+
 pub(super) async fn row_15_a_warm_claim_takes_the_sandbox_with_its_pod(place: Place) -> Result<()> {
     place.pool("pool", 1, json!({})).await?;
     place.wait_full("pool", 1).await?;
@@ -170,6 +180,43 @@ pub(super) async fn row_17_every_claim_gets_exactly_one_sandbox_across_kills(pla
     Ok(())
 }
 
+pub(super) async fn row_17_as_many_claims_as_members_are_warm_and_the_others_cold_across_a_kill(
+    place: Place,
+) -> Result<()> {
+    const MEMBERS: i32 = 4;
+    const CLAIMS: usize = 10;
+    place.pool("pool", MEMBERS, json!({})).await?;
+    place.wait_full("pool", MEMBERS).await?;
+    let members: BTreeSet<String> = place.members("pool").await?.iter().map(ResourceExt::name_any).collect();
+    // Whoever comes in their place never gets an address, so these are all that can be taken.
+    let gate = json!({"schedulingGates": [{"name": "test.warren.dev/gate"}]});
+    place.edit_template("pool", json!({"spec": {"podTemplate": {"spec": gate}}})).await?;
+    let history = place.record::<Sandbox>().await?;
+    let kill = async {
+        place
+            .eventually("one served", async || {
+                let mut entries = history.so_far().into_iter();
+                Ok(entries.any(|entry| !claims_of(&entry.object).is_empty()).then_some(()))
+            })
+            .await?;
+        place.home().restart_controllers().await
+    };
+    let names: Vec<String> = (0..CLAIMS).map(|number| format!("c{number}")).collect();
+    let claims = names.iter().map(|name| place.claim(name, "pool", json!({})));
+    tokio::try_join!(futures::future::try_join_all(claims), kill)?;
+    let mut taken = BTreeSet::new();
+    for name in &names {
+        let sandbox = bound(&place, name).await?;
+        let is_warm = sandbox.labels()[labels::LAUNCH_TYPE] == "warm";
+        assert_eq!(is_warm, members.contains(&sandbox.name_any()), "{sandbox:?}");
+        assert_eq!(is_warm, sandbox.name_any() != *name, "{sandbox:?}");
+        assert_eq!(claims_of(&sandbox), [place.get::<SandboxClaim>(name).await?.uid().unwrap_or_default()]);
+        assert!(!is_warm || taken.insert(sandbox.name_any()), "{} serves two claims", sandbox.name_any());
+    }
+    assert_eq!(taken, members, "all that waited were taken");
+    Ok(())
+}
+
 pub(super) async fn row_18_a_committed_assignment_is_completed_first(place: Place) -> Result<()> {
     place.pool("silent", 1, json!({"podTemplate": simulated(Fate::NoAddress)})).await?;
     place.pool("pool", 1, json!({})).await?;
@@ -237,19 +284,7 @@ pub(super) async fn row_19_ready_members_come_first_and_a_member_with_an_address
         .await?;
     // Not ready, and better than none at all.
     place.claim("first", "pool", json!({})).await?;
-    let bound = |name: &'static str| {
-        let place = place.clone();
-        async move {
-            let claim = place
-                .wait_for(name, "bound", |claim: &SandboxClaim| {
-                    claim.status.as_ref().is_some_and(|status| status.sandbox.is_some())
-                })
-                .await?;
-            let name = claim.status.and_then(|status| status.sandbox?.name).context("a name")?;
-            place.get::<Sandbox>(&name).await
-        }
-    };
-    let taken = bound("first").await?;
+    let taken = bound(&place, "first").await?;
     assert_eq!((taken.name_any(), taken.labels()[labels::LAUNCH_TYPE].as_str()), (first.name_any(), "warm"));
 
     // An older one that is not ready, and a younger one that is.

@@ -79,6 +79,7 @@ pub fn scenarios() -> Vec<Scenario> {
         bad_input::a_quota_of_no_sandboxes_is_told_on_claim_and_pool_and_healed_by_a_larger_one;
         alone:
         adoption::row_17_every_claim_gets_exactly_one_sandbox_across_kills,
+        adoption::row_17_as_many_claims_as_members_are_warm_and_the_others_cold_across_a_kill,
         pools::row_26_members_that_turn_not_ready_are_replaced_and_unschedulable_ones_held,
         ours::members_on_a_node_that_is_being_emptied_are_not_handed_out,
     ]
