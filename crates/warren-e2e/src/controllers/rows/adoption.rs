@@ -6,12 +6,13 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
 use serde_json::json;
-use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool, annotations, labels};
+use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxWarmPool, annotations, labels};
 use warren_testkit::nodes::{FATE, Fate};
 
+use super::life::HOLD;
 use crate::controllers::history::version;
 use crate::controllers::place::{Place, condition, ready};
-use crate::controllers::workload::{claim, simulated, volume, with};
+use crate::controllers::workload::{claim, sandbox, simulated, volume, with};
 
 /// The claims that a sandbox is controlled by.
 fn claims_of(sandbox: &Sandbox) -> Vec<String> {
@@ -249,10 +250,31 @@ pub(super) async fn row_18_a_committed_assignment_is_completed_first(place: Plac
     assert_eq!(claims_of(&place.get(&silent).await?), [half.uid().unwrap_or_default()]);
     assert_eq!(finished.annotations()[annotations::SANDBOX_NAME], silent);
 
-    // Gone, of another pool, another claim's: dropped, and the claim is served like any other.
-    for (name, sandbox) in
-        [("gone", "no-such-sandbox"), ("other-pool", pooled.as_str()), ("taken", owned.as_str())]
-    {
+    // Sandboxes of the claims' own pool that they cannot have: one without its labels, one that is being deleted. And nobody's.
+    let pool: SandboxWarmPool = place.get("empty").await?;
+    let owner = json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "name": "empty",
+        "uid": pool.uid(), "controller": true, "blockOwnerDeletion": true});
+    let hash = NameHash::of("empty").to_string();
+    let pool_labels = json!({labels::WARM_POOL_SANDBOX: hash, labels::SANDBOX_TEMPLATE_REF_HASH: hash});
+    for (name, metadata) in [
+        ("bare", json!({"ownerReferences": [owner]})),
+        ("dying", json!({"ownerReferences": [owner], "labels": pool_labels, "finalizers": [HOLD]})),
+        ("nobody", json!({})),
+    ] {
+        place.create::<Sandbox>(with(sandbox(name, json!({})), json!({"metadata": metadata}))).await?;
+    }
+    place.delete::<Sandbox>("dying").await?;
+
+    // Gone, another pool's, another claim's, no longer to be had: dropped, and the claim is served like any other. Nobody's is
+    // dropped, too, where agent-sandbox's controller would go on naming it: no claim may take it.
+    for (name, sandbox) in [
+        ("gone", "no-such-sandbox"),
+        ("other-pool", pooled.as_str()),
+        ("taken", owned.as_str()),
+        ("unlabelled", "bare"),
+        ("deleted", "dying"),
+        ("unowned", "nobody"),
+    ] {
         assigned(name, "empty", sandbox).await?;
         let own = place.wait_claimed(name).await?;
         assert_eq!(own.name_any(), name, "a cold start, as its pool is empty");
@@ -265,6 +287,10 @@ pub(super) async fn row_18_a_committed_assignment_is_completed_first(place: Plac
         [place.get::<SandboxClaim>("owner").await?.uid().unwrap_or_default()]
     );
     assert_eq!(only_member(&place, "pool").await?.name_any(), pooled);
+    for name in ["bare", "dying", "nobody"] {
+        assert!(claims_of(&place.get(name).await?).is_empty(), "{name}");
+    }
+    place.release::<Sandbox>("dying").await?;
     place.wait_event("owner", "SandboxAdopted").await?;
     let events = place.events("half").await?;
     assert!(events.iter().all(|event| event.reason.as_deref() != Some("SandboxAdopted")), "{events:?}");
