@@ -235,6 +235,7 @@ pub async fn metadata_of_a_claim_reaches_the_pod_if_it_may(place: Place) -> Resu
 /// More sandboxes than claims, then more claims than sandboxes: everybody is served, nobody twice.
 pub async fn many_claims_at_once_get_one_sandbox_each(place: Place) -> Result<()> {
     let referee = Referee::watch(&place).await?;
+    let mut given = Vec::new();
     for (pool, replicas, claims) in [("enough", 6, 5), ("scarce", 3, 9)] {
         place.pool(pool, replicas, json!({})).await?;
         place.wait_full(pool, replicas).await?;
@@ -246,8 +247,9 @@ pub async fn many_claims_at_once_get_one_sandbox_each(place: Place) -> Result<()
         let warm = sandboxes.iter().filter(|one| one.labels()[labels::LAUNCH_TYPE] == "warm").count();
         assert!(warm >= names.len().min(3), "only {warm} of {} took a waiting one", names.len());
         place.wait_full(pool, replicas).await?;
+        given.extend(sandboxes);
     }
-    referee.verdict()
+    referee.verdict(&place, &given).await
 }
 
 /// A claim tells of the end of its sandbox's work, and of a sandbox that is gone.

@@ -71,7 +71,7 @@ pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> 
         wait_until_at_work(&place, fighter).await?;
         ensure!(fighter.runs()?, "a controller has ended by itself");
     }
-    referee.verdict()
+    referee.verdict(&place, &sandboxes).await
 }
 
 async fn wait_until_at_work(place: &Place, controllers: &ControllerProcess) -> Result<()> {

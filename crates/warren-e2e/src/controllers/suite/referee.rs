@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use kube::ResourceExt as _;
 use warren_api::Sandbox;
 
-use crate::controllers::history::{Entry, History};
+use crate::controllers::history::{Entry, History, version};
 use crate::controllers::place::Place;
 
 /// Watches one namespace until it is dropped.
@@ -21,12 +21,33 @@ impl Referee {
         Ok(Self { sandboxes: place.record().await? })
     }
 
-    /// Fails if anything was given twice so far.
-    pub fn verdict(&self) -> Result<()> {
-        let faults = faults(&self.sandboxes.so_far());
+    /// Fails if anything was given twice, up to these sandboxes of claims as they were read: what is judged comes by another watch
+    /// than what was waited for, so that is waited for as well.
+    pub async fn verdict(&self, place: &Place, given: &[Sandbox]) -> Result<()> {
+        let seen = |given: &Sandbox, seen: &Entry<Sandbox>| {
+            seen.object.uid() == given.uid() && version(&seen.object) >= version(given)
+        };
+        let judged = place
+            .eventually("the record of what was given", async || {
+                let record = self.sandboxes.so_far();
+                let all = given.iter().all(|given| record.iter().any(|entry| seen(given, entry)));
+                Ok(all.then_some(record))
+            })
+            .await?;
+        let claims: BTreeSet<String> = judged.iter().filter_map(claim_of).map(|(uid, _)| uid).collect();
+        ensure!(claims.len() >= given.len(), "{} were given to only {claims:?}", given.len());
+        let faults = faults(&judged);
         ensure!(faults.is_empty(), "given twice:\n{}", faults.join("\n"));
         Ok(())
     }
+}
+
+/// The claim that controls a sandbox, by uid and name.
+fn claim_of(entry: &Entry<Sandbox>) -> Option<(String, String)> {
+    let mut owners = entry.object.owner_references().iter();
+    owners
+        .find(|owner| owner.kind == "SandboxClaim" && owner.controller == Some(true))
+        .map(|owner| (owner.uid.clone(), owner.name.clone()))
 }
 
 /// What was given twice, in the order in which it happened.
@@ -36,13 +57,7 @@ fn faults(history: &[Entry<Sandbox>]) -> Vec<String> {
     let mut found = Vec::new();
     for entry in history {
         let (Some(sandbox), name) = (entry.object.uid(), entry.object.name_any()) else { continue };
-        let claim = entry
-            .object
-            .owner_references()
-            .iter()
-            .find(|owner| owner.kind == "SandboxClaim" && owner.controller == Some(true))
-            .map(|owner| (owner.uid.clone(), owner.name.clone()));
-        let Some((claim, claim_name)) = claim else { continue };
+        let Some((claim, claim_name)) = claim_of(entry) else { continue };
         let first = served.entry(sandbox.clone()).or_insert_with(|| claim.clone());
         if *first != claim {
             found.push(format!("sandbox {name} ({sandbox}) serves {claim_name} ({claim}) after {first}"));
