@@ -28,6 +28,11 @@ fn matching(calls: &Calls, wanted: impl Fn(&Call) -> bool) -> Vec<Call> {
     calls.lock().unwrap().iter().filter(|call| wanted(call)).cloned().collect()
 }
 
+/// Those about something in a place.
+fn matching_in(place: &Place, calls: &Calls, wanted: impl Fn(&Call) -> bool) -> Vec<Call> {
+    matching(calls, |call| call.is_in(place) && wanted(call))
+}
+
 /// Waits until something was tried that often, and gives when.
 pub async fn tried(calls: &Calls, what: &str, wanted: impl Fn(&Call) -> bool) -> Vec<Instant> {
     let deadline = Instant::now() + support::DEADLINE;
@@ -147,19 +152,20 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
 
     // The clock of the unfit pod has run for all of them.
     for name in sandboxes.into_iter().chain(["twins"]) {
-        let told = matching(&calls, |call| call.path.ends_with(&format!("/sandboxes/{name}/status")));
+        let told =
+            matching_in(&place, &calls, |call| call.path.ends_with(&format!("/sandboxes/{name}/status")));
         assert_eq!(told.len(), 1, "{name} was told once: {told:?}");
     }
     for (name, ..) in &claims {
-        let about = matching(&calls, |call| call.path.contains(&format!("/sandboxclaims/{name}")));
+        let about = matching_in(&place, &calls, |call| call.path.contains(&format!("/sandboxclaims/{name}")));
         let told = about.iter().filter(|call| call.path.ends_with("/status")).count();
         assert_eq!(told, 1, "{name} was told once: {about:?}");
         assert!(about.len() <= 2, "the status, and when it was first seen: {about:?}");
         let path = format!("/sandboxes/{name}");
-        let for_it = matching(&calls, |call| call.at > begun && call.path.contains(&path));
+        let for_it = matching_in(&place, &calls, |call| call.at > begun && call.path.contains(&path));
         assert!(for_it.is_empty(), "nothing is asked about a sandbox that it does not have: {for_it:?}");
     }
-    let walled = matching(&calls, |call| call.path.contains("/sandboxtemplates/walled"));
+    let walled = matching_in(&place, &calls, |call| call.path.contains("/sandboxtemplates/walled"));
     assert!(walled.len() <= 1, "it gets its label: {walled:?}");
     for path in [
         "/pods/taken",
@@ -168,7 +174,7 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
         "/persistentvolumeclaims/data-stored",
         "/networkpolicies/walled-network-policy",
     ] {
-        let asked = matching(&calls, |call| call.path.contains(path));
+        let asked = matching_in(&place, &calls, |call| call.path.contains(path));
         assert!(asked.is_empty(), "what is in the way is known without asking: {asked:?}");
     }
     controllers.shutdown().await;
@@ -187,12 +193,11 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     );
     expected.sort();
     assert_eq!(events(&place, |_| String::new()).await, expected);
-    let path = format!("/namespaces/{}/events", place.namespace);
-    let written = matching(&calls, |call| call.verb == "POST" && call.path.ends_with(&path));
+    let written = matching_in(&place, &calls, |call| call.verb == "POST" && call.path.ends_with("/events"));
     assert_eq!(written.len(), expected.len(), "none was refused or written again: {written:?}");
     // Nor is anything else that has a name asked about or written again and again.
     let mut paths: BTreeMap<String, usize> = BTreeMap::new();
-    for call in matching(&calls, |call| call.verb != "POST" && call.path.contains(&place.namespace)) {
+    for call in matching_in(&place, &calls, |call| call.verb != "POST") {
         *paths.entry(call.path).or_default() += 1;
     }
     assert!(paths.values().all(|count| *count <= 2), "{paths:#?}");
@@ -242,7 +247,7 @@ pub async fn sandboxes_that_are_denied_are_tried_later_and_later_and_told_once(p
     assert_eq!(condition(&claim, "Ready").unwrap()["message"], message);
     let tries = tried(&denied, "the sandbox of a claim", |_| true).await;
     assert_backs_off("the sandbox of a claim", &tries);
-    let told = matching(&calls, |call| call.path.ends_with("/sandboxclaims/c/status"));
+    let told = matching_in(&place, &calls, |call| call.path.ends_with("/sandboxclaims/c/status"));
     assert_eq!(told.len(), 1, "{told:?}");
     controllers.shutdown().await;
     let of_claim = format!("SandboxClaim c: ReconcilerError: {message}");
@@ -253,7 +258,7 @@ pub async fn sandboxes_that_are_denied_are_tried_later_and_later_and_told_once(p
     place.pool("full", 1, json!({})).await;
     let tries = tried(&denied, "the member of a pool", |_| true).await;
     assert_backs_off("the member of a pool", &tries);
-    let told = matching(&calls, |call| call.path.ends_with("/sandboxwarmpools/full/status"));
+    let told = matching_in(&place, &calls, |call| call.path.ends_with("/sandboxwarmpools/full/status"));
     assert!(told.len() <= 1, "{told:?}");
     controllers.shutdown().await;
     let of_pool = format!("SandboxWarmPool full: FailedCreate: {}", support::FORBIDDEN);
@@ -280,9 +285,9 @@ pub async fn what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other(plac
     place.full("full", 1).await;
     let all = place.api::<Sandbox>().list(&ListParams::default()).await.unwrap().items;
     let member = all.iter().map(|sandbox| sandbox.name_any()).find(|name| name.starts_with("full-")).unwrap();
-    let here = ["pods", "sandboxes"].map(|kind| format!("/namespaces/{}/{kind}", place.namespace));
-    let made =
-        |call: &Call| call.verb == "POST" && here.iter().any(|place| call.path.ends_with(place.as_str()));
+    let made = |call: &Call| {
+        call.verb == "POST" && ["/pods", "/sandboxes"].iter().any(|kind| call.path.ends_with(kind))
+    };
     calls.lock().unwrap().clear();
 
     place.api::<Sandbox>().delete(&first.name_any(), &DeleteParams::default()).await.unwrap();
@@ -306,6 +311,6 @@ pub async fn what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other(plac
         assert!(Instant::now() < deadline, "the pool says nothing");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(matching(&calls, made).len(), 0);
+    assert_eq!(matching_in(&place, &calls, made).len(), 0);
     controllers.shutdown().await;
 }

@@ -78,7 +78,7 @@ pub async fn a_warm_claim_takes_a_waiting_sandbox_in_three_writes(place: Place) 
         let calls = calls.lock().unwrap();
         calls
             .iter()
-            .filter(|call| call.verb != "GET" && call.path.contains(name))
+            .filter(|call| call.is_in(&place) && call.verb != "GET" && call.path.contains(name))
             .map(|call| call.path.rsplit('/').next().unwrap().to_owned())
             .collect()
     };
@@ -96,9 +96,9 @@ pub async fn a_warm_claim_takes_a_waiting_sandbox_in_three_writes(place: Place) 
 pub async fn an_outdated_member_of_a_recreate_pool_is_not_handed_out(place: Place) {
     let (client, _) = place.watched_client();
     let tried = CancellationToken::new();
-    let has_tried = tried.clone();
+    let (has_tried, here) = (tried.clone(), format!("/namespaces/{}/sandboxes/", place.namespace));
     let is_removal = move |method: &http::Method, path: &str| {
-        let is_removal = method == http::Method::DELETE && path.contains("/sandboxes/");
+        let is_removal = method == http::Method::DELETE && path.contains(&here);
         if is_removal {
             tried.cancel();
         }

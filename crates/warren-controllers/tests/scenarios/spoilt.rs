@@ -27,9 +27,9 @@ fn raw(place: &Place) -> Api<DynamicObject> {
 pub async fn a_member_that_cannot_be_taken_keeps_one_claim_waiting(place: Place) {
     let (client, _) = place.watched_client();
     let spoilt = Arc::new(OnceLock::new());
-    let first = spoilt.clone();
+    let (first, here) = (spoilt.clone(), format!("/namespaces/{}/sandboxes/", place.namespace));
     let is_spoilt = move |method: &http::Method, path: &str| {
-        let is_change = method == http::Method::PATCH && path.contains("/sandboxes/");
+        let is_change = method == http::Method::PATCH && path.contains(&here);
         is_change && !path.ends_with("/status") && first.get_or_init(|| path.to_owned()) == path
     };
     let controllers = Controllers::start(support::refusing(client, is_spoilt), extensions());
@@ -54,9 +54,11 @@ pub async fn a_member_that_cannot_be_read_is_not_handed_out(place: Place) {
     place.pool("pool", 1, json!({})).await;
     place.full("pool", 1).await;
     let member = place.api::<Sandbox>().list(&ListParams::default()).await.unwrap().items.remove(0);
+    calls.lock().unwrap().clear();
     let edit = Patch::Merge(json!({"spec": unreadable()}));
     raw(&place).patch(&member.name_any(), &PatchParams::default(), &edit).await.unwrap();
-    let is_told = |call: &Call| call.verb == "POST" && call.path.ends_with("/events");
+    let here = format!("/namespaces/{}/events", place.namespace);
+    let is_told = |call: &Call| call.verb == "POST" && call.path.ends_with(&here);
     let deadline = Instant::now() + support::DEADLINE;
     while !calls.lock().unwrap().iter().any(is_told) {
         assert!(

@@ -30,7 +30,12 @@ pub struct Call {
 }
 
 impl Call {
-    /// Whether a pod was to be made in this place: the controllers work for everybody else's too.
+    /// Whether it is about something in this place: the controllers work for what other tests have left, too.
+    pub fn is_in(&self, place: &Place) -> bool {
+        self.path.contains(&format!("/namespaces/{}/", place.namespace))
+    }
+
+    /// Whether a pod was to be made in this place.
     pub fn is_creation_of_pod(&self, place: &Place) -> bool {
         self.verb == "POST" && self.path.ends_with(&format!("/namespaces/{}/pods", place.namespace))
     }
