@@ -174,7 +174,8 @@ pub(super) async fn row_10_expiry_is_stored_before_anything_goes_and_can_be_take
     assert_eq!((status.service, status.service_fqdn, status.node_name), (None, None, None));
     place.wait_gone::<Pod>("one").await?;
     place.wait_gone::<Service>("one").await?;
-    place.get::<PersistentVolumeClaim>("data-one").await?;
+    let kept: PersistentVolumeClaim = place.get("data-one").await?;
+    assert!(kept.metadata.deletion_timestamp.is_none(), "{kept:?}");
 
     let told = place
         .eventually("the record of the expiry", async || {
@@ -198,6 +199,7 @@ pub(super) async fn row_10_expiry_is_stored_before_anything_goes_and_can_be_take
     let revival = json!({"spec": {"shutdownTime": later, "podTemplate": {"metadata": {"annotations": {FATE: "ready"}}}}});
     place.patch::<Sandbox>("one", revival).await?;
     place.wait_ready::<Sandbox>("one", "True/DependenciesReady").await?;
+    assert_eq!(place.get::<PersistentVolumeClaim>("data-one").await?.uid(), kept.uid());
 
     let spec = json!({"shutdownPolicy": "Delete", "shutdownTime": "2020-01-01T00:00:00Z"});
     place.create::<Sandbox>(sandbox("two", spec)).await?;
