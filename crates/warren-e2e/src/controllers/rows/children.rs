@@ -38,6 +38,9 @@ fn tracked(name: &str) -> Value {
 /// Why a child that nobody owns is not taken.
 const UNLABELLED: &str = "exists without an owner and is not labelled for adoption";
 
+/// Why a service is not taken, whoever may.
+const ADDRESSED: &str = "has a cluster IP and cannot be adopted";
+
 /// Waits until a sandbox says why it does not take what is in its child's place.
 async fn wait_refused(place: &Place, name: &str, why: &str) -> Result<()> {
     place.wait_trouble::<Sandbox>(name, "ReconcilerError", &format!("Error seen: {why}")).await.map(drop)
@@ -72,6 +75,7 @@ pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place
     // Volume claims.
     for (name, labels, taken) in [
         ("claim-plain", json!({}), false),
+        ("claim-forged", tracked("somebody-else"), false),
         ("claim-free", adoptable(), true),
         ("claim-known", tracked("claim-known"), true),
     ] {
@@ -91,19 +95,17 @@ pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place
             (before.uid(), usize::from(taken)),
             "{name}"
         );
+        assert!(taken || after.labels() == before.labels(), "{name}: {:?}", after.labels());
     }
     // Services.
     for (name, labels, spec, refusal) in [
         ("svc-plain", json!({}), json!({}), Some(UNLABELLED)),
+        ("svc-forged", tracked("somebody-else"), json!({}), Some(UNLABELLED)),
         ("svc-free", adoptable(), json!({}), None),
         ("svc-known", tracked("svc-known"), json!({}), None),
         // One with an address of its own would not be what clients of a sandbox expect.
-        (
-            "svc-address",
-            adoptable(),
-            json!({"clusterIP": null}),
-            Some("has a cluster IP and cannot be adopted"),
-        ),
+        ("svc-free-address", adoptable(), json!({"clusterIP": null}), Some(ADDRESSED)),
+        ("svc-known-address", tracked("svc-known-address"), json!({"clusterIP": null}), Some(ADDRESSED)),
     ] {
         let taken = refusal.is_none();
         let before: Service = place.create(service(name, labels, spec)).await?;
@@ -118,6 +120,7 @@ pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place
             (before.uid(), usize::from(taken)),
             "{name}"
         );
+        assert!(taken || after.labels() == before.labels(), "{name}: {:?}", after.labels());
         let selector = |service: Service| service.spec.and_then(|spec| spec.selector).unwrap_or_default();
         let (selected, kept) = (selector(after), selector(before));
         assert_eq!(selected == kept, !taken, "{name}: {selected:?}");
