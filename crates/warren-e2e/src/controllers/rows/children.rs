@@ -297,6 +297,42 @@ pub(super) async fn row_13_a_volume_claim_in_the_way_stops_neither_pod_nor_servi
     Ok(())
 }
 
+/// A volume claim that is gone is missed by the next look at its sandbox, and is no reason for one.
+pub(super) async fn row_13_a_volume_claim_that_is_gone_wakes_nobody(place: Place) -> Result<()> {
+    let spec = json!({"podTemplate": simulated(Fate::Ready), "volumeClaimTemplates": [volume("data")]});
+    // Makes a sandbox and gives it everything: whatever was to be done about others before that is done.
+    let round = async |name: &str| {
+        place.create::<Sandbox>(sandbox(name, spec.clone())).await?;
+        place.wait_ready::<Sandbox>(name, "True/DependenciesReady").await
+    };
+    // Suspended, so that no pod protects its volume.
+    let suspended = with(spec.clone(), json!({"operatingMode": "Suspended"}));
+    place.create::<Sandbox>(sandbox("one", suspended)).await?;
+    place.wait_ready::<Sandbox>("one", "False/SandboxSuspended").await?;
+    let first: PersistentVolumeClaim = place.get("data-one").await?;
+    round("before").await?;
+    let claims = place.record::<PersistentVolumeClaim>().await?;
+    place.delete::<PersistentVolumeClaim>("data-one").await?;
+    place
+        .eventually("the record of its end", async || {
+            Ok(claims.of("data-one").iter().any(|entry| entry.deleted).then_some(()))
+        })
+        .await?;
+    round("after").await?;
+    assert!(
+        place.get_opt::<PersistentVolumeClaim>("data-one").await?.is_none(),
+        "{:?}",
+        claims.of("data-one")
+    );
+
+    let touch = json!({"spec": {"podTemplate": {"metadata": {"annotations": {"touched": "1"}}}}});
+    place.patch::<Sandbox>("one", touch).await?;
+    place
+        .wait_for("data-one", "made again", |claim: &PersistentVolumeClaim| claim.uid() != first.uid())
+        .await?;
+    Ok(())
+}
+
 pub(super) async fn row_14_two_pods_of_one_sandbox_stop_everything_until_one_goes(
     place: Place,
 ) -> Result<()> {

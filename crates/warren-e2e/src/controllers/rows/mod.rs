@@ -39,6 +39,7 @@ pub fn scenarios() -> Vec<Scenario> {
         life::row_11_claims_expire_in_the_second_of_their_deadline,
         life::row_12_scheduling_is_mirrored_word_for_word,
         children::row_13_a_volume_claim_in_the_way_stops_neither_pod_nor_service,
+        children::row_13_a_volume_claim_that_is_gone_wakes_nobody,
         children::row_14_two_pods_of_one_sandbox_stop_everything_until_one_goes,
         adoption::row_15_a_warm_claim_takes_the_sandbox_with_its_pod,
         adoption::row_16_a_taken_pod_loses_the_marks_of_the_pool,
