@@ -140,8 +140,10 @@ pub(super) async fn row_25_outdated_members_are_not_handed_out_while_a_pool_is_r
 ) -> Result<()> {
     const SIZE: i32 = 16;
     const CLIENTS: usize = 4;
-    const CLAIMS: usize = 5;
-    // A round in which no claim came while outdated members were going has shown nothing. About every other one does.
+    // Each client asks until the first outdated member is going, and then for so many more; but none goes if all were promised before.
+    const MORE: usize = 3;
+    const MOST: usize = 20;
+    // A round in which no claim came while outdated members were going has shown nothing; hardly any is like that.
     const ROUNDS: usize = 12;
     const ENOUGH: usize = 2;
     recreating(&place, "pool", SIZE, json!({"podTemplate": simulated(Fate::Ready)})).await?;
@@ -149,22 +151,25 @@ pub(super) async fn row_25_outdated_members_are_not_handed_out_while_a_pool_is_r
     let mut shown = 0;
     for round in 0..ROUNDS {
         let outdated = names(&place.members("pool").await?);
-        let name = |client: usize, number: usize| format!("c{round}-{client}-{number}");
+        let is_going = |Entry { object, deleted }: &Entry<Sandbox>| {
+            outdated.contains(&object.name_any())
+                && !is_claimed(object)
+                && (*deleted || object.metadata.deletion_timestamp.is_some())
+        };
         let ask = async |client: usize| {
-            for number in 0..CLAIMS {
-                place.claim(&name(client, number), "pool", json!({})).await?;
+            let (mut asked, mut more) = (Vec::new(), MORE);
+            while more > 0 && asked.len() < MOST {
+                let name = format!("c{round}-{client}-{}", asked.len());
+                place.claim(&name, "pool", json!({})).await?;
+                asked.push(name);
+                more -= usize::from(sandboxes.so_far().iter().any(is_going));
             }
-            anyhow::Ok(())
+            anyhow::Ok(asked)
         };
         let edit = json!({"spec": {"podTemplate": {"spec": {"hostname": format!("round-{round}")}}}});
-        let (edited, asked) = tokio::join!(
-            place.patch::<SandboxTemplate>("pool", edit),
-            futures::future::try_join_all((0..CLIENTS).map(ask))
-        );
-        edited?;
-        asked?;
-        let all: BTreeSet<String> =
-            (0..CLIENTS).flat_map(|client| (0..CLAIMS).map(move |number| name(client, number))).collect();
+        place.patch::<SandboxTemplate>("pool", edit).await?;
+        let asked = futures::future::try_join_all((0..CLIENTS).map(ask)).await?;
+        let all: BTreeSet<String> = asked.into_iter().flatten().collect();
         for claim in &all {
             place.wait_claimed(claim).await?;
         }
@@ -182,11 +187,7 @@ pub(super) async fn row_25_outdated_members_are_not_handed_out_while_a_pool_is_r
                 Ok(whole.then_some((sandboxes, claims)))
             })
             .await?;
-        let going = sandboxes.iter().filter(|Entry { object, deleted }| {
-            outdated.contains(&object.name_any())
-                && !is_claimed(object)
-                && (*deleted || object.metadata.deletion_timestamp.is_some())
-        });
+        let going = sandboxes.iter().filter(|entry| is_going(entry));
         let going: Vec<u64> = going.map(|entry| version(&entry.object)).collect();
         let (Some(first), Some(last)) = (going.iter().min(), going.iter().max()) else { continue };
         let mut asked: BTreeMap<String, u64> = BTreeMap::new();
