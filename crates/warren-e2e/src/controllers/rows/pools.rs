@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::jiff::SignedDuration;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
@@ -14,7 +15,7 @@ use super::life::HOLD;
 use crate::controllers::history::{Entry, version};
 use crate::controllers::place::{Place, ready};
 use crate::controllers::suite::process::ControllerProcess;
-use crate::controllers::workload::{pool, simulated, template, volume, with};
+use crate::controllers::workload::{pool, sandbox, simulated, template, volume, with};
 
 fn names(members: &[Sandbox]) -> BTreeSet<String> {
     members.iter().map(|member| member.name_any()).collect()
@@ -224,61 +225,125 @@ pub(super) async fn row_25_without_recreate_stale_members_are_handed_out(place: 
     Ok(())
 }
 
+/// The second of an object's creation.
+fn born(member: &Sandbox) -> Result<Timestamp> {
+    member.metadata.creation_timestamp.clone().map(|time| time.0).context("a time of creation")
+}
+
+/// A member of a pool, made by hand: of several controllers that do not know of each other, each could make one. The pool has no template,
+/// so nobody makes another. It stays after its deletion, to be looked at.
+async fn member_by_hand(place: &Place, name: &str, spec: Value) -> Result<Sandbox> {
+    let owner: SandboxWarmPool = place.create(pool(name, "missing", 1)).await?;
+    let metadata = json!({
+        "finalizers": [HOLD],
+        "labels": {labels::WARM_POOL_SANDBOX: NameHash::of(name).to_string()},
+        "ownerReferences": [{"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "name": name,
+            "uid": owner.uid(), "controller": true, "blockOwnerDeletion": true}],
+    });
+    place.create(with(sandbox(name, spec), json!({"metadata": metadata}))).await
+}
+
 pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedulable_ones_held(
     place: Place,
 ) -> Result<()> {
-    const GRACE: SignedDuration = SignedDuration::from_secs(3);
-    // The pod of a sandbox, by its template: a change on the pod itself would be put right.
-    let becomes = |fate: &str| json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: fate}}}}});
-    let born = |member: &Sandbox| {
-        member.metadata.creation_timestamp.clone().map(|time| time.0).context("a time of creation")
-    };
-    let member_of = async |pool: &str| {
-        place.eventually("a member", async || Ok(place.members(pool).await?.into_iter().next())).await
-    };
-    place.pool("flips", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
-    place.pool("stuck", 1, json!({"podTemplate": simulated(Fate::NotReady)})).await?;
-    place.pool("held", 1, json!({"podTemplate": simulated(Fate::Unschedulable)})).await?;
-    place.wait_full("flips", 1).await?;
-    let [flipping, stuck, held] =
-        [member_of("flips").await?, member_of("stuck").await?, member_of("held").await?];
+    const GRACE: SignedDuration = SignedDuration::from_secs(10);
+    /// Members that turn not ready, one after the other.
+    const TURNING: i32 = 3;
+    let not_ready = || json!({"podTemplate": simulated(Fate::NotReady)});
+    place.pool("flips", TURNING, json!({"podTemplate": simulated(Fate::Ready)})).await?;
+    // No node looks at it: there is no room until this scenario says so.
+    place.pool("held", 1, json!({"podTemplate": simulated(Fate::Ignored)})).await?;
+    place.wait_full("flips", TURNING).await?;
+    let held =
+        place.eventually("a member", async || Ok(place.members("held").await?.into_iter().next())).await?;
+    let pod = held.name_any();
+    place.wait::<Pod>(&pod, "made", |pod: Option<&Pod>| pod.is_some()).await?;
+    let scheduled = |status: &str, more: Value| with(json!({"type": "PodScheduled", "status": status}), more);
+    let no_room = scheduled("False", json!({"reason": "Unschedulable", "message": "no room"}));
+    place.patch_status::<Pod>(&pod, json!({"conditions": [no_room]})).await?;
     // A controller with a short grace beside the others, which have a long one and see nothing to do. There are members when it
     // comes: two that do not know of each other could both make one.
     let grace = format!("--sandbox-warm-pool-readiness-grace-period={}s", GRACE.as_secs());
     let _impatient = ControllerProcess::start(place.home(), &["--leader-elect=false", &grace])?;
-
-    // Never ready: given its grace, and no more.
-    place.wait_gone::<Sandbox>(&stuck.name_any()).await?;
-    let next = member_of("stuck").await?;
-    assert!(born(&next)? >= born(&stuck)? + GRACE, "{:?} after {:?}", born(&next)?, born(&stuck)?);
-
     let warning = place.wait_event("held", "WarmPoolNotProgressing").await?;
     assert_eq!(warning.type_.as_deref(), Some("Warning"));
+
+    // Born now that it is at work, and never ready; from its first moments on nothing happens to it or its pool.
+    let stuck = member_by_hand(&place, "stuck", not_ready()).await?;
+
     let still: Sandbox = place.get(&held.name_any()).await?;
     assert_eq!(ready(&still), "False/DependenciesNotReady");
-    // Room is found.
-    place.patch::<Sandbox>(&held.name_any(), becomes("ready")).await?;
+    // Room is found, and the pod is ready at once: how long a node takes is another matter.
+    let up = json!({"phase": "Running", "podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}],
+        "conditions": [scheduled("True", json!({})), {"type": "Ready", "status": "True"}]});
+    place.patch_status::<Pod>(&pod, up).await?;
     place.wait_full("held", 1).await?;
     let relief = place.wait_event("held", "WarmPoolProgressing").await?;
     assert_eq!(relief.type_.as_deref(), Some("Normal"));
     assert_eq!(names(&place.members("held").await?), names(&[held]), "held, not replaced");
 
-    // Past its grace since long, and replaced. That it does not get another grace from its turn on is for the decision's own test to
-    // show: here it would be a race of seconds with a busy machine.
-    place.second_after(&(born(&flipping)? + GRACE).to_string()).await?;
-    place.patch::<Sandbox>(&flipping.name_any(), becomes("not-ready")).await?;
-    place
-        .eventually("a replacement", async || {
-            let members = place.members("flips").await?;
-            Ok(members.into_iter().find(|member| member.name_any() != flipping.name_any()))
-        })
+    turning_not_ready_is_no_birth(&place, GRACE, place.members("flips").await?, not_ready()).await?;
+
+    // Given its grace, and no more.
+    let ended = place
+        .wait_for("stuck", "on its way out", |stuck: &Sandbox| stuck.metadata.deletion_timestamp.is_some())
         .await?;
+    let end = ended.metadata.deletion_timestamp.context("just seen")?.0;
+    assert!(end >= born(&stuck)? + GRACE, "{end:?} after {:?}", born(&stuck)?);
 
     // Only the impatient one had anything to say, and says it once.
     let events = place.events("held").await?;
     let reasons: Vec<&str> = events.iter().filter_map(|event| event.reason.as_deref()).collect();
     assert_eq!(reasons, ["WarmPoolNotProgressing", "WarmPoolProgressing"]);
     Ok(())
+}
+
+/// A member past its grace turns not ready while one that never was ready still has some: the former goes first. Given another grace from
+/// its turn on, it would go last.
+async fn turning_not_ready_is_no_birth(
+    place: &Place,
+    grace: SignedDuration,
+    members: Vec<Sandbox>,
+    not_ready: Value,
+) -> Result<()> {
+    // The pod of a sandbox, by its template: a change on the pod itself would be put right.
+    let turn = json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: "not-ready"}}}}});
+    let history = place.record::<Sandbox>().await?;
+    let end = async |name: &str| {
+        place
+            .eventually(&format!("the record of the end of {name}"), async || {
+                let mut versions = history.of(name).into_iter();
+                let end =
+                    versions.find(|one| one.deleted || one.object.metadata.deletion_timestamp.is_some());
+                Ok(end.map(|entry| version(&entry.object)))
+            })
+            .await
+    };
+    for old in &members {
+        let old_name = old.name_any();
+        place.second_after(&(born(old)? + grace).to_string()).await?;
+        let young_name = format!("young-{old_name}");
+        let young = member_by_hand(place, &young_name, not_ready.clone()).await?;
+        place.second_after(&(born(&young)? + grace / 2).to_string()).await?;
+        place.patch::<Sandbox>(&old_name, turn.clone()).await?;
+        place
+            .wait(&old_name, "not ready", |old: Option<&Sandbox>| {
+                old.is_none_or(|old| !ready(old).starts_with("True"))
+            })
+            .await?;
+        let in_time = Timestamp::now() + SignedDuration::from_secs(2) < born(&young)? + grace;
+        // Over for the young one, and not for the old one had it been given another.
+        place.second_after(&(born(&young)? + grace).to_string()).await?;
+        place.touch_pool(&young_name).await?;
+        let (old_end, young_end) = (end(&old_name).await?, end(&young_name).await?);
+        if in_time {
+            assert!(old_end < young_end, "the old one went at {old_end}, the young one at {young_end}");
+            // And another takes its place.
+            place.wait_full("flips", i32::try_from(members.len())?).await?;
+            return Ok(());
+        }
+    }
+    anyhow::bail!("a member never turned not ready within half of a grace of {grace:?}")
 }
 
 pub(super) async fn row_27_not_ready_members_go_first_and_then_the_newest(place: Place) -> Result<()> {
@@ -294,8 +359,7 @@ pub(super) async fn row_27_not_ready_members_go_first_and_then_the_newest(place:
             })
             .await?;
         ages.push(member.name_any());
-        let born = member.metadata.creation_timestamp.clone().context("a time of creation")?.0;
-        place.second_after(&born.to_string()).await?;
+        place.second_after(&born(&member)?.to_string()).await?;
         if count == 1 {
             let healthy = json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: "ready"}}}}});
             place.edit_template("pool", healthy).await?;
