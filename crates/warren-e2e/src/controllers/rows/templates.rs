@@ -5,10 +5,10 @@ use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt as _;
 use serde_json::json;
-use warren_api::{NameHash, Sandbox, SandboxTemplate, labels};
+use warren_api::{NameHash, Sandbox, SandboxTemplate, SandboxWarmPool, labels};
 
 use crate::controllers::place::Place;
-use crate::controllers::workload::{sandbox, template};
+use crate::controllers::workload::{pool, sandbox, template};
 
 pub(super) async fn row_28_a_policy_of_others_is_left_alone(place: Place) -> Result<()> {
     let own = |name: &str| format!("{name}-network-policy");
@@ -68,12 +68,18 @@ pub(super) async fn row_28_secure_defaults_are_for_derived_sandboxes_that_say_no
             .wait::<Sandbox>(name, "made", |sandbox: Option<&Sandbox>| sandbox.is_some())
             .await?
             .context("a sandbox")?;
-        let pod = &made.spec.blueprint.pod_template.spec;
-        assert_eq!((pod.dns_policy.as_deref(), pod.automount_service_account_token), (dns, token), "{name}");
-        let servers = |pod: &PodSpec| {
-            pod.dns_config.as_ref().and_then(|config| config.nameservers.clone()).unwrap_or_default()
-        };
-        assert_eq!(servers(pod).is_empty(), name != "secure");
+        // The same for members of a pool.
+        let warm = format!("{name}-warm");
+        place.create::<SandboxWarmPool>(pool(&warm, name, 1)).await?;
+        let member =
+            place.eventually("a member", async || Ok(place.members(&warm).await?.into_iter().next())).await?;
+        let servers = |pod: &PodSpec| pod.dns_config.as_ref().and_then(|config| config.nameservers.clone());
+        let secure = (name == "secure").then(|| ["8.8.8.8", "1.1.1.1"].map(str::to_owned).to_vec());
+        for derived in [made, member] {
+            let (who, pod) = (derived.name_any(), &derived.spec.blueprint.pod_template.spec);
+            let policy = (pod.dns_policy.as_deref(), pod.automount_service_account_token);
+            assert_eq!((policy, servers(pod)), ((dns, token), secure.clone()), "{who}");
+        }
     }
     place.create::<Sandbox>(sandbox("plain", json!({}))).await?;
     let plain: Sandbox = place.wait_ready("plain", "True/DependenciesReady").await?;
