@@ -6,18 +6,16 @@ use kube::ResourceExt as _;
 use serde_json::json;
 use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool};
 
-use crate::controllers::place::{Place, message, ready};
-use crate::controllers::workload::{pool, sandbox, template};
+use crate::controllers::place::Place;
+use crate::controllers::workload::{pool, sandbox, stranger, template, with};
 
 pub(super) async fn an_invalid_reference_is_told_and_healed_by_what_was_missing(place: Place) -> Result<()> {
     place.claim("c", "later", json!({})).await?;
-    let told: SandboxClaim = place.wait_ready("c", "False/WarmPoolNotFound").await?;
-    assert!(message(&told, "Ready").contains("later"), "{}", message(&told, "Ready"));
-    place.wait_event("c", "WarmPoolNotFound").await?;
+    let text = "SandboxWarmPool \"later\" not found";
+    place.wait_trouble::<SandboxClaim>("c", "WarmPoolNotFound", text).await?;
     place.create::<SandboxWarmPool>(pool("later", "missing", 0)).await?;
-    let told: SandboxClaim = place.wait_ready("c", "False/TemplateNotFound").await?;
-    assert!(message(&told, "Ready").contains("missing"), "{}", message(&told, "Ready"));
-    place.wait_event("c", "TemplateNotFound").await?;
+    let text = "SandboxTemplate \"missing\" not found";
+    place.wait_trouble::<SandboxClaim>("c", "TemplateNotFound", text).await?;
     place.create::<warren_api::SandboxTemplate>(template("missing", json!({}))).await?;
     place.wait_claimed("c").await?;
     Ok(())
@@ -27,22 +25,24 @@ pub(super) async fn a_template_that_cannot_make_a_pod_is_told_with_the_server_s_
     place: Place,
 ) -> Result<()> {
     // The schema of a sandbox takes it; a pod with it is refused.
-    let broken = json!({"podTemplate": {"spec": {"containers": [{"name": "Not A Name", "image": "warren.dev/host"}]}}});
-    place.create::<Sandbox>(sandbox("one", broken.clone())).await?;
-    let told: Sandbox = place.wait_ready("one", "False/ReconcilerError").await?;
-    let text = message(&told, "Ready");
-    assert!(text.starts_with("Error seen: ") && text.contains("spec.containers[0].name"), "{text}");
-    let event = place.wait_event("one", "ReconcilerError").await?;
-    assert!(event.note.as_deref().is_some_and(|note| note.contains("spec.containers[0].name")), "{event:?}");
-    place.pool("pool", 1, broken).await?;
-    let member = place
-        .eventually("a member that says so", async || {
-            let members = place.members("pool").await?;
-            Ok(members.into_iter().find(|member| ready(member) == "False/ReconcilerError"))
-        })
-        .await?;
-    assert!(message(&member, "Ready").contains("spec.containers[0].name"));
-    place.wait_event(&member.name_any(), "ReconcilerError").await?;
+    let broken = json!({"spec": {"containers": [{"name": "Not A Name", "image": "warren.dev/host"}]}});
+    // Whoever makes such a pod by hand gets the same answer.
+    let answer = async |name: &str| {
+        let pod = with(stranger(name, json!({})), broken.clone());
+        match place.try_create::<Pod>(pod).await? {
+            Err(kube::Error::Api(status)) => Ok(format!("Error seen: {}", status.message)),
+            other => anyhow::bail!("not refused: {other:?}"),
+        }
+    };
+    let text = answer("one").await?;
+    assert!(text.contains("spec.containers[0].name: Invalid value: \"Not A Name\""), "{text}");
+    place.create::<Sandbox>(sandbox("one", json!({"podTemplate": broken}))).await?;
+    place.wait_trouble::<Sandbox>("one", "ReconcilerError", &text).await?;
+    place.pool("pool", 1, json!({"podTemplate": broken})).await?;
+    let member =
+        place.eventually("a member", async || Ok(place.members("pool").await?.into_iter().next())).await?;
+    let text = answer(&member.name_any()).await?;
+    place.wait_trouble::<Sandbox>(&member.name_any(), "ReconcilerError", &text).await?;
     assert_eq!(place.list::<Pod>().await?.len(), 0);
     let mended = json!({"spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}}});
     place.patch::<Sandbox>("one", mended).await?;
