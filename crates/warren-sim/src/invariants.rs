@@ -60,7 +60,7 @@ pub struct Ledger {
     /// Sandboxes that were taken for an assignment that another process dropped, before or after: two requests under way cannot know
     /// of each other. They are the claim's, and it gives back one too many.
     astray: BTreeSet<String>,
-    /// Sandboxes that were nobody's when a process last asked the server for them, by uid.
+    /// Sandboxes that were nobody's when a process asked the server for them, by uid, and of which it was not told otherwise since.
     found_free: BTreeSet<(Caller, String)>,
     /// What each process was told when it last made sure of a claim: whether that was over.
     made_sure: BTreeMap<(Caller, String), bool>,
@@ -82,13 +82,15 @@ impl Ledger {
         self.made_sure.insert((by, uid), is_over(claim, latest));
     }
 
-    /// Takes note of what a process was told that asked for a sandbox.
-    pub fn answer(&mut self, by: Caller, sandbox: &Sandbox) {
+    /// Takes note of a sandbox as a process was told of it in answer to a request. What a watch brings does not count: the request
+    /// that was decided on before may still be under way.
+    pub fn answer(&mut self, by: Caller, request: &Request, sandbox: &Sandbox) {
         let key = (by, sandbox.metadata.uid.clone().unwrap_or_default());
-        match ownership::is_claimed(&sandbox.metadata) {
-            true => self.found_free.remove(&key),
-            false => self.found_free.insert(key),
-        };
+        if ownership::is_claimed(&sandbox.metadata) {
+            self.found_free.remove(&key);
+        } else if matches!(request, Request::Read(..)) {
+            self.found_free.insert(key);
+        }
     }
 
     /// Judges one write.

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use warren_api::annotations;
+use warren_api::{Sandbox, annotations};
 use warren_controllers::Config;
 use warren_decide::step::{Action, Kind, Propagation};
 use warren_sim::invariants::Ledger;
+use warren_sim::object::Typed as _;
 use warren_sim::rest;
 use warren_sim::server::{Caller, Part, Preconditions, Server};
 use warren_sim::wire::{Request, Sent};
@@ -208,6 +209,40 @@ fn what_was_assigned_again_is_not_excused() {
         let taken = json!({"metadata": {"ownerReferences": [claim]}});
         world.merge(ONE, Kind::Sandbox, "s1", &taken).unwrap();
         check(world.merge(ONE, Kind::Sandbox, "s2", &taken), wanted);
+    }
+}
+
+/// Only who was told that a sandbox is nobody's, and nothing else since, may drop its name when another process has just taken it.
+#[test]
+fn an_assignment_is_dropped_only_by_who_cannot_know_better() {
+    let read = Request::Read(Kind::Sandbox, "s1".to_owned());
+    let taking = Request::Act(Action::Merge {
+        kind: Kind::Sandbox,
+        name: "s1".to_owned(),
+        body: json!({"metadata": {}}),
+    });
+    let wrong = "dropped its assignment of s1, which it has";
+    for (what, asks, takes, drops, wanted) in [
+        ("asked before another took it", Some(TWO), ONE, TWO, ""),
+        ("took it", Some(ONE), ONE, ONE, wrong),
+        ("another asked", Some(TWO), ONE, ONE, wrong),
+        ("nobody asked", None, ONE, TWO, wrong),
+    ] {
+        let mut world = World::default();
+        world.create(Kind::Sandbox, "s1", &[], json!({"podTemplate": pod_template()}));
+        let claim = world.create(Kind::SandboxClaim, "c0", &[], claim_spec());
+        world.merge(ONE, Kind::SandboxClaim, "c0", &assignment(Some("s1"))).unwrap();
+        let told = |world: &mut World, by: Caller, request: &Request| {
+            let sandbox = Sandbox::of(world.server.get(Kind::Sandbox, "s1").unwrap()).unwrap().clone();
+            world.ledger.answer(by, request, &sandbox);
+        };
+        if let Some(asks) = asks {
+            told(&mut world, asks, &read);
+        }
+        world.merge(takes, Kind::Sandbox, "s1", &json!({"metadata": {"ownerReferences": [claim]}})).unwrap();
+        told(&mut world, takes, &taking);
+        let dropped = world.merge(drops, Kind::SandboxClaim, "c0", &assignment(None));
+        assert_eq!(dropped.err().unwrap_or_default().contains(wrong), wanted == wrong, "{what}");
     }
 }
 

@@ -41,6 +41,9 @@ impl Simulation {
             }
         };
         self.say(|_| format!("process {number}: {id} {} → {}", describe(&sent.request), outcome(&answer)));
+        if let Reply::One(Ok(Some(Any::Sandbox(sandbox)))) = &answer {
+            self.ledger.answer(Caller::Process(number), &sent.request, sandbox);
+        }
         link.wire().answer(id, answer);
         self.judge(sent.intent.as_ref())
     }
@@ -73,13 +76,7 @@ impl Simulation {
             Request::List(kind, label, value) => {
                 Ok(self.server.labelled(*kind, label, value).next().cloned())
             }
-            Request::Read(kind, name) => {
-                let answer = self.server.get(*kind, name).cloned();
-                if let Some(Any::Sandbox(sandbox)) = &answer {
-                    self.ledger.answer(by, sandbox);
-                }
-                Ok(answer)
-            }
+            Request::Read(kind, name) => Ok(self.server.get(*kind, name).cloned()),
             Request::Act(Action::Create(object)) => {
                 let value = to_value(object)
                     .map_err(|error| Refusal { kind: FailureKind::Refused, text: error.to_string() })?;
