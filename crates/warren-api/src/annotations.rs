@@ -73,9 +73,6 @@ pub const NETWORK_ALLOWED_HOSTS: &str = "warren.dev/network-allowed-hosts";
 /// And on which ports: numbers or ranges such as `8000-8100`, with commas between.
 pub const NETWORK_ALLOWED_PORTS: &str = "warren.dev/network-allowed-ports";
 
-/// The isolation level that a Pod asks for; in a Pod's status metadata, the level that was reached.
-pub const ISOLATION: &str = "warren.dev/isolation";
-
 /// On a claim: until when it must be Ready, or else it ends. A duration such as `90s` or `5m`, counted from when it began
 /// to wait, or a time (RFC 3339).
 pub const DEADLINE: &str = "warren.dev/deadline";

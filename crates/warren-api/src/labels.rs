@@ -45,12 +45,6 @@ pub const CREATED_BY: &str = "agents.x-k8s.io/created-by";
 /// replaced it; a label that is found is moved there.
 pub const LEGACY_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
 
-/// The isolation level that a Pod asks for or has been given.
-pub const ISOLATION: &str = "warren.dev/isolation";
-
-/// The network mode of a Pod, for selection; the annotation of the same key decides.
-pub const NETWORK: &str = "warren.dev/network";
-
 /// Keys below these prefixes are the controllers' own: a template's are never copied to a Pod.
 pub const RESERVED_PREFIXES: [&str; 2] = ["agents.x-k8s.io/", "extensions.agents.x-k8s.io/"];
 
