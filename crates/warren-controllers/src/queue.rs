@@ -50,7 +50,7 @@ pub enum Outcome {
     Gone,
     /// Done, but look again after this long.
     LookAgain(Duration),
-    /// Nothing was done, because others come first: look again after this long. Backoff of earlier failures goes on.
+    /// What is left to do can wait, because others come first: look again after this long. Backoff of earlier failures goes on.
     NotNow(Duration),
     /// It failed: try again with backoff.
     Retry,
