@@ -10,7 +10,7 @@ use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPo
 use super::life::HOLD;
 use crate::controllers::history::version;
 use crate::controllers::place::{Place, condition, ready, since, state};
-use crate::controllers::workload::{ending, sandbox, template, volume};
+use crate::controllers::workload::{ending, sandbox, template, volume, with};
 
 /// Makes a pass over a claim certain, and gives what it said: an edit that changes nothing about its sandbox.
 async fn after_a_pass(place: &Place, name: &str) -> Result<SandboxClaim> {
@@ -107,6 +107,38 @@ pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a
         let after: SandboxClaim = place.get(&before.name_any()).await?;
         assert_eq!(after.resource_version(), before.resource_version(), "{}", before.name_any());
     }
+    Ok(())
+}
+
+pub(super) async fn row_21_what_is_worth_a_retry_heals_by_itself_and_what_is_not_waits_for_the_user(
+    place: Place,
+) -> Result<()> {
+    let variables = |env: Value| json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host", "env": env}]}}});
+    let allowed = json!({"envVarsInjectionPolicy": "Allowed"});
+    let taken = variables(json!([{"name": "A", "value": "1"}]));
+    place.pool("open", 0, with(taken, allowed.clone())).await?;
+    place.pool("closed", 0, json!({})).await?;
+    let env = |value: &str| json!({"env": [{"name": "A", "value": value}]});
+    place.claim("retried", "open", env("2")).await?;
+    place.wait_ready::<SandboxClaim>("retried", "False/ReconcilerError").await?;
+    place.claim("refused", "closed", env("2")).await?;
+    let text = "the template does not allow env in a claim";
+    place.wait_trouble::<SandboxClaim>("refused", "EnvVarsInjectionRejected", text).await?;
+    // What is written to a claim wakes it. An event comes after that, and when a later claim has been answered, nothing is left
+    // to wake this one.
+    place.claim("later", "closed", env("2")).await?;
+    place.wait_ready::<SandboxClaim>("later", "False/EnvVarsInjectionRejected").await?;
+    // Both are mended by their templates, whose edits wake nobody. Backoff lasts about as long as one has failed, so were the
+    // younger one tried again, too, it would be by the time that the older one is served.
+    place.edit_template("closed", json!({"spec": allowed})).await?;
+    place.edit_template("open", json!({"spec": variables(json!([]))})).await?;
+    place.wait_claimed("retried").await?;
+    let refused: SandboxClaim = place.get("refused").await?;
+    assert_eq!(ready(&refused), "False/EnvVarsInjectionRejected");
+    assert!(place.get_opt::<Sandbox>("refused").await?.is_none());
+    // A word of the user is enough.
+    place.patch::<SandboxClaim>("refused", json!({"spec": env("3")})).await?;
+    place.wait_claimed("refused").await?;
     Ok(())
 }
 

@@ -49,6 +49,7 @@ pub fn scenarios() -> Vec<Scenario> {
         adoption::row_19_the_node_with_most_members_gives_first,
         adoption::row_20_own_env_or_volumes_bypass_a_full_pool,
         claims::row_21_errors_of_the_user_are_told_apart_from_errors_worth_a_retry,
+        claims::row_21_what_is_worth_a_retry_heals_by_itself_and_what_is_not_waits_for_the_user,
         claims::row_22_a_foreign_sandbox_of_the_claim_s_name_blocks_it,
         claims::row_23_a_bound_claim_outlives_its_pool_and_follows_another,
         claims::row_23_a_claim_with_metadata_misses_its_template_alone_too,
