@@ -7,7 +7,7 @@
 //!   the second of it, and a sandbox is not looked at again within two seconds. The latter is alone, as the status that tells of
 //!   the look may wait while claims leave no room.
 //! - Row 21: how often a claim with a lasting error is tried again is counted where the controller's requests can be
-//!   counted, in `warren-controllers`' own tests on both servers (`bad_input`). Here: reason, message, and no write.
+//!   counted, in `warren-controllers`' own tests on both servers (`bad_input`). Here: reason, message, and who heals by itself.
 //! - Row 30: there is no conversion webhook yet, so no server serves `v1alpha1`; `warren migrate` converts manifests,
 //!   and its tests hold what is kept. Here: what it makes of old manifests works, and old owner references count.
 
