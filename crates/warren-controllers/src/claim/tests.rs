@@ -94,8 +94,8 @@ async fn what_was_gone_is_asked_for_again_when_the_claim_has_changed() {
     assert!(!asked[4..].iter().any(|line| line == LOST), "{asked:?}");
 }
 
-/// A member of the pool that is ready, and that a claim has committed to and not taken, as it says.
-async fn first_request_beside(other: Value) -> String {
+/// What a claim asks of the server first whose pool has one member, which is ready, and which another claim has committed to.
+async fn first_request_beside(deleted: Option<&str>, status: Value) -> String {
     let server = Arc::new(Pretended::new([], []));
     let config = Config { extensions: true, ..Config::default() };
     let engine = Engine::new(server.clone(), Arc::new(SystemClock::start()), &config, &Telemetry::default());
@@ -120,12 +120,11 @@ async fn first_request_beside(other: Value) -> String {
             "status": {"podIPs": ["10.0.0.7"], "conditions": [ready]},
         }),
     );
-    let mut committed = json!({"metadata": {"annotations": {annotations::SANDBOX_NAME: "w"}},
-        "spec": {"warmPoolRef": {"name": "p"}}});
-    committed.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
-    if let Some(time) = committed.as_object_mut().unwrap().remove("deletionTimestamp") {
-        committed["metadata"]["deletionTimestamp"] = time;
-    }
+    let committed = json!({
+        "metadata": {"annotations": {annotations::SANDBOX_NAME: "w"}, "deletionTimestamp": deleted},
+        "spec": {"warmPoolRef": {"name": "p"}},
+        "status": status,
+    });
     let asking = json!({"spec": {"warmPoolRef": {"name": "p"}}});
     for object in
         [pool, member, object::<SandboxClaim>("o", 3, committed), object::<SandboxClaim>("c", 4, asking)]
@@ -141,14 +140,14 @@ async fn first_request_beside(other: Value) -> String {
 #[tokio::test]
 async fn a_sandbox_is_kept_for_who_has_committed_to_it_as_long_as_that_can_take_it() {
     let (takes, waits) = ("patch SandboxClaim", "say how SandboxClaim is");
-    let expired = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "ClaimExpired",
-        "message": "", "lastTransitionTime": "2020-01-01T00:00:00Z"}]}});
-    for (other, wanted) in [
-        (json!({}), waits),
-        (json!({"status": {"sandbox": {"name": "w"}}}), takes),
-        (json!({"deletionTimestamp": "2020-01-01T00:00:00Z"}), takes),
-        (expired, takes),
+    let expired = json!({"conditions": [{"type": "Ready", "status": "False", "reason": "ClaimExpired",
+        "message": "", "lastTransitionTime": "2020-01-01T00:00:00Z"}]});
+    for (deleted, status, wanted) in [
+        (None, json!({}), waits),
+        (None, json!({"sandbox": {"name": "w"}}), takes),
+        (None, expired, takes),
+        (Some("2020-01-01T00:00:00Z"), json!({}), takes),
     ] {
-        assert_eq!(first_request_beside(other.clone()).await, wanted, "{other}");
+        assert_eq!(first_request_beside(deleted, status.clone()).await, wanted, "{deleted:?} {status}");
     }
 }
