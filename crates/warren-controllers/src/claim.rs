@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use warren_api::conditions::{self, ConditionType, Reason, ReportingController};
+use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
-use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up};
+use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up, is_over};
 use warren_decide::ownership;
 use warren_decide::pool::Strategy;
 use warren_decide::staleness::Yardstick;
@@ -426,14 +426,6 @@ impl ClaimController {
     fn first_seen_map(&self) -> MutexGuard<'_, HashMap<ObjectKey, (Option<String>, Timestamp)>> {
         self.first_seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Whether a claim is being deleted, or says that it has expired or missed its deadline.
-fn is_over(claim: &SandboxClaim) -> bool {
-    let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let ready = conditions::find(conditions, ConditionType::Ready);
-    claim.metadata.deletion_timestamp.is_some()
-        || ready.is_some_and(|ready| Reason::parse(&ready.reason) == Some(Reason::ClaimExpired))
 }
 
 /// The name of the sandbox that a step makes.

@@ -39,6 +39,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use warren_api::conditions::{self, ConditionType};
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 
+pub use expiry::is_over;
 pub use status::Trouble;
 
 use crate::ownership;

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 use warren_api::claim::ClaimShutdownPolicy;
 use warren_api::conditions::{self, ConditionType, EventAction, EventReason, Reason};
-use warren_api::{Sandbox, SandboxClaimSpec};
+use warren_api::{Sandbox, SandboxClaim, SandboxClaimSpec};
 
 use super::{Next, Plan, Settings, World, status};
 use crate::step::{Action, Kind, Note, Propagation, Severity, Stage, Step};
@@ -46,10 +46,22 @@ pub(super) fn remaining(
     Some(Duration::try_from(deadline.duration_since(now)).unwrap_or_default().max(AT_ONCE))
 }
 
+/// Whether a claim says that its time is over, or that it has missed its deadline.
+fn is_announced(conditions: &[Condition]) -> bool {
+    conditions::find(conditions, ConditionType::Ready)
+        .is_some_and(|ready| ready.reason == Reason::ClaimExpired.as_str())
+}
+
+/// Whether a claim takes no sandbox any more, unless it is brought back to life: it has said that it is over, or is being deleted.
+#[must_use]
+pub fn is_over(claim: &SandboxClaim) -> bool {
+    let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    claim.metadata.deletion_timestamp.is_some() || is_announced(conditions)
+}
+
 /// Plans for an expired claim.
 pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
-    let announced = conditions::find(world.conditions(), ConditionType::Ready)
-        .is_some_and(|ready| ready.reason == Reason::ClaimExpired.as_str());
+    let announced = is_announced(world.conditions());
     let policy =
         world.claim.spec.lifecycle.as_ref().map(|lifecycle| lifecycle.shutdown_policy).unwrap_or_default();
     // The one that the claim has, also when its status was never published; else the place where one would be.
