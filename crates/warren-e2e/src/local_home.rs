@@ -24,13 +24,14 @@ pub struct LocalHome {
 
 /// The binary where everybody finds it: the one that was built may lie below somebody's home.
 #[derive(Debug)]
-struct OwnBinary {
+pub struct OwnBinary {
     path: PathBuf,
     _directory: TempDir,
 }
 
 impl OwnBinary {
-    fn make() -> Self {
+    /// Links or copies the binary.
+    pub fn make() -> Self {
         let directory = tempfile::tempdir().expect("make a directory");
         let open = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(directory.path(), open).expect("open the directory");
@@ -39,6 +40,11 @@ impl OwnBinary {
             .or_else(|_| std::fs::copy(warren_binary(), &path).map(drop))
             .expect("copy the binary");
         Self { path, _directory: directory }
+    }
+
+    /// The program.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use warren_e2e::conformance::target::{Target as _, UnixTarget};
 use warren_e2e::disk::SmallDisk;
 use warren_e2e::foreground::Foreground;
-use warren_testkit::privileges::skip_without_root;
+use warren_e2e::full_disk::{self, DetachedHome};
+use warren_testkit::privileges::{OrdinaryUser, skip_without_root};
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -217,6 +218,64 @@ async fn a_full_disk_does_not_keep_it_from_starting() {
     assert_eq!(home.names().await, BTreeSet::from(["before".to_owned()]));
     home.disk.make_room().expect("make room");
     assert_eq!(home.create("after", 1000).await.0, StatusCode::CREATED);
+}
+
+/// A detached home on a small disk. `None`, with a printed reason, where there are no loop devices.
+fn detached(user: Option<OrdinaryUser>) -> Option<DetachedHome> {
+    match DetachedHome::new(user) {
+        Ok(home) => Some(home),
+        Err(error) => {
+            eprintln!("skipped: no loop device with ext4 on this machine: {error}");
+            None
+        }
+    }
+}
+
+/// `WARREN_FULL_DISK_ROUNDS=50` makes it longer.
+async fn fill_and_free(user: Option<OrdinaryUser>) {
+    let Some(home) = detached(user) else { return };
+    let rounds =
+        std::env::var("WARREN_FULL_DISK_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
+    let outcome = full_disk::run(&home, rounds).await.unwrap_or_else(|error| panic!("{error}"));
+    println!("{outcome:#?}");
+    assert_eq!(outcome.rounds, rounds);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_is_filled_and_freed_loses_nothing_and_needs_no_restart() {
+    if skip_without_root() {
+        return;
+    }
+    fill_and_free(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ordinary_users_disk_that_is_filled_and_freed_loses_nothing_and_needs_no_restart() {
+    if skip_without_root() {
+        return;
+    }
+    let Some(user) = OrdinaryUser::find() else { return };
+    fill_and_free(Some(user)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_detached_home_starts_on_a_full_disk_whose_log_takes_nothing() {
+    if skip_without_root() {
+        return;
+    }
+    let Some(home) = detached(None) else { return };
+    home.up().expect("start");
+    assert!(home.warren(&["down"]).status.success());
+    home.disk().fill().expect("fill the disk");
+    // Not even the last block of the log has room.
+    let fill =
+        "dd if=/dev/zero of=\"$PLACE/home/daemon.log\" bs=1 oflag=append conv=notrunc 2>/dev/null; true";
+    home.disk().shell(fill).expect("fill the log");
+    home.up().unwrap_or_else(|error| panic!("{error}\n{}", home.log()));
+    home.disk().make_room().expect("make room");
+    let object = json!({"metadata": {"name": "after"}});
+    let answer = home.client().expect("a client").send(Method::POST, PATH, &object).await;
+    assert_eq!(answer.expect("an answer").0, StatusCode::CREATED);
 }
 
 /// The controllers go ahead of the disk, and what they count on may be lost there. Then they begin again.

@@ -65,11 +65,19 @@ impl LocalControllers {
         self.listed.cancelled().await;
     }
 
+    /// Returns when the task that keeps the controllers running has died.
+    pub async fn died(&mut self) {
+        // A task that panicked has said so already.
+        let _ = (&mut self.supervisor).await;
+    }
+
     /// Stops: no new pass begins, and those under way are finished.
     pub async fn shutdown(self) {
         self.stop.cancel();
-        // A task that panicked has said so already.
-        let _ = self.supervisor.await;
+        if !self.supervisor.is_finished() {
+            // A task that panicked has said so already.
+            let _ = self.supervisor.await;
+        }
     }
 }
 

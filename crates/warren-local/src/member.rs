@@ -22,7 +22,9 @@ use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 use crate::lock::{Holder, Lock, LockError, Starting};
-use crate::{FAREWELL, NamedRuntime, RuntimeError, descriptors, home, rest, runtimes, threads};
+use crate::{
+    FAREWELL, NamedRuntime, PrivacyError, RuntimeError, descriptors, home, private, rest, runtimes, threads,
+};
 
 /// As often as kubelet: a node is lost after four that did not come.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -82,6 +84,9 @@ pub enum MemberError {
     /// What we may do on this machine could not be found out.
     #[error("find out what this process may do")]
     Privileges(#[source] io::Error),
+    /// Other users could read the data directory.
+    #[error(transparent)]
+    Privacy(#[from] PrivacyError),
     /// Somebody else has the data directory.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -156,12 +161,13 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     if privileges != Privileges::Machine {
         return Err(MemberError::NotRoot);
     }
+    private::tighten(&config.directory)?;
     let starting = Starting::begin(&config.directory)?;
     // Before its lock is waited for.
     if config.directory.join(home::STORE).exists() {
         return Err(MemberError::LocalHome { directory: config.directory });
     }
-    let holder = Holder { pid: std::process::id(), version: config.version.clone() };
+    let holder = Holder { pid: std::process::id(), version: config.version.clone(), settings: None };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.directory))?;
     // Their programs are asked who they are, which is for a process with one thread, too.
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;

@@ -167,9 +167,9 @@ pub struct Up {
 /// Where the API listens, besides the socket in the data directory.
 #[derive(Args, Clone, Debug)]
 pub struct Listen {
-    /// The address for kubectl and SDKs (TLS); port 0 takes a free one, the same as last time if possible
-    #[arg(long, env = "WARREN_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:0")]
-    pub listen: SocketAddr,
+    /// The address for kubectl and SDKs (TLS); port 0 takes a free one, the same as last time if possible [default: 127.0.0.1:0]
+    #[arg(long, env = "WARREN_LISTEN", value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
 }
 
 #[derive(Args, Debug)]

@@ -1,6 +1,23 @@
 //! The `warren` binary: it parses arguments, asks the other crates for what they mean, and renders the answer.
 //! It decides nothing about sandboxes and never opens the store. Every role is a subcommand; start at [`cli`].
 
+/// Replaces the standard library's `eprint!`, which panics if standard error cannot be written. A daemon's standard error is a file on
+/// the disk that its sandboxes fill.
+macro_rules! eprint {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stderr(), $($words)*);
+    }};
+}
+
+/// Replaces the standard library's `eprintln!`, for the same reason.
+macro_rules! eprintln {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod cli;
 mod controller;
 mod doctor;
@@ -9,6 +26,7 @@ mod home;
 mod image;
 mod interrupt;
 mod kubeconfig;
+mod log;
 mod migrate;
 mod node;
 mod oci;
@@ -25,7 +43,6 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use cli::Command;
-use tracing_subscriber::EnvFilter;
 
 /// An API server makes and drops trees of small strings all day long, in several threads; glibc's allocator spent a third of a
 /// busy daemon's time on that.
@@ -39,15 +56,18 @@ fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(controller::normalise(std::env::args_os()));
     match &cli.command {
         Command::Controller(flags) => {
-            log(flags.logging.zap_log_level, flags.logging.as_json(std::io::stderr().is_terminal()));
+            log::begin(flags.logging.zap_log_level, flags.logging.as_json(std::io::stderr().is_terminal()));
+            log::write_by_thread(None);
         }
-        Command::Up(_) | Command::Daemon(_) => log("info", false),
+        Command::Up(_) | Command::Daemon(_) => log::begin("info", false),
         // The library says each failed request as well as we do, only shorter.
-        Command::Node(_) => log("info,kube_client=off", false),
-        _ => log("warn", false),
+        Command::Node(_) => log::begin("info,kube_client=off", false),
+        _ => log::begin("warn", false),
     }
     let failure = if matches!(cli.command, Command::Run(_)) { OWN_FAILURE } else { 1 };
-    match carry_out(cli.command) {
+    let outcome = carry_out(cli.command);
+    log::finish();
+    match outcome {
         // Exit codes have eight bits; the protocol carries them as text.
         Ok(code) => ExitCode::from(code as u8),
         Err(error) => {
@@ -73,15 +93,4 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Daemon(arguments) => up::daemon(&arguments)?,
     }
     Ok(0)
-}
-
-/// Diagnostics go to standard error; `WARREN_LOG` chooses what is said.
-fn log(default: &str, as_json: bool) {
-    let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    match as_json {
-        true => lines.json().init(),
-        false => lines.init(),
-    }
 }

@@ -7,9 +7,10 @@ use warren_client::exec::ExecError;
 use warren_client::home::DataDirError;
 use warren_client::sandbox::{SandboxError, WaitError};
 use warren_controllers::RunError;
-use warren_local::OrdinaryUserError;
+use warren_local::{OrdinaryUserError, PrivacyError, StartError};
 
 use crate::home::NeverStarted;
+use crate::up::NotApplied;
 
 /// Prints an error and a hint.
 pub fn print(error: &anyhow::Error) {
@@ -61,6 +62,18 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     if is::<OrdinaryUserError>(error) {
         return Some(
             "`warren doctor` says what keeps ordinary users from sandboxes, or become root".to_owned(),
+        );
+    }
+    if is::<NotApplied>(error) {
+        return Some(
+            "stop it with `warren down --keep`, which leaves its sandboxes running, and repeat the command"
+                .to_owned(),
+        );
+    }
+    if let Some(StartError::Privacy(PrivacyError::Foreign { .. })) = error.downcast_ref() {
+        return Some(
+            "name a directory of your own with `--data-dir` or `WARREN_HOME`, or give this one to that user"
+                .to_owned(),
         );
     }
     if is::<NeverStarted>(error) || is::<ConnectError>(error) {

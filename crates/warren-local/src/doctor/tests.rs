@@ -131,7 +131,7 @@ fn each_thing_that_is_wrong_is_named_with_its_remedy() {
 fn what_is_there_is_told() {
     let mut facts = healthy();
     facts.runtimes = vec![("runsc", "/usr/bin/runsc".into())];
-    facts.holder = Some(crate::Holder { pid: 7, version: "1.2.3".to_owned() });
+    facts.holder = Some(crate::Holder { pid: 7, version: "1.2.3".to_owned(), settings: None });
     facts.file_system = FileSystem::Tmpfs;
     facts.release = "6.3".to_owned();
     let found: Vec<String> = examine(&facts).into_iter().map(|finding| finding.found).collect();
