@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub enum PrivacyError {
     /// Its owner is another user, who can read and replace everything in it.
     #[error(
-        "the data directory `{}` belongs to user {owner}, who could read every secret in it; it has to belong to user {user}",
+        "the data directory `{}` belongs to user {owner}, who could read every secret in it; give it to user {user}, or name another with `--data-dir`",
         directory.display()
     )]
     Foreign {

@@ -7,7 +7,7 @@ use warren_client::exec::ExecError;
 use warren_client::home::DataDirError;
 use warren_client::sandbox::{SandboxError, WaitError};
 use warren_controllers::RunError;
-use warren_local::{OrdinaryUserError, PrivacyError, StartError};
+use warren_local::OrdinaryUserError;
 
 use crate::home::NeverStarted;
 use crate::up::NotApplied;
@@ -67,12 +67,6 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     if is::<NotApplied>(error) {
         return Some(
             "stop it with `warren down --keep`, which leaves its sandboxes running, and repeat the command"
-                .to_owned(),
-        );
-    }
-    if let Some(StartError::Privacy(PrivacyError::Foreign { .. })) = error.downcast_ref() {
-        return Some(
-            "name a directory of your own with `--data-dir` or `WARREN_HOME`, or give this one to that user"
                 .to_owned(),
         );
     }
