@@ -104,8 +104,9 @@ impl SmallDisk {
     /// # Errors
     /// When it could not be filled.
     pub fn fill(&self) -> Result<(), String> {
-        // dd ends with an error when the disk is full, which is the point; the smaller blocks take the rest.
-        self.shell("for size in 1M 4k 1; do dd if=/dev/zero of=\"$PLACE/filler\" bs=$size oflag=append conv=notrunc 2>/dev/null; done; test \"$(stat -f -c %a \"$PLACE\")\" -le 1").map(drop)
+        // Most of it at once, where the file system can. dd ends with an error when the disk is full, which is the point; the
+        // smaller blocks take the rest.
+        self.shell("fallocate -l $(($(stat -f -c '%f * %S' \"$PLACE\") - 262144)) \"$PLACE/filler\" 2>/dev/null; for size in 1M 4k 1; do dd if=/dev/zero of=\"$PLACE/filler\" bs=$size oflag=append conv=notrunc 2>/dev/null; done; test \"$(stat -f -c %a \"$PLACE\")\" -le 1").map(drop)
     }
 
     /// Gives back what [`SmallDisk::fill`] took.

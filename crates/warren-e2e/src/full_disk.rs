@@ -32,7 +32,7 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Times that the disk was filled and freed.
-    pub rounds: u64,
+    pub rounds: u32,
     /// Writes that were acknowledged, all of which were found afterwards.
     pub acknowledged: u64,
     /// Writes that were refused, of which nothing was found afterwards.
@@ -47,12 +47,13 @@ pub struct DetachedHome {
 }
 
 impl DetachedHome {
-    /// Makes the disk and the data directory, which is the user's, else root's. Starts nothing.
+    /// Makes a disk for so many rounds and the data directory, which is the user's, else root's. Starts nothing.
     ///
     /// # Errors
     /// What the tools said; not every machine has loop devices.
-    pub fn new(user: Option<OrdinaryUser>) -> Result<Self, String> {
-        let disk = SmallDisk::on_loop_device(96)?;
+    pub fn new(user: Option<OrdinaryUser>, rounds: u32) -> Result<Self, String> {
+        // Each round leaves the store's file a few megabytes larger.
+        let disk = SmallDisk::on_loop_device(96 + 8 * rounds)?;
         let owner = user.map_or(0, OrdinaryUser::uid);
         disk.shell(&format!("mkdir -m 700 \"$PLACE/home\" && chown {owner}:{owner} \"$PLACE/home\""))?;
         Ok(Self { disk, binary: OwnBinary::make(), user })
@@ -151,6 +152,17 @@ impl Client {
         Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
     }
 
+    /// Creates a large object, or is refused. The store's file has room of its own, which small objects would take long to use up.
+    async fn hog(&self, name: &str) -> Result<(), String> {
+        let padding = "x".repeat(900_000);
+        let object =
+            json!({"metadata": {"name": name, "labels": {"test": "hog"}}, "data": {"padding": padding}});
+        match self.send(Method::POST, PATH, &object).await? {
+            (StatusCode::CREATED | StatusCode::INSUFFICIENT_STORAGE, _) => Ok(()),
+            (status, answer) => Err(format!("create {name}: {status} {answer}")),
+        }
+    }
+
     /// Every object of the writers with its value.
     async fn list(&self) -> Result<BTreeMap<String, u64>, String> {
         let path = format!("{PATH}?labelSelector=test%3Dfull");
@@ -208,11 +220,11 @@ struct Counts {
 ///
 /// # Errors
 /// The first thing that did not hold, with the end of the daemon's log.
-pub async fn run(home: &DetachedHome, rounds: u64) -> Result<Outcome, String> {
+pub async fn run(home: &DetachedHome, rounds: u32) -> Result<Outcome, String> {
     rounds_of(home, rounds).await.map_err(|error| format!("{error}\n--- daemon.log\n{}", home.log()))
 }
 
-async fn rounds_of(home: &DetachedHome, rounds: u64) -> Result<Outcome, String> {
+async fn rounds_of(home: &DetachedHome, rounds: u32) -> Result<Outcome, String> {
     let pid = home.up()?;
     let client = home.client()?;
     let mut outcome = Outcome::default();
@@ -241,10 +253,24 @@ async fn rounds_of(home: &DetachedHome, rounds: u64) -> Result<Outcome, String> 
             until("acknowledged at first", &counts.acknowledged, ENOUGH).await?;
             // Writers take and give back blocks meanwhile, so that it may not be full to the last byte.
             let _ = tokio::task::block_in_place(|| home.disk.fill());
-            until("refused", &counts.refused, ENOUGH).await?;
+            let begun = tokio::time::Instant::now();
+            for number in 0_u64.. {
+                if counts.refused.load(Ordering::Relaxed) >= ENOUGH {
+                    break;
+                }
+                if begun.elapsed() > DEADLINE || writers.iter().any(|writer| writer.is_finished()) {
+                    return Err(at("too few writes were refused".to_owned()));
+                }
+                client.hog(&format!("hog-{number}")).await.map_err(at)?;
+            }
             tokio::task::block_in_place(|| home.disk.make_room()).map_err(at)?;
             let before = counts.acknowledged.load(Ordering::Relaxed);
-            until("acknowledged when there was room again", &counts.acknowledged, before + ENOUGH).await
+            until("acknowledged when there was room again", &counts.acknowledged, before + ENOUGH).await?;
+            let large = format!("{PATH}?labelSelector=test%3Dhog");
+            match client.send(Method::DELETE, &large, &Value::Null).await? {
+                (StatusCode::OK, _) => Ok(()),
+                (status, answer) => Err(format!("delete the large objects: {status} {answer}")),
+            }
         };
         let held = phases.await;
         counts.stop.store(true, Ordering::Relaxed);

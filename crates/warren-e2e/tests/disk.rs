@@ -221,8 +221,8 @@ async fn a_full_disk_does_not_keep_it_from_starting() {
 }
 
 /// A detached home on a small disk. `None`, with a printed reason, where there are no loop devices.
-fn detached(user: Option<OrdinaryUser>) -> Option<DetachedHome> {
-    match DetachedHome::new(user) {
+fn detached(user: Option<OrdinaryUser>, rounds: u32) -> Option<DetachedHome> {
+    match DetachedHome::new(user, rounds) {
         Ok(home) => Some(home),
         Err(error) => {
             eprintln!("skipped: no loop device with ext4 on this machine: {error}");
@@ -231,14 +231,21 @@ fn detached(user: Option<OrdinaryUser>) -> Option<DetachedHome> {
     }
 }
 
+/// Rounds on one disk. The store's file keeps the room that it once had, and each round has to use that up first.
+const ROUNDS_ON_A_DISK: u32 = 10;
+
 /// `WARREN_FULL_DISK_ROUNDS=50` makes it longer.
 async fn fill_and_free(user: Option<OrdinaryUser>) {
-    let Some(home) = detached(user) else { return };
-    let rounds =
-        std::env::var("WARREN_FULL_DISK_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
-    let outcome = full_disk::run(&home, rounds).await.unwrap_or_else(|error| panic!("{error}"));
-    println!("{outcome:#?}");
-    assert_eq!(outcome.rounds, rounds);
+    let wanted = std::env::var("WARREN_FULL_DISK_ROUNDS").ok().and_then(|text| text.parse().ok());
+    let mut left: u32 = wanted.unwrap_or(3);
+    while left > 0 {
+        let rounds = left.min(ROUNDS_ON_A_DISK);
+        let Some(home) = detached(user, rounds) else { return };
+        let outcome = full_disk::run(&home, rounds).await.unwrap_or_else(|error| panic!("{error}"));
+        println!("{outcome:?}");
+        assert_eq!(outcome.rounds, rounds);
+        left -= rounds;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -263,7 +270,7 @@ async fn a_detached_home_starts_on_a_full_disk_whose_log_takes_nothing() {
     if skip_without_root() {
         return;
     }
-    let Some(home) = detached(None) else { return };
+    let Some(home) = detached(None, 1) else { return };
     home.up().expect("start");
     assert!(home.warren(&["down"]).status.success());
     home.disk().fill().expect("fill the disk");
