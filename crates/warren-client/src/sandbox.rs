@@ -16,6 +16,7 @@ use kube::api::{
 };
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
+use tokio::time::Instant;
 use warren_api::conditions::{ConditionType, Reason};
 use warren_api::{Sandbox, annotations, conditions};
 
@@ -96,7 +97,7 @@ pub enum WaitError {
 }
 
 /// Why a sandbox is not Ready.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The reason in its Ready condition.
     pub reason: String,
@@ -156,6 +157,25 @@ fn stays(reason: &str) -> bool {
     )
 }
 
+/// Reasons of a waiting container by which it could not be made. Its node tries again, later and later.
+const CANNOT_BE_MADE: [&str; 4] =
+    ["CreateContainerError", "CreateContainerConfigError", "RunContainerError", "InvalidImageName"];
+
+/// How long a container may be impossible to make before the wait is given up. Shortages that pass by themselves, such as a disk
+/// that an eviction clears, have passed by then.
+const CANNOT_BE_MADE_FOR: Duration = Duration::from_secs(15);
+
+/// Reads from a sandbox's conditions that a container of its pod cannot be made.
+fn cannot_be_made(sandbox: &Sandbox) -> Option<Standing> {
+    let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let waiting = conditions::find(conditions, ConditionType::PodWaiting)?;
+    CANNOT_BE_MADE.contains(&waiting.reason.as_str()).then(|| Standing {
+        reason: waiting.reason.clone(),
+        message: waiting.message.clone(),
+        pod: None,
+    })
+}
+
 /// The pod that runs a sandbox.
 pub fn pod_name(sandbox: &Sandbox) -> String {
     sandbox.annotations().get(annotations::POD_NAME).cloned().unwrap_or_else(|| sandbox.name_any())
@@ -181,7 +201,7 @@ pub async fn create(client: &Client, namespace: &str, sandbox: &Sandbox) -> Resu
 }
 
 /// Waits until a sandbox is Ready, beginning at the state given. Returns early, with the reason, when
-/// it cannot become Ready any more. Cancelling it changes nothing.
+/// it cannot become Ready any more, or when a container of it could not be made for a while. Cancelling it changes nothing.
 pub async fn wait_ready(client: &Client, sandbox: Sandbox, within: Duration) -> Result<Sandbox, WaitError> {
     let key = SandboxKey::of(&sandbox);
     let mut seen = sandbox;
@@ -209,6 +229,8 @@ async fn follow(client: &Client, key: &SandboxKey, seen: &mut Sandbox) -> Result
     let failed = |source| SandboxError { action: "watch", sandbox: key.clone(), source: Box::new(source) };
     let uid = seen.uid();
     let parameters = WatchParams::default().fields(&format!("metadata.name={}", key.name));
+    // Since when a container could not be made.
+    let mut failing: Option<Instant> = None;
     loop {
         if judge(key, seen)? {
             return Ok(());
@@ -216,7 +238,23 @@ async fn follow(client: &Client, key: &SandboxKey, seen: &mut Sandbox) -> Result
         let mut version = seen.resource_version().unwrap_or_default();
         let events = api.watch(&parameters, &version).await.map_err(failed)?;
         tokio::pin!(events);
-        while let Some(event) = events.try_next().await.map_err(failed)? {
+        loop {
+            let standing = cannot_be_made(seen);
+            failing = standing.as_ref().map(|_| failing.unwrap_or_else(Instant::now));
+            let given_up = async {
+                match failing {
+                    Some(since) => tokio::time::sleep_until(since + CANNOT_BE_MADE_FOR).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let event = tokio::select! {
+                event = events.try_next() => event.map_err(failed)?,
+                () = given_up => {
+                    let standing = Box::new(standing.unwrap_or_default());
+                    return Err(WaitError::Ended { sandbox: key.clone(), standing });
+                }
+            };
+            let Some(event) = event else { break };
             match event {
                 WatchEvent::Added(sandbox) | WatchEvent::Modified(sandbox) => {
                     *seen = sandbox;
@@ -359,6 +397,20 @@ mod tests {
             Progress::Waiting(_) => "waiting",
             Progress::Ended(_) => "ended",
         }
+    }
+
+    #[test]
+    fn a_container_that_cannot_be_made_is_read_from_the_conditions() {
+        let reason = |reason: &str| {
+            let sandbox = sandbox(&[
+                ("Ready", "False", "DependenciesNotReady"),
+                ("warren.dev/PodWaiting", "True", reason),
+            ]);
+            cannot_be_made(&sandbox).map(|standing| standing.to_string())
+        };
+        assert_eq!(reason("CreateContainerError").as_deref(), Some("CreateContainerError: m"));
+        assert_eq!(reason("ImagePullBackOff"), None);
+        assert_eq!(cannot_be_made(&sandbox(&[("Ready", "False", "DependenciesNotReady")])), None);
     }
 
     #[test]

@@ -31,7 +31,7 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 pub use backoff::restart_delay;
 pub use conditions::{ISOLATION_CONDITION, LIMITS_CONDITION};
 pub use containers::{Role, all_containers};
-pub use disk::{DiskSpace, DiskUsage, Eviction, disk_eviction, disk_room, low_disk_eviction};
+pub use disk::{Amount, DiskSpace, DiskUsage, Eviction, disk_eviction, disk_room, low_disk_eviction};
 pub use environment::{EnvironmentError, environment, expand};
 pub use fields::Addresses;
 pub use health::Health;

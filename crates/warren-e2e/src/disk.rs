@@ -37,9 +37,21 @@ impl SmallDisk {
     /// # Errors
     /// What the tools said; not every machine has loop devices.
     pub fn on_loop_device(megabytes: u32) -> Result<Self, String> {
+        Self::ext4(megabytes, "")
+    }
+
+    /// One that has room for so many files.
+    ///
+    /// # Errors
+    /// What the tools said; not every machine has loop devices.
+    pub fn with_inodes(megabytes: u32, inodes: u32) -> Result<Self, String> {
+        Self::ext4(megabytes, &format!("-N {inodes}"))
+    }
+
+    fn ext4(megabytes: u32, options: &str) -> Result<Self, String> {
         Self::hold(&format!(
             "mount -t tmpfs -o size={twice}m none \"$PLACE\" && truncate -s {megabytes}m \"$PLACE/image\" \
-             && mkfs.ext4 -q -O ^metadata_csum_seed \"$PLACE/image\" && mount -o loop,errors=remount-ro \"$PLACE/image\" \"$PLACE\"",
+             && mkfs.ext4 -q -O ^metadata_csum_seed {options} \"$PLACE/image\" && mount -o loop,errors=remount-ro \"$PLACE/image\" \"$PLACE\"",
             twice = 2 * megabytes
         ))
     }

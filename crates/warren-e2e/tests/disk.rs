@@ -320,6 +320,40 @@ async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
     assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));
 }
 
+/// Empty files take no bytes, and each an inode.
+#[tokio::test]
+async fn a_pod_that_takes_all_inodes_is_evicted_and_others_start_again() {
+    if skip_without_root() {
+        return;
+    }
+    let disk = match SmallDisk::with_inodes(256, 4000) {
+        Ok(disk) => disk,
+        Err(error) => {
+            eprintln!("skipped: no loop device with ext4 on this machine: {error}");
+            return;
+        }
+    };
+    let mut home = Home::new(disk);
+    home.up();
+    let many = "(i=0; while : > /var/tmp/$i; do i=$((i+1)); done); exec sleep 100000";
+    for pod in [pod("few", Some(&["sleep", "100000"])), pod("many", Some(&["sh", "-c", many]))] {
+        assert_eq!(home.send(Method::POST, PODS, &pod).await.0, StatusCode::CREATED);
+    }
+    let evicted = home.until("many", "Failed").await;
+    assert_eq!(evicted["reason"], "Evicted", "{evicted}");
+    let message = evicted["message"].as_str().expect("a message");
+    assert!(message.starts_with("The node was low on resource: inodes. Threshold quantity: "), "{message}");
+    assert!(message.contains("Container main was using "), "{message}");
+    assert_eq!(home.until("few", "Running").await["phase"], "Running");
+    assert_eq!(home.send(Method::POST, PODS, &pod("after", None)).await.0, StatusCode::CREATED);
+    assert_eq!(home.until("after", "Running").await["phase"], "Running");
+    for name in ["few", "many", "after"] {
+        home.remove(name).await;
+    }
+    home.daemon.as_ref().expect("a daemon").signal(Signal::TERM);
+    assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));
+}
+
 #[tokio::test]
 async fn a_read_only_disk_is_said_to_be_so_at_the_start() {
     if skip_without_root() {
