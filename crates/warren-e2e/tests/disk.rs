@@ -302,7 +302,7 @@ async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
     };
     let mut home = Home::new(disk);
     home.up();
-    let fill = "head -c 1073741824 /dev/zero > /var/fill; exec sleep 100000";
+    let fill = "head -c 5000 /dev/zero > /dev/termination-log; head -c 1073741824 /dev/zero > /var/fill; exec sleep 100000";
     for pod in [pod("small", Some(&["sleep", "100000"])), pod("large", Some(&["sh", "-c", fill]))] {
         assert_eq!(home.send(Method::POST, PODS, &pod).await.0, StatusCode::CREATED);
     }
@@ -311,6 +311,13 @@ async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
     let message = evicted["message"].as_str().expect("a message");
     assert!(message.starts_with("The node was low on resource: ephemeral-storage. "), "{message}");
     assert!(message.contains("Container main was using "), "{message}");
+    // Nothing but its logs is left of it, although it had left a message to be told.
+    let (_, pod) = home.send(Method::GET, &format!("{PODS}/large"), &Value::Null).await;
+    let directory =
+        home.disk.from_outside().join("pods").join(pod["metadata"]["uid"].as_str().expect("a uid"));
+    for name in ["containers", "volumes", "termination"] {
+        assert!(!directory.join(name).exists(), "{name} of the evicted pod is left");
+    }
     assert_eq!(home.until("small", "Running").await["phase"], "Running");
     assert_eq!(home.create("after", 100_000).await.0, StatusCode::CREATED);
     for name in ["small", "large"] {

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use warren_decide::network::CLUSTER_DOMAIN;
+use warren_oci::host_image::INIT_PATH;
 
 use crate::network::Lease;
 
@@ -24,6 +25,20 @@ pub(crate) fn write(layer: &Path, hostname: &str, namespace: &str, lease: Option
     std::fs::set_permissions(layer, open(0o755))?;
     std::fs::set_permissions(&directory, open(0o755))?;
     FILES.into_iter().try_for_each(|name| std::fs::set_permissions(directory.join(name), open(0o644)))
+}
+
+/// Adds the program of idle containers to a layer, at [`INIT_PATH`]. Another name of the file in the built-in image will do: layers
+/// are only read.
+pub(crate) fn add_init(layer: &Path, program: &Path) -> io::Result<()> {
+    let path = layer.join(INIT_PATH.trim_start_matches('/'));
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent)?;
+        std::fs::set_permissions(parent, std::fs::Permissions::from_mode(0o755))?;
+    }
+    match std::fs::hard_link(program, &path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn hosts(hostname: &str, lease: Option<&Lease>) -> String {

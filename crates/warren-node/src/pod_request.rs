@@ -51,7 +51,6 @@ pub(crate) struct Run<'a> {
     pub(crate) name: &'a str,
     /// How often it was started before.
     pub(crate) attempt: u32,
-    pub(crate) ids: IdRange,
     pub(crate) image: &'a ContainerImage,
 }
 
@@ -106,9 +105,9 @@ impl PodDirectory {
         self.0.join("volumes").join(name)
     }
 
-    /// Where its containers and volumes write.
-    pub(crate) fn written(&self) -> [PathBuf; 2] {
-        ["containers", "volumes"].map(|name| self.0.join(name))
+    /// Where its containers and volumes write, and where the messages are kept that containers leave.
+    pub(crate) fn written(&self) -> [PathBuf; 3] {
+        ["containers", "volumes", "termination"].map(|name| self.0.join(name))
     }
 
     /// The pod's network, if it has one.
@@ -191,14 +190,14 @@ impl Builder {
         directory: &PodDirectory,
         sources: &Sources,
     ) -> Result<ContainerRequest, RequestError> {
-        let Run { name, attempt, ids, image } = *run;
+        let Run { name, attempt, image } = *run;
         let container = all_containers(pod).find(|(_, container)| container.name == name);
         let (_, container) = container.ok_or_else(|| RequestError::NoContainer(name.to_owned()))?;
         let lease = directory.lease();
         let pod_ip = self.pod_ip(pod, directory);
         let own_variables = environment(pod, container, &self.addresses(&pod_ip), sources)?;
         let values: HashMap<String, String> = own_variables.iter().cloned().collect();
-        let mut base = self.base(image, directory)?;
+        let base = self.base(image, directory)?;
 
         let mut variables = base.config.env.clone();
         if let Some(lease) = lease.filter(|lease| lease.mode == Mode::Restricted) {
@@ -228,10 +227,12 @@ impl Builder {
         if matches!(image, ContainerImage::Stored(_))
             && spec.process.args.first().is_some_and(|word| word == INIT_PATH)
         {
-            base.rootfs.files.push((self.image.init(), INIT_PATH.into()));
+            let path = directory.own_layer();
+            pod_etc::add_init(&path, &self.image.init())
+                .map_err(|source| RequestError::Directory { path, source })?;
         }
         spec.mounts.extend(self.volume_mounts(pod, container, directory, sources, &values)?);
-        spec.mounts.extend(termination_mount(container, attempt, directory, ids)?);
+        spec.mounts.extend(termination_mount(container, attempt, directory));
         spec.process.capabilities = capabilities(container);
         // Privileges that are gained inside are the pod's own and no more, so whoever asks for it may have it.
         spec.process.no_new_privileges =
@@ -349,8 +350,7 @@ impl Builder {
                 }
                 let mut lower = vec![directory.own_layer()];
                 lower.extend(image.layers.iter().cloned());
-                let rootfs =
-                    Rootfs { overlays: vec![Overlay { target: "/".into(), lower }], files: Vec::new() };
+                let rootfs = Rootfs { overlays: vec![Overlay { target: "/".into(), lower }] };
                 let user = User { uid: found.uid, gid: found.gid, additional_gids: Vec::new() };
                 Ok(Base { config, user, rootfs })
             }
@@ -413,21 +413,11 @@ fn user(pod: &Pod, container: &Container, image: &User) -> User {
 }
 
 /// Where the container leaves what is to be told when it ends.
-fn termination_mount(
-    container: &Container,
-    attempt: u32,
-    directory: &PodDirectory,
-    ids: IdRange,
-) -> Result<Option<Mount>, RequestError> {
-    let Some(destination) = container.termination_message_path.as_deref().filter(|path| !path.is_empty())
-    else {
-        return Ok(None);
-    };
-    let path = termination::path(directory, &container.name, attempt);
-    let source = Some(path.clone());
-    termination::make(&path, ids).map_err(|source| RequestError::Directory { path, source })?;
+fn termination_mount(container: &Container, attempt: u32, directory: &PodDirectory) -> Option<Mount> {
+    let destination = container.termination_message_path.as_deref().filter(|path| !path.is_empty())?;
+    let source = Some(termination::path(directory, &container.name, attempt));
     let options = vec!["nosuid".to_owned(), "nodev".to_owned(), "noexec".to_owned()];
-    Ok(Some(Mount { destination: destination.into(), kind: MountKind::Bind, source, options }))
+    Some(Mount { destination: destination.into(), kind: MountKind::Message, source, options })
 }
 
 /// How much of the processors a container may use; `None` for one that may use all there are: the kernel goes through the quotas of all

@@ -104,9 +104,6 @@ pub struct ContainerRequest {
 pub struct Rootfs {
     /// The first must have the target `/`.
     pub overlays: Vec<Overlay>,
-    /// Files of the host that appear read-only: (source, destination).
-    #[serde(default)]
-    pub files: Vec<(PathBuf, PathBuf)>,
 }
 
 /// One overlay.

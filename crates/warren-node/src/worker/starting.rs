@@ -75,7 +75,7 @@ impl Worker {
         let in_memory = volumes::need_shim(pod);
         if !in_memory {
             for (name, attempt) in std::mem::take(&mut starts) {
-                request.containers.push(self.container(pod, &name, attempt, ids)?);
+                request.containers.push(self.container(pod, &name, attempt)?);
             }
         }
         start_mark::set(&self.directory.0)?;
@@ -167,18 +167,12 @@ impl Worker {
         }
     }
 
-    fn container(
-        &self,
-        pod: &Pod,
-        name: &str,
-        attempt: u32,
-        ids: IdRange,
-    ) -> Result<ContainerRequest, RequestError> {
+    fn container(&self, pod: &Pod, name: &str, attempt: u32) -> Result<ContainerRequest, RequestError> {
         let wanted = all_containers(pod)
             .find(|(_, container)| container.name == name)
             .and_then(|(_, container)| container.image.as_deref());
         let image = self.images.of(wanted.unwrap_or_default())?;
-        let run = Run { name, attempt, ids, image: &image };
+        let run = Run { name, attempt, image: &image };
         self.shared.builder.container(pod, &run, &self.directory, self.sources.found())
     }
 
@@ -197,15 +191,10 @@ impl Worker {
             self.way_out = None;
         }
         for (name, attempt) in starts {
-            let ids = self.shared.ids().allocate(&self.uid);
-            let request = match ids {
-                Ok(ids) => self.container(pod, &name, attempt, ids).map_err(|problem| chain(&problem)),
-                Err(problem) => Err(chain(&problem)),
-            };
-            let request = match request {
+            let request = match self.container(pod, &name, attempt) {
                 Ok(request) => request,
                 Err(problem) => {
-                    self.broken(problem);
+                    self.broken(chain(&problem));
                     return Ok(());
                 }
             };

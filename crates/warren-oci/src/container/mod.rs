@@ -37,7 +37,7 @@ use warren_sys::seccomp::Filter;
 use warren_sys::socket::Seqpacket;
 
 use self::child::{Failure, Groups, Streams};
-use self::rootfs::{Detached, Kept, Layers, Step};
+use self::rootfs::{Detached, Kept, Layers, Message, Step, Volumes};
 use self::streams::Outside;
 use crate::cgroup_names;
 use crate::defaults;
@@ -134,6 +134,7 @@ pub(crate) struct Container {
     pub(crate) spec: Spec,
     entrance: Entrance,
     terminals: OwnedFd,
+    messages: Vec<Message>,
     keeper: Keeper,
 }
 
@@ -155,6 +156,28 @@ impl Container {
         }
     }
 
+    /// Whether the kernel would discard a signal to the container's first process: the first process of a pid namespace gets only
+    /// signals that it handles or blocks, whatever their default effect. A program that was just started does neither yet.
+    pub(crate) fn would_discard(&self, signal: i32) -> bool {
+        match &self.keeper {
+            Keeper::Itself { .. } => {
+                let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.child.pid()));
+                match (read("status"), read("syscall")) {
+                    (Ok(status), Ok(call)) => !would_notice(&status, &call, signal),
+                    // What cannot be known is not held back.
+                    _ => false,
+                }
+            }
+            // Its first process is not ours to look at.
+            Keeper::Runtime(_) => false,
+        }
+    }
+
+    /// Keeps what a container has left to be told, once it has ended. A keeper does it for a container of its own.
+    pub(crate) fn keep_messages(&mut self) {
+        rootfs::keep_all(&std::mem::take(&mut self.messages));
+    }
+
     /// Removes the cgroup of a container that has ended.
     pub(crate) fn remove_cgroup(&self) {
         match &self.keeper {
@@ -168,6 +191,31 @@ impl Container {
             }
         }
     }
+}
+
+/// System calls around which programs block all signals for a moment: shells do when they fork.
+const FORKS: &[i64] = &[
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_fork,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_vfork,
+];
+
+/// Whether a process would notice a signal, by its `/proc/PID/status` and `/proc/PID/syscall`: it has a handler for it, or waits in
+/// `sigtimedwait` and its like (the kernel does not show what such a process blocks), or has it blocked while it waits for something
+/// else than a fork.
+fn would_notice(status: &str, call: &str, signal: i32) -> bool {
+    let bit = u32::try_from(signal - 1).ok().and_then(|shift| 1u64.checked_shl(shift)).unwrap_or(0);
+    let has = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & bit != 0)
+    };
+    // A process that runs is in none; -1 is said of one that waits outside of any.
+    let call = call.split(' ').next().and_then(|number| number.parse().ok()).filter(|number| *number >= 0);
+    let waits = call.is_some_and(|call| !FORKS.contains(&call));
+    has("SigCgt:") || call == Some(libc::SYS_rt_sigtimedwait) || (waits && has("SigBlk:"))
 }
 
 /// Reads what a child had to say. `None`: it has become its program. To be called once the pipe is readable or closed.
@@ -265,12 +313,11 @@ fn start_steps(
     let equipped =
         early.map_or_else(|| make_cgroup(workshop, pod, request), Ok).and_then(|(cgroup, entrance)| {
             timeline.mark("shim", "cgroups");
-            let (pid_namespace, terminals, terminal) =
-                equip(workshop, pod, request, namespaces, &child, &entrance, starter, timeline)?;
-            Ok((cgroup, entrance, pid_namespace, terminals, terminal))
+            let equipped = equip(workshop, pod, request, namespaces, &child, &entrance, starter, timeline)?;
+            Ok((cgroup, entrance, equipped))
         });
     match equipped {
-        Ok((cgroup, entrance, pid_namespace, terminals, terminal)) => Ok(Container {
+        Ok((cgroup, entrance, Equipped { pid_namespace, terminals, terminal, messages })) => Ok(Container {
             child,
             cgroup,
             report: Some(report),
@@ -278,6 +325,7 @@ fn start_steps(
             spec: request.spec.clone(),
             entrance,
             terminals,
+            messages,
             keeper: Keeper::Itself { pid_namespace },
         }),
         Err(error) => {
@@ -426,6 +474,14 @@ fn adjust_oom_score(process: &str, program: &Process, privileges: Privileges) ->
     }
 }
 
+/// What the shim keeps of a container that it has equipped.
+struct Equipped {
+    pid_namespace: OwnedFd,
+    terminals: OwnedFd,
+    terminal: Option<Outside>,
+    messages: Vec<Message>,
+}
+
 /// The shim's work between the child's birth and its start: id maps, mounts, and the word to go.
 #[expect(
     clippy::too_many_arguments,
@@ -440,7 +496,7 @@ fn equip(
     entrance: &Entrance,
     starter: Seqpacket,
     timeline: &mut Timeline,
-) -> Result<(OwnedFd, OwnedFd, Option<Outside>), StepError> {
+) -> Result<Equipped, StepError> {
     let directory = writable_directory(&pod.directory, &request.name, request.attempt);
     let writable = rootfs::make_writable(&directory, &request.rootfs, pod.ids)?;
     timeline.mark("shim", "directories");
@@ -473,11 +529,12 @@ fn equip(
     };
     let mut mounts = rootfs::overlays(&request.rootfs, &writable, &layers, &mut kept)?;
     timeline.mark("shim", "overlays");
-    mounts.extend(rootfs::files(&request.rootfs.files)?);
     let terminals = rootfs::terminals(pod.ids)?;
     let terminals_kept = terminals.mount.try_clone().step(|| "keep the terminals".to_owned())?;
     mounts.push(terminals);
-    mounts.extend(rootfs::volumes(&request.spec.mounts, pod.ids, user, &workshop.volumes)?);
+    let Volumes { mounts: volumes, messages } =
+        rootfs::volumes(&request.spec.mounts, pod.ids, &layers, &workshop.volumes)?;
+    mounts.extend(volumes);
 
     let list: Vec<(&Path, bool)> =
         mounts.iter().map(|mount| (mount.target.as_path(), mount.is_directory)).collect();
@@ -508,7 +565,7 @@ fn equip(
     if let Some(namespaces) = namespaces {
         namespaces.layers.append(&mut kept.detached);
     }
-    Ok((pid_namespace, terminals_kept, terminal))
+    Ok(Equipped { pid_namespace, terminals: terminals_kept, terminal, messages })
 }
 
 /// What the shim sends: mounts with their places, the way into the cgroups, and a terminal if there is to be one. And what the first
@@ -652,4 +709,25 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&reader, true)?;
     Ok((reader, writer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_noticed_that_is_handled_awaited_or_blocked_for_longer() {
+        let status =
+            "Name:\tsh\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000000004\nSigCgt:\t0000000000004000\n";
+        let in_call = |number: i64| format!("{number} 0x1 0x2\n");
+        let (poll, fork) = (in_call(libc::SYS_ppoll), in_call(libc::SYS_clone));
+        for call in ["running\n", "-1 0x1 0x2\n", "", &poll, &fork] {
+            assert!(would_notice(status, call, libc::SIGTERM), "handled: {call}");
+            assert!(!would_notice(status, call, libc::SIGQUIT), "ignored: {call}");
+            assert!(!would_notice("", call, libc::SIGTERM));
+            assert_eq!(would_notice(status, call, libc::SIGINT), call == poll, "blocked: {call}");
+        }
+        assert!(would_notice(status, &in_call(libc::SYS_rt_sigtimedwait), libc::SIGQUIT));
+        assert!(!would_notice(status, &poll, 0));
+    }
 }

@@ -224,6 +224,7 @@ impl Shim {
                 self.handle(source);
             }
             self.drop_detached();
+            self.guests.values_mut().for_each(Guest::deliver);
             self.look_if_due();
             self.finish_closing();
         }
@@ -294,7 +295,9 @@ impl Shim {
             sources.push(Source::Attached(number, stream));
             waits.push(PollFd::new(pipe, PollFlags::OUT));
         }
-        let timeout = self.next_look.map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        let look = self.next_look.map(|(due, _)| due);
+        let due = self.guests.values().filter_map(Guest::delivery_due).chain(look).min();
+        let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {
             match poll(&mut waits, timeout.as_ref()) {

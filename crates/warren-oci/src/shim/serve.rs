@@ -196,8 +196,8 @@ impl Shim {
 
     fn signal(&mut self, target: &Target, signal: i32) -> Result<Option<Answer>, Refusal> {
         let sent = match target {
-            Target::Container(name) => match self.guests.get(name) {
-                Some(guest) => guest.container.as_ref().map(|container| container.signal(signal)),
+            Target::Container(name) => match self.guests.get_mut(name) {
+                Some(guest) => Some(guest.signal(signal)),
                 None => return Err(invalid(format!("there is no container `{name}`"))),
             },
             Target::Exec(number) => {

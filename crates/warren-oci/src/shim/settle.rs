@@ -77,7 +77,9 @@ impl Shim {
             finished_at: Timestamp::now(),
         };
         guest.watches.clear();
-        if let Some(container) = guest.container.take() {
+        if let Some(mut container) = guest.container.take() {
+            // Before anybody hears of the end and looks for them.
+            container.keep_messages();
             container.remove_cgroup();
         }
         self.dirty = true;
