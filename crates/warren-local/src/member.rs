@@ -28,6 +28,8 @@ use crate::{FAREWELL, NamedRuntime, RuntimeError, descriptors, home, rest, runti
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long the node may take to leave what it is at. Dying in the middle is an ordinary day for it.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A signal this soon after the first is the same wish once more.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
 /// How long another node on the same directory has to take a connection.
 const ANSWER: Duration = Duration::from_secs(2);
 /// In the data directory: which cluster it belongs to. A local home would take its pods for those of objects that are gone, and
@@ -263,14 +265,30 @@ async fn drain(node: &Node, patience: Duration, terminate: &mut Signal, interrup
     if patience.is_zero() {
         return info!("stopping; pods run on");
     }
-    info!("stopping once the pods have left; a second signal leaves them running");
+    info!("stopping once the pods have left; another signal, later than a second, leaves them running");
+    let another = async {
+        // Supervisors, shells and people send the same wish several times at once.
+        tokio::time::sleep(SAME_SIGNAL).await;
+        another_signal(terminate, interrupt).await;
+    };
     tokio::select! {
         left = node.drain(patience) => match left {
             0 => info!("no pods are left"),
             left => warn!(left, "stopping; these pods run on"),
         },
-        _ = terminate.recv() => warn!("stopping at once; pods run on"),
-        _ = interrupt.recv() => warn!("stopping at once; pods run on"),
+        () = another => warn!("stopping at once; pods run on"),
+    }
+}
+
+/// Waits for a signal that comes from now on. One that came before is forgotten.
+async fn another_signal(terminate: &mut Signal, interrupt: &mut Signal) {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    for signal in [&mut *terminate, &mut *interrupt] {
+        while signal.poll_recv(&mut context).is_ready() {}
+    }
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
 }
 
@@ -330,6 +348,24 @@ mod tests {
         assert!(is_member(directory.path()) && answers(directory.path()));
         drop(listener);
         assert!(is_member(directory.path()) && !answers(directory.path()));
+    }
+
+    #[tokio::test]
+    async fn a_signal_that_came_before_is_not_another_one() {
+        use futures::FutureExt as _;
+        let kind = tokio::signal::unix::SignalKind::user_defined1();
+        let listen = || tokio::signal::unix::signal(kind).unwrap();
+        let (mut terminate, mut interrupt, mut witness) = (listen(), listen(), listen());
+        let mut send = async || {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::USR1).unwrap();
+            // Whoever listens has it by then.
+            witness.recv().await;
+        };
+        send().await;
+        let mut another = Box::pin(another_signal(&mut terminate, &mut interrupt));
+        assert!(another.as_mut().now_or_never().is_none(), "the same signal once more");
+        send().await;
+        another.await;
     }
 
     #[tokio::test]
