@@ -162,7 +162,7 @@ pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     if world.claim.metadata.deletion_timestamp.is_some() {
         return Plan::settled(None);
     }
-    let mut plan = if expiry::is_expired(&world.claim.spec, world.conditions(), now) {
+    let mut plan = if expiry::is_expired(&world.claim, world.conditions(), now) {
         expiry::plan(world, settings, now)
     } else if let Some(deadline) = deadline::missed(world, settings, now) {
         deadline::plan(world, deadline, settings, now)

@@ -6,6 +6,7 @@
 
 mod bounded;
 pub mod claim;
+mod lifetime;
 pub mod merge;
 pub mod network;
 pub mod node;

@@ -39,6 +39,7 @@ pub use host_path::{HostPath, HostPathError, find_host_path};
 pub use image::{ImageFacts, ImageState, Images, PullPolicy};
 pub use limits::{
     DEFAULT_CPU_MILLIS, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, DEFAULT_PIDS, Limits, LimitsError,
+    PidsLimitError, pids_limit,
 };
 pub use probe::{ProbeTiming, Tally};
 pub use quantity::{Quantity, QuantityError};

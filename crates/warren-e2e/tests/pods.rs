@@ -298,6 +298,54 @@ async fn a_claim_keeps_its_data_from_pod_to_pod_and_takes_it_along() {
     pods.home.assert_nothing_left();
 }
 
+/// A pod is asked to end the moment its program has begun, before the program can have a handler for that.
+#[tokio::test]
+async fn a_pod_that_is_deleted_at_once_does_not_take_its_grace_period() {
+    const GRACE: std::time::Duration = std::time::Duration::from_secs(600);
+    let Some(pods) = Pods::up().await else { return };
+    for round in 0..20 {
+        let name = format!("short-{round}");
+        let grace = GRACE.as_secs();
+        let containers = match round % 2 {
+            0 => json!([{"name": "main", "image": "warren.dev/host"}]),
+            _ => json!([container("main", UNTIL_ASKED, json!({}))]),
+        };
+        let spec = json!({"terminationGracePeriodSeconds": grace, "containers": containers});
+        create(&pods, &name, spec).await;
+        // Fails after `DEADLINE`, which is much shorter.
+        delete(&pods, &name).await;
+    }
+    pods.home.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn the_number_of_processes_is_that_of_the_annotation() {
+    let Some(pods) = Pods::up().await else { return };
+    let with = |name: &str, limit: &str| -> Pod {
+        let script = "cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null; \
+                      for i in $(seq 40); do sleep 100000 & done; echo forked";
+        let pod = json!({
+            "metadata": {"name": name, "annotations": {"warren.dev/pids-limit": limit}},
+            "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
+                     "containers": [container("main", script, json!({}))]},
+        });
+        serde_json::from_value(pod).expect("a pod")
+    };
+    for (name, limit) in [("few", "20"), ("enough", "60"), ("odd", "many")] {
+        pods.api.create(&PostParams::default(), &with(name, limit)).await.expect("create the pod");
+    }
+    pods.wait("few", "fails at its limit", |pod| phase(pod) == "Failed").await;
+    pods.wait("enough", "ends well", |pod| phase(pod) == "Succeeded").await;
+    pods.wait("odd", "is refused", |pod| phase(pod) == "Failed").await;
+    let odd = pods.api.get("odd").await.expect("read the pod").status.expect("a status");
+    let message = odd.message.unwrap_or_default();
+    assert!(message.contains("annotation warren.dev/pids-limit: `many` is not a whole number"), "{message}");
+    for name in ["few", "enough", "odd"] {
+        delete(&pods, name).await;
+    }
+    pods.home.assert_nothing_left();
+}
+
 #[tokio::test]
 async fn init_containers_come_first_and_sidecars_stay_to_the_end() {
     let Some(pods) = Pods::up().await else { return };

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext};
 use warren_decide::network::{Mode, proxy_environment};
 use warren_decide::pod::{
-    Addresses, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError, SourceError, Sources,
-    VolumeKind, address_without_network, all_containers, environment, expand, volume_kind,
+    Addresses, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError, PidsLimitError, SourceError,
+    Sources, VolumeKind, address_without_network, all_containers, environment, expand, pids_limit,
+    volume_kind,
 };
 use warren_image::manifest::RunConfig;
 use warren_image::store::Image;
@@ -67,6 +68,8 @@ pub(crate) enum RequestError {
     Source(#[from] SourceError),
     #[error(transparent)]
     Limits(#[from] LimitsError),
+    #[error(transparent)]
+    PidsLimit(#[from] PidsLimitError),
     #[error(transparent)]
     User(#[from] UserError),
     #[error("image \"{0}\" has not been found yet")]
@@ -240,7 +243,7 @@ impl Builder {
         spec.linux.resources = spec::Limits {
             memory_bytes: Some(limits.memory_bytes),
             cpu: cpu_quota(limits.cpu_millis, warren_sys::process::online_processors()),
-            pids: Some(limits.pids),
+            pids: Some(pids_limit(pod)?),
             ..spec::Limits::default()
         };
         let log = directory.log(name, attempt);

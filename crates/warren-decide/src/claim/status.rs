@@ -106,7 +106,7 @@ impl Trouble {
 pub(super) fn publish(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Plan {
     let mut status = identified(world, sandbox);
     mirror(&mut status, sandbox, world);
-    if expiry::is_expired(&world.claim.spec, &status.conditions, now) {
+    if expiry::is_expired(&world.claim, &status.conditions, now) {
         // It has just finished, and is not kept any longer than that.
         set(&mut status, world, expired("Claim has expired"), now);
         let mut plan = publish_status(world, status, settings, now);
@@ -216,7 +216,7 @@ pub(super) fn until_end(
     settings: &Settings,
     now: Timestamp,
 ) -> Option<Duration> {
-    let expiry = expiry::remaining(&world.claim.spec, conditions, now);
+    let expiry = expiry::remaining(&world.claim, conditions, now);
     let deadline = deadline::remaining(world, conditions, settings, now);
     expiry.into_iter().chain(deadline).min()
 }

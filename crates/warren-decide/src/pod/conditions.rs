@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::status::{Statuses, has_run};
-use super::{Limits, Machine, Role, World, all_containers};
+use super::{Limits, Machine, Role, World, all_containers, pids_limit};
 
 /// The pod condition that says which isolation was reached: a condition because it then rides on the status write that is
 /// made anyway. True when the pod runs; the reason is the level, the message its parts.
@@ -200,12 +200,11 @@ fn limit_reached(world: &World<'_>) -> Option<Verdict> {
                 container.name, limits.memory_bytes
             ));
         }
-        if reported.pids_limit_hit {
+        if reported.pids_limit_hit
+            && let Ok(pids) = pids_limit(world.pod)
+        {
             reason = reason.or(Some("PidsLimit"));
-            messages.push(format!(
-                "container \"{}\" reached its limit of {} processes",
-                container.name, limits.pids
-            ));
+            messages.push(format!("container \"{}\" reached its limit of {pids} processes", container.name));
         }
     }
     let reason = reason?;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use super::sources::{SourceError, Sources};
 use super::{
     EnvironmentError, Limits, Networks, NodeFacts, Quantity, Role, all_containers, containers, environment,
-    host_path, volume_kind,
+    host_path, pids_limit, volume_kind,
 };
 use crate::network::{AllowList, Mode};
 
@@ -226,8 +226,11 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     })
 }
 
-/// A limit that nothing would hold a container to.
+/// A limit that cannot be read, or that nothing would hold a container to.
 fn refused_limits(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
+    if let Err(error) = pids_limit(pod) {
+        return Some(Refusal { reason: "InvalidLimits", message: error.to_string() });
+    }
     if node.limits_are_enforced {
         return None;
     }

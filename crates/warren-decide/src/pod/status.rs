@@ -15,7 +15,7 @@ use super::containers::{Outlook, restart_policy};
 use super::health::judge;
 use super::{
     ContainerReport, ContainerState, Exit, ExitCause, ImageState, Limits, Machine, Quantity, Refusal, Role,
-    World, address_without_network, all_containers,
+    World, address_without_network, all_containers, pids_limit,
 };
 
 /// Whether two statuses are the same to a reader of the API, where times have seconds and an empty thing is as good as none:
@@ -386,9 +386,10 @@ fn terminated(
         ExitCause::Process if exit.exit_code == 0 => ("Completed", None),
         ExitCause::Process => (
             "Error",
-            limits
+            pids_limit(pod)
+                .ok()
                 .filter(|_| reported.is_some_and(|report| report.pids_limit_hit))
-                .map(|limits| format!("limit of {} processes reached", limits.pids)),
+                .map(|pids| format!("limit of {pids} processes reached")),
         ),
     };
     let container_id = match reported {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 use warren_api::conditions::{
     self, ConditionStatus, ConditionType, EventAction, EventReason, Observation, Reason, message,
@@ -16,6 +16,7 @@ use super::pod::{self, PodView};
 use super::service::{self, ServiceView};
 use super::{Settings, World, drift};
 use crate::bounded::{LONGEST_NOTE, bounded};
+use crate::lifetime;
 use crate::merge;
 use crate::ownership;
 use crate::step::{Action, Failure, Kind, Note, Severity, Stage, Step};
@@ -87,6 +88,11 @@ pub(super) fn observe(
         keep(ConditionType::PodOutdated, staying.and_then(|pod| drift::observe(&world.sandbox, pod)));
     }
     keep(ConditionType::PodWaiting, staying.and_then(waiting));
+    let nonsense = lifetime::nonsense(&world.sandbox.metadata).map(|text| {
+        let (type_, reason) = (ConditionType::InvalidAnnotation, Reason::ValueIgnored);
+        Observation::new(type_, ConditionStatus::True, reason, text)
+    });
+    keep(ConditionType::InvalidAnnotation, nonsense);
     status
 }
 
@@ -187,8 +193,26 @@ pub(super) fn is_of_generation_only(world: &World, wanted: &SandboxStatus) -> bo
 /// The events that a new status calls for: trouble that it did not speak of before.
 pub(super) fn notes(world: &World, wanted: &SandboxStatus) -> Vec<Note> {
     let before = world.sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    ready_note(before, wanted).into_iter().chain(nonsense_note(before, wanted)).collect()
+}
+
+/// The event of an annotation that is ignored, when that is news.
+fn nonsense_note(before: &[Condition], wanted: &SandboxStatus) -> Option<Note> {
+    let message = |conditions| {
+        conditions::find(conditions, ConditionType::InvalidAnnotation).map(|found| found.message.clone())
+    };
+    let text = message(&wanted.conditions).filter(|text| message(before).as_ref() != Some(text))?;
+    Some(Note {
+        severity: Severity::Warning,
+        reason: EventReason::InvalidAnnotation.as_str(),
+        action: EventAction::Reconciling.as_str(),
+        text,
+    })
+}
+
+fn ready_note(before: &[Condition], wanted: &SandboxStatus) -> Option<Note> {
     let before = conditions::find(before, ConditionType::Ready);
-    let Some(after) = conditions::find(&wanted.conditions, ConditionType::Ready) else { return Vec::new() };
+    let after = conditions::find(&wanted.conditions, ConditionType::Ready)?;
     let entered = before.is_none_or(|before| before.reason != after.reason);
     let reason = match Reason::parse(&after.reason) {
         Some(Reason::MultiplePods) if entered => EventReason::MultiplePods,
@@ -197,14 +221,14 @@ pub(super) fn notes(world: &World, wanted: &SandboxStatus) -> Vec<Note> {
         {
             EventReason::ReconcilerError
         }
-        _ => return Vec::new(),
+        _ => return None,
     };
-    vec![Note {
+    Some(Note {
         severity: Severity::Warning,
         reason: reason.as_str(),
         action: EventAction::Reconciling.as_str(),
         text: bounded(&after.message, LONGEST_NOTE).into_owned(),
-    }]
+    })
 }
 
 fn ready(world: &World, view: PodView<'_>, service: ServiceView, failures: &[Failure]) -> Observation {
