@@ -191,7 +191,8 @@ pub(super) async fn walk_out_of_a_chroot(arena: &Arena) -> Result<()> {
 
 pub(super) async fn learn_paths_of_the_host(arena: &Arena) -> Result<()> {
     let data = arena.data_dir().to_string_lossy().into_owned();
-    let ended = arena.shell("cat /proc/self/mounts /proc/self/mountinfo /proc/self/maps /proc/1/maps; env").await?;
+    let ended =
+        arena.shell("cat /proc/self/mounts /proc/self/mountinfo /proc/self/maps /proc/1/maps; env").await?;
     ensure!(!ended.stdout.contains(&data), "the data directory is told: {ended:?}");
     let started = std::fs::read_to_string("/proc/cmdline")?;
     let ended = arena.shell("cat /proc/cmdline").await?;
