@@ -25,6 +25,7 @@ mod identity;
 mod json_body;
 mod json_path;
 mod kinds;
+mod label_selector;
 mod limits;
 mod listen;
 mod managed_fields;
