@@ -85,7 +85,8 @@ pub(crate) struct Scale {
 impl Scale {
     /// The paths that built-in kinds have.
     pub fn of_replicas() -> Scale {
-        let path = |text| JsonPath::parse(text).expect("a path of this file is well formed: a test parses it");
+        let path =
+            |text| JsonPath::parse(text).expect("a path of this file is well formed: a test parses it");
         Scale {
             spec_replicas: path(".spec.replicas"),
             status_replicas: path(".status.replicas"),

@@ -20,6 +20,8 @@ mod refusal;
 mod sources;
 mod status;
 mod stopping;
+mod sysctls;
+mod unsupported;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +47,8 @@ pub use quantity::{Quantity, QuantityError};
 pub use refusal::{BuiltInImage, ContainerProblem, HOST_IMAGE, Refusal, container_problem, refusal};
 pub use sources::{Reference, SourceError, Sources, TokenWish, references};
 pub use status::same_status;
+pub use sysctls::sysctls;
+pub use unsupported::BIND_MOUNT_OPTIONS;
 pub use volumes::{VolumeFile, VolumeKind, volume_files, volume_kind};
 
 /// Everything a decision about one pod rests on.

@@ -610,3 +610,38 @@ async fn directories_of_the_host_are_shown_where_they_are_allowed_and_nothing_be
     }
     assert!(!open.join("missing").exists());
 }
+
+#[tokio::test]
+async fn kernel_parameters_aliases_and_mount_options_are_set() {
+    let Some(pods) = Pods::up().await else { return };
+    let script = "cat /proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/tcp_keepalive_time; \
+                  hostname; grep alias.example /etc/hosts; \
+                  grep ' /data ' /proc/self/mounts | grep -c noexec; grep ' /more ' /proc/self/mounts | grep -c noexec";
+    let mounts = json!([
+        {"name": "data", "mountPath": "/data", "bindMountOptions": ["noexec"]},
+        {"name": "data", "mountPath": "more"},
+    ]);
+    let main = container("main", &format!("{script}; true"), json!({"volumeMounts": mounts}));
+    let spec = json!({
+        "hostnameOverride": "other",
+        "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["alias.example", "b"]}],
+        "securityContext": {"sysctls": [
+            {"name": "net.ipv4.ip_local_port_range", "value": "2000 3000"},
+            {"name": "net/ipv4/tcp_keepalive_time", "value": "77"},
+        ]},
+        "volumes": [{"name": "data", "emptyDir": {}}],
+        "containers": [main],
+    });
+    create(&pods, "box", spec).await;
+    assert_eq!(output(&pods, "box").await, "2000\t3000\n77\nother\n192.0.2.1\talias.example\tb\n1\n0\n");
+
+    let sysctls = json!([{"name": "kernel.msgmax", "value": "1"}]);
+    let plain = container("main", "true", json!({}));
+    let spec = json!({"securityContext": {"sysctls": sysctls}, "containers": [plain]});
+    create(&pods, "forbidden", spec).await;
+    pods.wait("forbidden", "been refused", |pod| phase(pod) == "Failed").await;
+    let refused = pods.api.get("forbidden").await.expect("read the pod");
+    let status = refused.status.expect("a status");
+    assert_eq!(status.reason.as_deref(), Some("SysctlForbidden"));
+    assert!(status.message.expect("a message").contains("spec.securityContext.sysctls"));
+}

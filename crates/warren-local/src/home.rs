@@ -26,7 +26,7 @@ use warren_oci::zygote::Zygote;
 
 use crate::controllers::LocalControllers;
 use crate::dialer::LocalDialer;
-use crate::{Config, StartError, descriptors, kubeconfig};
+use crate::{Config, StartError, descriptors, kubeconfig, presentation};
 
 /// The name of the only node. Not the machine's: that may change, and with it the pods of last time would be left with
 /// a node that does not exist.
@@ -81,6 +81,10 @@ pub async fn serve(
         tokio::spawn(serve_unix(server.clone(), unix, shutdown.clone())),
     ];
     controllers.wait_until_listed().await;
+    let shown = tokio::spawn(presentation::present(
+        kube::Client::new(in_process(&server, "warren-controllers"), "default"),
+        config.version.clone(),
+    ));
     info!(%address, directory = %config.directory.display(), "ready");
     on_ready();
 
@@ -93,6 +97,7 @@ pub async fn serve(
     info!("stopping; sandboxes run on");
     // Nobody new gets in; then those who write stop, and last the one they write to.
     shutdown.cancel();
+    shown.abort();
     let _ = std::fs::remove_file(&config.api_socket);
     let writers = async { tokio::join!(controllers.shutdown(), dialer.shutdown()) };
     if tokio::time::timeout(PATIENCE, writers).await.is_err() {

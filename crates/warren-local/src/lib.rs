@@ -16,6 +16,7 @@ mod lock;
 mod member;
 mod ordinary_user;
 mod pods;
+mod presentation;
 mod rest;
 mod runtimes;
 mod threads;

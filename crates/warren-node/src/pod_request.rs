@@ -9,8 +9,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext};
 use warren_decide::network::{Mode, proxy_environment};
 use warren_decide::pod::{
-    Addresses, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError, SourceError, Sources,
-    VolumeKind, address_without_network, all_containers, environment, expand, volume_kind,
+    Addresses, BIND_MOUNT_OPTIONS, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError,
+    SourceError, Sources, VolumeKind, address_without_network, all_containers, environment, expand, sysctls,
+    volume_kind,
 };
 use warren_image::manifest::RunConfig;
 use warren_image::store::Image;
@@ -145,7 +146,10 @@ impl Builder {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let spec = pod.spec.as_ref();
         let name = spec
-            .and_then(|spec| spec.hostname.as_deref())
+            .and_then(|spec| {
+                let override_ = spec.hostname_override.as_deref().filter(|name| !name.is_empty());
+                override_.or(spec.hostname.as_deref())
+            })
             .or(pod.metadata.name.as_deref())
             .unwrap_or("sandbox");
         let hostname: String = name.chars().take(LONGEST_HOSTNAME).collect();
@@ -162,11 +166,12 @@ impl Builder {
         };
         let mut images = all_containers(pod).filter_map(|(_, container)| container.image.as_deref());
         let lease = directory.lease();
+        let has_aliases =
+            spec.is_some_and(|spec| spec.host_aliases.as_ref().is_some_and(|list| !list.is_empty()));
         // The built-in image has them for a pod without a network.
-        if lease.is_some() || images.any(|image| BuiltInImage::named(image).is_none()) {
+        if lease.is_some() || has_aliases || images.any(|image| BuiltInImage::named(image).is_none()) {
             let path = directory.own_layer();
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            pod_etc::write(&path, &hostname, namespace, lease.filter(Lease::is_reachable).as_ref())
+            pod_etc::write(&path, &hostname, pod, lease.filter(Lease::is_reachable).as_ref())
                 .map_err(|source| RequestError::Directory { path, source })?;
         }
         Ok(PodRequest {
@@ -178,6 +183,7 @@ impl Builder {
             network: None,
             runtime,
             proxy_port: lease.filter(|lease| !lease.is_reachable()).map(|_| network::PROXY_PORT),
+            sysctls: sysctls(pod),
             containers: Vec::new(),
             trace: false,
         })
@@ -278,6 +284,8 @@ impl Builder {
             if for_reading || mount.read_only == Some(true) {
                 options.push("ro".to_owned());
             }
+            let asked = mount.bind_mount_options.iter().flatten();
+            options.extend(asked.filter(|option| BIND_MOUNT_OPTIONS.contains(&option.as_str())).cloned());
             let mut inside = match (&mount.sub_path_expr, &mount.sub_path) {
                 (Some(words), _) => expand(words, values),
                 (None, given) => given.clone().unwrap_or_default(),
@@ -312,7 +320,8 @@ impl Builder {
             if !inside.is_empty() {
                 options.push(format!("X-mount.subdir={inside}"));
             }
-            let destination = PathBuf::from(&mount.mount_path);
+            // A path that is not absolute is taken from the root, as kubelet does.
+            let destination = PathBuf::from("/").join(&mount.mount_path);
             mounts.push(Mount { destination, kind, source: Some(source), options });
         }
         Ok(mounts)
@@ -330,8 +339,9 @@ impl Builder {
                 user: User::default(),
                 rootfs: {
                     let mut rootfs = self.image.rootfs();
-                    // Without a network, the image's own will do.
-                    if let Some(root) = rootfs.overlays.first_mut().filter(|_| directory.lease().is_some()) {
+                    // For a pod without files of its own in `/etc`, the image's will do.
+                    if let Some(root) = rootfs.overlays.first_mut().filter(|_| directory.own_layer().is_dir())
+                    {
                         root.lower.insert(0, directory.own_layer());
                     }
                     rootfs

@@ -38,6 +38,9 @@ pub struct PodRequest {
     /// that listens there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_port: Option<u16>,
+    /// Kernel parameters of its namespaces, set before any program of it runs: names with dots, and values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sysctls: Vec<(String, String)>,
     /// Containers to start at once, in order; more can follow by [`Call::Start`].
     #[serde(default)]
     pub containers: Vec<ContainerRequest>,

@@ -4,9 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use warren_store::{
-    Action, Expect, Filter, LabelSelector, Object, Store, WatchFrom, Write, WriteError,
-};
+use warren_store::{Action, Expect, Filter, LabelSelector, Object, Store, WatchFrom, Write, WriteError};
 
 use super::policy::list;
 use crate::label_selector;
@@ -49,7 +47,8 @@ fn changes(store: &Store) -> Vec<Write> {
     let mut writes = Vec::new();
     for (object, role) in &roles {
         let selectors = role["aggregationRule"]["clusterRoleSelectors"].as_array();
-        let selectors: Vec<LabelSelector> = selectors.into_iter().flatten().map(label_selector::read).collect();
+        let selectors: Vec<LabelSelector> =
+            selectors.into_iter().flatten().map(label_selector::read).collect();
         if selectors.is_empty() {
             continue;
         }

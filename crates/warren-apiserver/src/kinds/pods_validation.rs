@@ -42,13 +42,7 @@ pub(super) fn validate_spec(
         }
     }
     one_of(spec, "restartPolicy", path, &["Always", "OnFailure", "Never"], errors);
-    one_of(
-        spec,
-        "dnsPolicy",
-        path,
-        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
-        errors,
-    );
+    one_of(spec, "dnsPolicy", path, &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"], errors);
     validate_sysctls(&spec["securityContext"]["sysctls"], path, errors);
     if spec["activeDeadlineSeconds"].as_i64().is_some_and(|seconds| seconds < 1) {
         let detail = "must be between 1 and 2147483647, inclusive";

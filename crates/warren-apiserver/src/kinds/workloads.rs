@@ -230,8 +230,7 @@ fn validate_deployment_strategy(strategy: &Value, errors: &mut Vec<FieldError>) 
         "RollingUpdate" => {
             let field = "spec.strategy.rollingUpdate.maxUnavailable";
             let unavailable = validate_share(&rolling["maxUnavailable"], field, errors);
-            let surge =
-                validate_share(&rolling["maxSurge"], "spec.strategy.rollingUpdate.maxSurge", errors);
+            let surge = validate_share(&rolling["maxSurge"], "spec.strategy.rollingUpdate.maxSurge", errors);
             if unavailable == 0 && surge == 0 {
                 let detail = "may not be 0 when `maxSurge` is 0";
                 errors.push(FieldError::invalid(field, rolling["maxUnavailable"].clone(), detail));
@@ -311,8 +310,7 @@ fn validate_stateful_set(set: &Value, errors: &mut Vec<FieldError>) {
     {
         errors.push(FieldError::invalid("spec.serviceName", service, LABEL_RULE));
     }
-    let names: Vec<&str> =
-        claims.iter().filter_map(|claim| claim["metadata"]["name"].as_str()).collect();
+    let names: Vec<&str> = claims.iter().filter_map(|claim| claim["metadata"]["name"].as_str()).collect();
     validate_template(spec, "StatefulSet", "statefulset", &names, errors);
     validate_counts(
         &set["status"],

@@ -27,8 +27,7 @@ fn causes(status: kube::core::Status) -> Vec<String> {
 async fn a_deployment_has_the_real_defaults_and_says_that_nothing_runs_it() {
     let (_server, client) = server().await;
     let deployments = dynamic(&client, "apps", "v1", "Deployment");
-    let made =
-        deployments.create(&PostParams::default(), &workload("Deployment", json!({}))).await.unwrap();
+    let made = deployments.create(&PostParams::default(), &workload("Deployment", json!({}))).await.unwrap();
     assert_eq!(made.metadata.generation, Some(1));
     let spec = &made.data["spec"];
     assert_eq!(
@@ -38,7 +37,10 @@ async fn a_deployment_has_the_real_defaults_and_says_that_nothing_runs_it() {
     let rolling = json!({"maxUnavailable": "25%", "maxSurge": "25%"});
     assert_eq!(spec["strategy"], json!({"type": "RollingUpdate", "rollingUpdate": rolling}));
     let pod = &spec["template"]["spec"];
-    assert_eq!((&pod["restartPolicy"], &pod["schedulerName"]), (&json!("Always"), &json!("default-scheduler")));
+    assert_eq!(
+        (&pod["restartPolicy"], &pod["schedulerName"]),
+        (&json!("Always"), &json!("default-scheduler"))
+    );
     // Those are for pods, and not for templates.
     assert_eq!(pod.get("enableServiceLinks"), None);
     assert_eq!(pod["containers"][0]["resources"], json!({"limits": {"cpu": "1"}}));
@@ -54,10 +56,7 @@ async fn a_deployment_has_the_real_defaults_and_says_that_nothing_runs_it() {
     assert_eq!(words, ["Available False NoController", "Progressing False ProgressDeadlineExceeded"]);
 
     let scaled = json!({"spec": {"replicas": 4}});
-    let scale = deployments
-        .patch_scale("web", &PatchParams::default(), &Patch::Merge(scaled))
-        .await
-        .unwrap();
+    let scale = deployments.patch_scale("web", &PatchParams::default(), &Patch::Merge(scaled)).await.unwrap();
     assert_eq!(scale.spec.unwrap().replicas, Some(4));
     assert_eq!(scale.status.unwrap().selector.as_deref(), Some("app=web"));
     let found = deployments.get("web").await.unwrap();
@@ -69,13 +68,9 @@ async fn a_deployment_has_the_real_defaults_and_says_that_nothing_runs_it() {
     let own = json!({"status": {"conditions": null, "unavailableReplicas": null, "replicas": 4, "readyReplicas": 4}});
     deployments.patch_status("web", &PatchParams::default(), &Patch::Merge(own)).await.unwrap();
     let annotated = json!({"metadata": {"annotations": {"a": "b"}}});
-    let found =
-        deployments.patch("web", &PatchParams::default(), &Patch::Merge(annotated)).await.unwrap();
+    let found = deployments.patch("web", &PatchParams::default(), &Patch::Merge(annotated)).await.unwrap();
     assert_eq!(found.metadata.generation, Some(3), "annotations count for Deployments");
-    assert_eq!(
-        found.data["status"],
-        json!({"observedGeneration": 2, "replicas": 4, "readyReplicas": 4})
-    );
+    assert_eq!(found.data["status"], json!({"observedGeneration": 2, "replicas": 4, "readyReplicas": 4}));
 }
 
 #[tokio::test]
@@ -142,7 +137,10 @@ async fn a_selector_never_changes_and_of_a_stateful_set_little_does() {
     let [cause] = &change("StatefulSet", json!({"spec": {"serviceName": "other"}})).await[..] else {
         panic!("one cause")
     };
-    assert!(cause.starts_with("spec: Forbidden: updates to statefulset spec for fields other than"), "{cause}");
+    assert!(
+        cause.starts_with("spec: Forbidden: updates to statefulset spec for fields other than"),
+        "{cause}"
+    );
 }
 
 #[tokio::test]
@@ -201,7 +199,8 @@ async fn names_of_sysctls_are_checked_and_their_safety_is_left_to_nodes() {
     // The fields of Kubernetes 1.37 are kept, so that the node sees them.
     assert_eq!(made.data["spec"]["evictionResponders"], json!([{"name": "a.io/b", "priority": 1}]));
     assert_eq!(made.data["spec"]["containers"][0]["volumeMounts"][0]["bindMountOptions"], json!(["noexec"]));
-    let odd = json!([{"name": "A", "value": "1"}, {"name": "a.b", "value": "1"}, {"name": "a.b", "value": "2"}]);
+    let odd =
+        json!([{"name": "A", "value": "1"}, {"name": "a.b", "value": "1"}, {"name": "a.b", "value": "2"}]);
     let rule = "must have at most 253 characters and match regex ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
     assert_eq!(
         causes(refusal(pods.create(&PostParams::default(), &pod("b", odd)).await)),

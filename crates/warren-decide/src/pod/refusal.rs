@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use super::sources::{SourceError, Sources};
 use super::{
     EnvironmentError, Limits, Networks, NodeFacts, Quantity, Role, all_containers, containers, environment,
-    host_path, volume_kind,
+    host_path, unsupported, volume_kind,
 };
 use crate::network::{AllowList, Mode};
 
@@ -220,6 +220,9 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     if let Some(refusal) = refused_limits(pod, node) {
         return Some(refusal);
     }
+    if let Some(refusal) = unsupported::of_pod(pod, node) {
+        return Some(refusal);
+    }
     let volumes = spec.volumes.as_deref().unwrap_or_default();
     volumes.iter().find_map(|volume| refused_volume(pod, volume, node)).or_else(|| {
         all_containers(pod).find_map(|(role, container)| refused_container(role, container, volumes))
@@ -293,6 +296,9 @@ fn refused_container(role: Role, container: &Container, volumes: &[Volume]) -> O
     if let Some(field) = asks_by_https(container) {
         return Some(unsupported(at(&format!("{field}.httpGet.scheme HTTPS"))));
     }
+    if let Some(refusal) = unsupported::of_container(container, at) {
+        return Some(refusal);
+    }
     for mount in container.volume_mounts.as_deref().unwrap_or_default() {
         if !volumes.iter().any(|volume| volume.name == mount.name) {
             return Some(Refusal {
@@ -337,11 +343,15 @@ fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusa
         let message = format!("volume \"{}\": {what}", shorten(&volume.name));
         Some(Refusal { reason: "UnsupportedVolume", message })
     };
+    let unsupported_field = || {
+        let field = unsupported::of_volume(volume)?;
+        refused(format!("{field} is not supported by this node yet"))
+    };
     if let Some(empty) = &volume.empty_dir {
         let size = empty.size_limit.as_ref().map(|size| size.0.parse::<Quantity>());
         return match (empty.medium.as_deref().unwrap_or_default(), size) {
             ("" | "Memory", Some(Err(error))) => refused(format!("emptyDir.sizeLimit: {error}")),
-            ("" | "Memory", _) => None,
+            ("" | "Memory", _) => unsupported_field(),
             (other, _) => {
                 refused(format!("emptyDir.medium `{}` is not supported by this node yet", shorten(other)))
             }
@@ -351,7 +361,7 @@ fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusa
         return host_path::refused(pod, volume, &node.host_paths).and_then(refused);
     }
     if volume_kind(pod, volume).is_some() {
-        return None;
+        return unsupported_field();
     }
     // The one field that is set names the kind, also for kinds that are added to Kubernetes later.
     let kind = serde_json::to_value(volume)
@@ -364,17 +374,17 @@ fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusa
     ))
 }
 
-fn unsupported(field: String) -> Refusal {
+pub(super) fn unsupported(field: String) -> Refusal {
     Refusal { reason: "UnsupportedPodSpec", message: format!("{field} is not supported by this node yet") }
 }
 
-fn not_isolated(field: String) -> Refusal {
+pub(super) fn not_isolated(field: String) -> Refusal {
     Refusal {
         reason: "IsolationRefused",
         message: format!("{field} would weaken the isolation of the pod, which this node does not allow"),
     }
 }
 
-fn shorten(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     text.chars().take(256).collect()
 }

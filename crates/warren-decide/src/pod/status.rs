@@ -129,6 +129,7 @@ fn build(world: &World<'_>, phase: &str, statuses: Statuses, now: Timestamp) -> 
         container_statuses: (!statuses.mains.is_empty()).then_some(statuses.mains),
         init_container_statuses: (!statuses.first.is_empty())
             .then(|| statuses.first.into_iter().map(|(_, status)| status).collect()),
+        ephemeral_container_statuses: ephemeral(pod),
         host_ip: Some(host_ip.clone()),
         host_ips: Some(vec![HostIP { ip: host_ip }]),
         pod_ip,
@@ -140,6 +141,30 @@ fn build(world: &World<'_>, phase: &str, statuses: Statuses, now: Timestamp) -> 
         message: None,
         ..before
     }
+}
+
+/// Ephemeral containers are not started here, and have ended before they began: a client that waits for one hears why.
+fn ephemeral(pod: &Pod) -> Option<Vec<ContainerStatus>> {
+    let containers = pod.spec.as_ref()?.ephemeral_containers.as_deref()?;
+    let status = |container: &core::EphemeralContainer| {
+        let ended = ContainerStateTerminated {
+            exit_code: 128,
+            reason: Some("ContainerCannotRun".to_owned()),
+            message: Some(format!(
+                "spec.ephemeralContainers[{}] is not supported by this node yet; `kubectl exec` runs a command in a \
+                 container that is there",
+                container.name
+            )),
+            ..ContainerStateTerminated::default()
+        };
+        ContainerStatus {
+            name: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+            state: Some(core::ContainerState { terminated: Some(ended), ..core::ContainerState::default() }),
+            ..ContainerStatus::default()
+        }
+    };
+    (!containers.is_empty()).then(|| containers.iter().map(status).collect())
 }
 
 /// Kubelet's `getPhase`.

@@ -603,6 +603,9 @@ fn child_after_mounts(
     child::become_root(workshop.groups())?;
     let proc = child::make_proc()?;
     let network = pod.network.as_ref().filter(|_| equipment.network.is_some());
+    if equipment.network.is_some() {
+        child::set_parameters(proc.as_fd(), &pod.sysctls)?;
+    }
     if network.is_some() {
         pod_network::without_version_6(proc.as_fd()).step(|| "switch off IP version 6".to_owned())?;
     }

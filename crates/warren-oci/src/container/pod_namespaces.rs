@@ -49,10 +49,12 @@ fn settle(pod: &PodRequest, shim: &Seqpacket) -> Result<(), StepError> {
     child::die_with_parent()?;
     rustix::system::sethostname(pod.hostname.as_bytes()).step(|| "set the host name".to_owned())?;
     let network = child::make_network()?;
-    if pod.network.is_some() {
-        fs::File::open("/proc")
-            .and_then(|proc| pod_network::without_version_6(proc.as_fd()))
-            .step(|| "switch off IP version 6".to_owned())?;
+    if pod.network.is_some() || !pod.sysctls.is_empty() {
+        let proc = fs::File::open("/proc").step(|| "open /proc".to_owned())?;
+        if pod.network.is_some() {
+            pod_network::without_version_6(proc.as_fd()).step(|| "switch off IP version 6".to_owned())?;
+        }
+        child::set_parameters(proc.as_fd(), &pod.sysctls)?;
     }
     shim.send(b"net", &[network.as_fd()]).step(|| "hand over the network namespace".to_owned())
 }
