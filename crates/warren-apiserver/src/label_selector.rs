@@ -11,8 +11,7 @@ pub(crate) fn read(selector: &Value) -> LabelSelector {
 /// Writes a selector as clients send it in a query, as `labels.Selector.String` does.
 pub(crate) fn text(selector: &Value) -> String {
     let is_label = |key: &str| selector["matchLabels"].get(key).is_some();
-    let set = |values: Vec<String>| {
-        let mut values = values;
+    let set = |mut values: Vec<String>| {
         values.sort();
         values.join(",")
     };

@@ -1,11 +1,11 @@
 //! The home's controllers as a Deployment, for clients that look for agent-sandbox's controller under its usual name. The
 //! object only shows what runs in this process: nothing is started by it, and nothing ends with it.
 
-use futures::TryStreamExt as _;
+use futures::StreamExt as _;
 use jiff::{Timestamp, Unit};
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
-use kube::runtime::watcher;
+use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Error};
 use serde_json::{Value, json};
 use warren_controllers::permissions::{NAMESPACE, SERVICE_ACCOUNT};
@@ -22,21 +22,19 @@ pub async fn present(client: Client, version: String) {
         tracing::warn!(%error, "the controllers could not be shown as a Deployment");
         return;
     }
-    let shown = watcher::watch_object(deployments.clone(), NAME);
-    let kept = shown.try_for_each(|found| {
-        let deployments = deployments.clone();
-        async move {
-            if let Some(found) = found.filter(|found| !is_true(found))
-                && let Err(error) = publish(&deployments, &found).await
-            {
-                tracing::debug!(%error, "the status of the controllers' Deployment was not written");
+    let shown = watcher::watch_object(deployments.clone(), NAME).default_backoff();
+    let kept = shown.for_each(|found| async {
+        match found {
+            Ok(Some(found)) if !is_true(&found) => {
+                if let Err(error) = publish(&deployments, &found).await {
+                    tracing::debug!(%error, "the status of the controllers' Deployment was not written");
+                }
             }
-            Ok(())
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "the controllers' Deployment is watched again"),
         }
     });
-    if let Err(error) = kept.await {
-        tracing::warn!(%error, "the controllers' Deployment is not watched any more");
-    }
+    kept.await;
 }
 
 fn resource(group: &str, kind: &str) -> ApiResource {

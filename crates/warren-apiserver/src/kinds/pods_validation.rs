@@ -151,7 +151,7 @@ fn validate_files(volume: &Value, path: &str, errors: &mut Vec<FieldError>) {
 
 fn validate_projection(projected: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let mut taken = HashSet::new();
-    let mut take = |file: &'_ Value, shown: &Value, errors: &mut Vec<FieldError>| {
+    let mut take = |file: &Value, shown: &Value, errors: &mut Vec<FieldError>| {
         let file = file.as_str().unwrap_or_default().to_owned();
         if !file.is_empty() && !taken.insert(file) {
             errors.push(FieldError::invalid(path, shown.clone(), "conflicting duplicate paths"));

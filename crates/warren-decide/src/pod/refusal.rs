@@ -293,9 +293,6 @@ fn refused_container(role: Role, container: &Container, volumes: &[Volume]) -> O
             return Some(unsupported(at(field)));
         }
     }
-    if let Some(field) = asks_by_https(container) {
-        return Some(unsupported(at(&format!("{field}.httpGet.scheme HTTPS"))));
-    }
     if let Some(refusal) = unsupported::of_container(container, at) {
         return Some(refusal);
     }
@@ -315,26 +312,6 @@ fn refused_container(role: Role, container: &Container, volumes: &[Volume]) -> O
     }
     let limits = Limits::of(container).err()?;
     Some(Refusal { reason: "InvalidLimits", message: at(&limits.to_string()) })
-}
-
-/// The probe or hook that wants to speak TLS, which nobody here does for them.
-fn asks_by_https(container: &Container) -> Option<&'static str> {
-    let probes = [
-        ("livenessProbe", &container.liveness_probe),
-        ("readinessProbe", &container.readiness_probe),
-        ("startupProbe", &container.startup_probe),
-    ];
-    let probes = probes
-        .into_iter()
-        .map(|(field, probe)| (field, probe.as_ref().and_then(|probe| probe.http_get.as_ref())));
-    let lifecycle = container.lifecycle.as_ref();
-    let hooks = [
-        ("lifecycle.postStart", lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref())),
-        ("lifecycle.preStop", lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref())),
-    ];
-    let hooks = hooks.into_iter().map(|(field, hook)| (field, hook.and_then(|hook| hook.http_get.as_ref())));
-    let mut asking = probes.chain(hooks).filter_map(|(field, get)| Some((field, get?)));
-    asking.find(|(_, get)| get.scheme.as_deref() == Some("HTTPS")).map(|(field, _)| field)
 }
 
 /// A volume that is not there would be an empty directory in silence, so the pod fails.

@@ -85,7 +85,7 @@ pub(super) fn of_container(container: &Container, at: impl Fn(&str) -> String) -
         .or_else(|| mounts.iter().find_map(|mount| of_mount(mount, &at)))
 }
 
-/// The probe that asks in a protocol which nobody here speaks.
+/// Returns the field of a probe or hook that asks for a protocol which this node does not speak.
 fn other_protocol(container: &Container) -> Option<String> {
     let probes = [
         ("livenessProbe", &container.liveness_probe),
@@ -97,15 +97,18 @@ fn other_protocol(container: &Container) -> Option<String> {
         ("lifecycle.postStart", lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref())),
         ("lifecycle.preStop", lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref())),
     ];
-    let gets = probes
+    let mut gets = probes
         .iter()
         .filter_map(|(field, probe)| Some((*field, probe.as_ref()?.http_get.as_ref()?)))
         .chain(hooks.into_iter().filter_map(|(field, hook)| Some((field, hook?.http_get.as_ref()?))));
     let mut calls = probes.iter().filter_map(|(field, probe)| Some((*field, probe.as_ref()?.grpc.as_ref()?)));
-    let get = gets
-        .into_iter()
-        .find(|(_, get)| get.protocol.as_deref().is_some_and(|protocol| protocol != "HTTP1"))
-        .map(|(field, _)| format!("{field}.httpGet.protocol"));
+    let get = gets.find_map(|(field, get)| {
+        if get.scheme.as_deref() == Some("HTTPS") {
+            return Some(format!("{field}.httpGet.scheme HTTPS"));
+        }
+        let other = get.protocol.as_deref().is_some_and(|protocol| protocol != "HTTP1");
+        other.then(|| format!("{field}.httpGet.protocol"))
+    });
     get.or_else(|| {
         let (field, _) =
             calls.find(|(_, call)| call.mode.as_deref().is_some_and(|mode| mode != "Plaintext"))?;
@@ -167,16 +170,16 @@ pub(super) fn of_volume(volume: &Volume) -> Option<&'static str> {
 }
 
 fn of_projection(source: &VolumeProjection) -> Option<&'static str> {
-    let secret = source.secret.iter().flat_map(|source| source.items.iter().flatten());
-    let config_map = source.config_map.iter().flat_map(|source| source.items.iter().flatten());
-    let downward = source.downward_api.iter().flat_map(|source| source.items.iter().flatten());
+    let mut secret = source.secret.iter().flat_map(|source| source.items.iter().flatten());
+    let mut config_map = source.config_map.iter().flat_map(|source| source.items.iter().flatten());
+    let mut downward = source.downward_api.iter().flat_map(|source| source.items.iter().flatten());
     let token = source.service_account_token.as_ref();
     first([
         (source.cluster_trust_bundle.is_some(), "projected.sources.clusterTrustBundle"),
         (source.pod_certificate.is_some(), "projected.sources.podCertificate"),
-        (secret.into_iter().any(|item| item.user.is_some()), "projected.sources.secret.items.user"),
-        (config_map.into_iter().any(|item| item.user.is_some()), "projected.sources.configMap.items.user"),
-        (downward.into_iter().any(|item| item.user.is_some()), "projected.sources.downwardAPI.items.user"),
+        (secret.any(|item| item.user.is_some()), "projected.sources.secret.items.user"),
+        (config_map.any(|item| item.user.is_some()), "projected.sources.configMap.items.user"),
+        (downward.any(|item| item.user.is_some()), "projected.sources.downwardAPI.items.user"),
         (token.is_some_and(|token| token.user.is_some()), "projected.sources.serviceAccountToken.user"),
     ])
 }
