@@ -360,7 +360,7 @@ pub(super) fn become_program(
     let effective = if user.uid == 0 { bounding } else { Capabilities::default() };
     effective.set().step(|| "set capabilities".to_owned())?;
     process::reset_signals(crate::shim::IGNORED_SIGNALS);
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     process::close_from_on_exec(3).step(|| "close descriptors".to_owned())?;
 
     let program = Program::new(&process.args, environment).map_err(starting)?;
