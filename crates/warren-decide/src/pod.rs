@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 
 pub use backoff::restart_delay;
 pub use conditions::{ISOLATION_CONDITION, LIMITS_CONDITION};
@@ -231,6 +231,8 @@ pub struct Plan {
 /// What people should hear of.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Notice {
+    /// The container that it is about; otherwise the pod.
+    pub container: Option<String>,
     /// Whether something is wrong.
     pub is_warning: bool,
     /// As kubelet spells it.
@@ -241,11 +243,15 @@ pub struct Notice {
 
 impl Notice {
     fn warning(reason: &'static str, message: String) -> Notice {
-        Notice { is_warning: true, reason, message }
+        Notice { container: None, is_warning: true, reason, message }
     }
 
     fn normal(reason: &'static str, message: String) -> Notice {
-        Notice { is_warning: false, reason, message }
+        Notice { container: None, is_warning: false, reason, message }
+    }
+
+    fn about(self, container: &Container) -> Notice {
+        Notice { container: Some(container.name.clone()), ..self }
     }
 }
 

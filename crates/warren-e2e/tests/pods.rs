@@ -610,3 +610,54 @@ async fn directories_of_the_host_are_shown_where_they_are_allowed_and_nothing_be
     }
     assert!(!open.join("missing").exists());
 }
+
+/// All that was said of a pod so far, as `reason: message`.
+async fn events_about(pods: &Pods, pod: &str) -> Vec<String> {
+    let events: Api<Event> = Api::default_namespaced(pods.api.clone().into_client());
+    let all = events.list(&ListParams::default()).await.expect("list events").items;
+    all.into_iter()
+        .filter(|event| event.involved_object.name.as_deref() == Some(pod))
+        .map(|event| format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default()))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_healthy_pod_has_kubelets_events_and_one_that_keeps_ending_backs_off() {
+    let Some(pods) = Pods::up().await else { return };
+    let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Mi"}}}});
+    let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
+    let claims: Api<PersistentVolumeClaim> = Api::default_namespaced(pods.api.clone().into_client());
+    // The pod comes first, and so has to wait for it.
+    let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let main = container("main", UNTIL_ASKED, mounts);
+    create(&pods, "well", json!({"containers": [main], "volumes": volumes})).await;
+    claims.create(&PostParams::default(), &claim).await.expect("create the claim");
+    let ends = container("main", "exit 3", json!({}));
+    create(&pods, "ends", json!({"containers": [ends], "restartPolicy": "Always"})).await;
+
+    let scheduled = "Successfully assigned default/well to ";
+    for (reason, message) in [
+        ("Scheduled", scheduled),
+        ("Pulled", "Container image \"warren.dev/host\" already present on machine"),
+        ("Created", "Created container: main"),
+        ("Started", "Started container main"),
+    ] {
+        wait_for_event(&pods, "well", reason, message).await;
+    }
+    wait_for_event(
+        &pods,
+        "ends",
+        "BackOff",
+        "Back-off restarting failed container main in pod ends_default(",
+    )
+    .await;
+    delete(&pods, "well").await;
+    wait_for_event(&pods, "well", "Killing", "Stopping container main").await;
+    let said = events_about(&pods, "well").await;
+    assert!(!said.iter().any(|said| said.starts_with("FailedMount")), "{said:?}");
+    assert_eq!(said.len(), 5, "{said:?}");
+    delete(&pods, "ends").await;
+    pods.home.assert_nothing_left();
+}

@@ -10,6 +10,7 @@ use warren_apiserver::{ApiServer, Lost};
 use warren_controllers::telemetry::{self, BuildInfo, Telemetry};
 use warren_controllers::{Config, Controllers};
 
+use crate::event_expiry;
 use crate::home::in_process;
 
 /// How long a claim may wait in a home of one machine, where nobody adds nodes meanwhile: what is not ready by then will not be.
@@ -56,6 +57,8 @@ impl LocalControllers {
     pub fn start(server: &ApiServer, build: BuildInfo) -> LocalControllers {
         let (stop, listed) = (CancellationToken::new(), CancellationToken::new());
         let first = Attempt::begin(server, &Telemetry::new(build));
+        let client = kube::Client::new(in_process(server, "warren-event-expiry"), "default");
+        tokio::spawn(event_expiry::run(client, stop.clone()));
         let supervisor = tokio::spawn(supervise(server.clone(), first, stop.clone(), listed.clone()));
         LocalControllers { stop, listed, supervisor }
     }

@@ -9,6 +9,7 @@ mod controllers;
 mod descriptors;
 mod dialer;
 pub mod doctor;
+mod event_expiry;
 mod home;
 mod init;
 mod kubeconfig;
