@@ -175,7 +175,7 @@ pub(super) fn plan(world: &World, deadline: Timestamp, settings: &Settings, now:
     };
     let mut set = |type_, status_, reason| {
         let observation = Observation::new(type_, status_, reason, text.clone());
-        conditions::set(&mut status.conditions, observation, world.claim.metadata.generation, &Time(now));
+        conditions::set(&mut status.conditions, observation, &world.claim.metadata, &Time(now));
     };
     set(ConditionType::Ready, ConditionStatus::False, Reason::ClaimExpired);
     set(ConditionType::Finished, ConditionStatus::True, Reason::DeadlineExceeded);
@@ -231,7 +231,7 @@ pub(super) fn report_nonsense(
         Reason::ValueIgnored,
         text.clone(),
     );
-    conditions::set(conditions, observation, world.claim.metadata.generation, &Time(now));
+    conditions::set(conditions, observation, &world.claim.metadata, &Time(now));
     (is_new && !settings.disable_events).then(|| Note {
         severity: Severity::Warning,
         reason: EventReason::InvalidAnnotation.as_str(),

@@ -47,6 +47,8 @@ pub(super) fn conditions(
     statuses: &Statuses,
     now: Timestamp,
 ) -> Vec<PodCondition> {
+    // Not before the pod existed, by the clock of the server that says when that was.
+    let created = world.pod.metadata.creation_timestamp.as_ref().map_or(now, |Time(created)| *created);
     let before =
         world.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let mut all: Vec<PodCondition> = CONDITIONS
@@ -62,7 +64,7 @@ pub(super) fn conditions(
                 message: verdict.message,
                 last_transition_time: unchanged
                     .and_then(|old| old.last_transition_time.clone())
-                    .or(Some(Time(now))),
+                    .or_else(|| Some(Time(now.max(created)))),
                 last_probe_time: None,
                 observed_generation: world.pod.metadata.generation,
             })

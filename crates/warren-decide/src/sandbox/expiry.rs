@@ -94,8 +94,9 @@ fn is_announced(sandbox: &Sandbox) -> bool {
 fn announce(sandbox: &Sandbox, status: &mut SandboxStatus, text: String, now: Timestamp) {
     let expired =
         Observation::new(ConditionType::Ready, ConditionStatus::False, Reason::SandboxExpired, text);
-    conditions::set(&mut status.conditions, expired, sandbox.metadata.generation, &Time(now));
+    conditions::set(&mut status.conditions, expired, &sandbox.metadata, &Time(now));
     for type_ in [ConditionType::PodScheduled, ConditionType::PodOutdated, ConditionType::PodWaiting] {
         conditions::remove(&mut status.conditions, type_);
     }
+    conditions::reaffirm(&mut status.conditions, &sandbox.metadata);
 }
