@@ -802,7 +802,9 @@ fn what_the_server_refuses_as_invalid_is_not_asked_for_again_until_the_spec_chan
         matches!(plan.steps[0].action, Action::Create(Object::Pod(_))),
         "another spec is tried: {plan:?}"
     );
-    let settled = world(told, vec![pod(running())]);
+    let mut settled = told;
+    overlay(&mut settled, &annotated(json!({})));
+    let settled = world(settled, vec![pod(running())]);
     assert!(decide(&settled, at(1)).problems.is_empty(), "what is there need not be made");
 }
 
