@@ -14,6 +14,7 @@ pub mod pod;
 pub mod pool;
 pub mod ports;
 pub mod propagation;
+pub mod route;
 pub mod sandbox;
 pub mod secure_defaults;
 pub mod semantic;

@@ -26,6 +26,7 @@ use warren_oci::zygote::Zygote;
 
 use crate::controllers::LocalControllers;
 use crate::dialer::LocalDialer;
+use crate::router::{LocalRouter, RouterSocket};
 use crate::{Config, StartError, descriptors, kubeconfig};
 
 /// The name of the only node. Not the machine's: that may change, and with it the pods of last time would be left with
@@ -57,11 +58,13 @@ pub async fn serve(
     let pki = open_pki(&config)?;
     let server = open_server(&config, &pki, dialer.clone()).await?;
     let controllers = LocalControllers::start(&server, config.build);
+    let router_socket = RouterSocket::open(&config).await?;
     let node_config = NodeConfig {
         registries: config.registries.clone(),
         runtimes,
         privileges,
         host_paths: config.host_paths.clone(),
+        own_pods: vec![router_socket.pod()],
         ..NodeConfig::local(
             NODE_NAME.to_owned(),
             config.directory.clone(),
@@ -80,7 +83,8 @@ pub async fn serve(
         tokio::spawn(serve_tls(server.clone(), tcp, tls, shutdown.clone())),
         tokio::spawn(serve_unix(server.clone(), unix, shutdown.clone())),
     ];
-    controllers.wait_until_listed().await;
+    let router = LocalRouter::start(&server, dialer.clone(), router_socket, NODE_NAME, shutdown.clone());
+    tokio::join!(controllers.wait_until_listed(), router.wait_until_shown());
     info!(%address, directory = %config.directory.display(), "ready");
     on_ready();
 
@@ -94,6 +98,7 @@ pub async fn serve(
     // Nobody new gets in; then those who write stop, and last the one they write to.
     shutdown.cancel();
     let _ = std::fs::remove_file(&config.api_socket);
+    router.ended().await;
     let writers = async { tokio::join!(controllers.shutdown(), dialer.shutdown()) };
     if tokio::time::timeout(PATIENCE, writers).await.is_err() {
         info!("controllers or node cut off");
@@ -218,7 +223,7 @@ fn listen_unix(config: &Config) -> Result<UnixListener, StartError> {
     UnixListener::bind(path).map_err(|source| failed("listen on", path.display(), source))
 }
 
-fn failed(action: &'static str, on: impl std::fmt::Display, source: io::Error) -> StartError {
+pub fn failed(action: &'static str, on: impl std::fmt::Display, source: io::Error) -> StartError {
     StartError::Make { action, on: on.to_string(), source }
 }
 

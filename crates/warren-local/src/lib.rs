@@ -1,4 +1,4 @@
-//! The local home: API server, controllers and node in one process, over one data directory.
+//! The local home: API server, controllers, node and router in one process, over one data directory.
 //!
 //! It puts the drivers together and decides nothing of its own: they talk to each other through the API only, here
 //! by a client that is wired to the server in process. It parses no arguments and prints nothing. Sandboxes run
@@ -17,6 +17,7 @@ mod member;
 mod ordinary_user;
 mod pods;
 mod rest;
+mod router;
 mod runtimes;
 mod threads;
 
@@ -57,6 +58,10 @@ pub struct Config {
     pub host_paths: Vec<HostPath>,
     /// Where programs are found: `PATH`.
     pub program_path: Option<OsString>,
+    /// Where the router listens, on loopback. With port 0, the port of last time if it is free.
+    pub router_listen: SocketAddr,
+    /// The file for the router's address.
+    pub router_url: PathBuf,
     /// Where the kubeconfig for that goes.
     pub kubeconfig: PathBuf,
     /// What to call ourselves in the lock file.
@@ -111,6 +116,12 @@ pub enum StartError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// The router would be reached from other machines, and it asks for no credentials.
+    #[error("the router of a local home listens on loopback only, and {address} is not")]
+    RouterNotOnLoopback {
+        /// Where it was to listen.
+        address: SocketAddr,
     },
     /// The definitions of our resources could not be written down.
     #[error("describe the resources")]

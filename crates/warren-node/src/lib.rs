@@ -39,7 +39,7 @@ mod usage;
 mod volumes;
 mod worker;
 
-pub use config::{NodeConfig, RegistryConfig};
+pub use config::{NodeConfig, OwnPod, RegistryConfig};
 pub use kubelet::{AccessError, KubeletAccess};
 pub use network::remove_network;
 pub use node::{Node, StartError, home_id};

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use warren_local::{HostPath, NamedRuntime};
 
-use crate::{controller, node, oci};
+use crate::{controller, node, oci, router};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
 #[derive(Debug, Parser)]
@@ -27,12 +27,16 @@ pub enum Command {
     Down(Down),
     /// Run the controllers for a cluster, with the flags of agent-sandbox's controller.
     Controller(Box<controller::Flags>),
+    /// Pass requests on to the sandboxes of a cluster, with the flags of agent-sandbox's router.
+    Router(Box<router::Flags>),
     /// Take pods of a cluster and run them on this machine, as its kubelet would.
     Node(Box<node::Node>),
     /// Bring images to the local home, list and remove them.
     Image(Image),
     /// Print where the kubeconfig of the local home is.
     Kubeconfig(Kubeconfig),
+    /// Print the URL of the local home's router, for SDKs that connect to sandboxes directly.
+    RouterUrl(RouterUrl),
     /// Print manifests that were written for `v1alpha1` as `v1beta1`.
     Migrate(Migrate),
     /// Say what this machine lacks for sandboxes, and how to mend it.
@@ -170,6 +174,9 @@ pub struct Listen {
     /// The address for kubectl and SDKs (TLS); port 0 takes a free one, the same as last time if possible
     #[arg(long, env = "WARREN_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
+    /// The address of the router, on loopback (HTTP, for this user's programs only); port 0 as above
+    #[arg(long, env = "WARREN_ROUTER_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    pub router_listen: SocketAddr,
 }
 
 #[derive(Args, Debug)]
@@ -268,6 +275,14 @@ pub struct ImageRemove {
 
 #[derive(Args, Debug)]
 pub struct Kubeconfig {
+    #[command(flatten)]
+    pub home: Home,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct RouterUrl {
     #[command(flatten)]
     pub home: Home,
     #[command(flatten)]

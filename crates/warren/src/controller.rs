@@ -98,7 +98,7 @@ async fn serve(
 }
 
 /// A second signal ends us the usual way, without waiting for anything.
-fn watch_signals(shutdown: CancellationToken) -> io::Result<()> {
+pub fn watch_signals(shutdown: CancellationToken) -> io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::spawn(async move {
         let mut next = async || {

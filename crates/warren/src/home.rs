@@ -81,6 +81,7 @@ pub fn start(
     command.arg("daemon").arg("--data-dir").arg(data_dir.path());
     if let Some((listen, registries, runtimes, host_paths)) = flags {
         command.arg("--listen").arg(listen.listen.to_string());
+        command.arg("--router-listen").arg(listen.router_listen.to_string());
         for registry in &registries.insecure_registry {
             command.arg("--insecure-registry").arg(registry);
         }

@@ -14,6 +14,7 @@ mod node;
 mod oci;
 mod progress;
 mod report;
+mod router;
 mod run;
 mod terminal;
 mod timings;
@@ -41,7 +42,12 @@ fn main() -> ExitCode {
         Command::Controller(flags) => {
             log(flags.logging.zap_log_level, flags.logging.as_json(std::io::stderr().is_terminal()));
         }
-        Command::Up(_) | Command::Daemon(_) => log("info", false),
+        // A home's own user is the only one who asks its router for anything.
+        Command::Up(_) | Command::Daemon(_) => log("info,warren_router::access=off", false),
+        Command::Router(flags) if !flags.access_log => {
+            log("info,kube_client=off,warren_router::access=off", false);
+        }
+        Command::Router(_) => log("info,kube_client=off", false),
         // The library says each failed request as well as we do, only shorter.
         Command::Node(_) => log("info,kube_client=off", false),
         _ => log("warn", false),
@@ -65,9 +71,11 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Up(arguments) => up::up(&arguments)?,
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Controller(flags) => controller::controller(&flags)?,
+        Command::Router(flags) => router::router(&flags)?,
         Command::Node(arguments) => node::node(&arguments)?,
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
+        Command::RouterUrl(arguments) => kubeconfig::router_url(&arguments)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
         Command::Version(arguments) => version::version(&arguments),
         Command::Daemon(arguments) => up::daemon(&arguments)?,

@@ -104,6 +104,8 @@ fn config(
         api_socket: data_dir.api_socket(),
         kubeconfig: data_dir.kubeconfig(),
         listen: listen.listen,
+        router_listen: listen.router_listen,
+        router_url: data_dir.router_url(),
         registries: RegistryConfig {
             credential_files: credential_files(|name| std::env::var_os(name)),
             insecure: registries.insecure_registry.clone(),
@@ -145,15 +147,20 @@ fn announce(data_dir: &DataDir, report: &Report, format: Format) {
         Report::Failed { .. } => return,
     };
     let kubeconfig = data_dir.kubeconfig();
+    let router_url = std::fs::read_to_string(data_dir.router_url()).ok();
+    let router_url = router_url.as_deref().map(str::trim_end);
     match format {
         Format::Json => {
             let started = matches!(report, Report::Ready { .. });
-            let line = json!({ "dataDir": data_dir.path(), "kubeconfig": kubeconfig, "pid": pid, "started": started });
+            let line = json!({ "dataDir": data_dir.path(), "kubeconfig": kubeconfig, "pid": pid, "routerUrl": router_url, "started": started });
             println!("{line}");
         }
         Format::Text => {
             eprintln!("The local home in `{}` {state} (process {pid}).", data_dir.path().display());
             eprintln!("Use it with `kubectl --kubeconfig {} get sandboxes`.", kubeconfig.display());
+            if let Some(url) = router_url {
+                eprintln!("SDKs reach its sandboxes at {url}.");
+            }
         }
     }
 }
