@@ -5,6 +5,7 @@ mod cli;
 mod controller;
 mod doctor;
 mod down;
+mod guest;
 mod home;
 mod image;
 mod interrupt;
@@ -66,6 +67,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Controller(flags) => controller::controller(&flags)?,
         Command::Node(arguments) => node::node(&arguments)?,
+        Command::Guest(arguments) => guest::guest(&arguments)?,
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
