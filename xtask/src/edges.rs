@@ -82,6 +82,8 @@ const TABLE: &[Row] = &[
             "warren-router",
             "warren-node",
             "warren-api",
+            // For `warren guest`, the same daemon in another program.
+            "warren-guest",
             // For `warren oci`, which has no daemon to ask.
             "warren-oci",
         ],

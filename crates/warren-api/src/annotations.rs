@@ -73,6 +73,15 @@ pub const NETWORK_ALLOWED_HOSTS: &str = "warren.dev/network-allowed-hosts";
 /// And on which ports: numbers or ranges such as `8000-8100`, with commas between.
 pub const NETWORK_ALLOWED_PORTS: &str = "warren.dev/network-allowed-ports";
 
+/// On a Pod: whether the node puts its guest daemon into it, [`ENABLED`] or [`DISABLED`].
+pub const GUEST: &str = "warren.dev/guest";
+
+/// Value of [`GUEST`].
+pub const ENABLED: &str = "enabled";
+
+/// Value of [`GUEST`].
+pub const DISABLED: &str = "disabled";
+
 /// On a claim: until when it must be Ready, or else it ends. A duration such as `90s` or `5m`, counted from when it began
 /// to wait, or a time (RFC 3339).
 pub const DEADLINE: &str = "warren.dev/deadline";

@@ -14,6 +14,7 @@ mod directory_watch;
 mod disk;
 mod drain;
 mod events;
+mod guest_program;
 mod images;
 mod kubelet;
 mod log_file;

@@ -30,6 +30,7 @@ use crate::config::{NodeConfig, OwnPod};
 use crate::disk;
 use crate::drain;
 use crate::events::Events;
+use crate::guest_program;
 use crate::images::Images;
 use crate::kubelet::{self, AccessError, Identity, KubeletAccess};
 use crate::network::{self, Network, Reach};
@@ -148,6 +149,7 @@ impl Node {
             claims: config.data_dir.join("volumes"),
             runtimes: config.runtimes.clone(),
             host_paths: config.host_paths.clone(),
+            guest: guest_program::install(&config.data_dir).map_err(at(&config.data_dir))?,
         };
         let reach = match config.privileges {
             Privileges::Machine => Reach::Devices,

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext};
 use warren_decide::network::{Mode, proxy_environment};
 use warren_decide::pod::{
-    Addresses, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError, SourceError, Sources,
-    VolumeKind, address_without_network, all_containers, environment, expand, volume_kind,
+    Addresses, BuiltInImage, EnvironmentError, GUEST_PORT, HostPath, Limits, LimitsError, SourceError,
+    Sources, VolumeKind, address_without_network, all_containers, base_directory, environment, expand,
+    guest_container, is_of_sandbox, volume_kind,
 };
 use warren_image::manifest::RunConfig;
 use warren_image::store::Image;
@@ -18,9 +19,12 @@ use warren_image::user::{self, UserError};
 use warren_oci::cgroup_names;
 use warren_oci::host_image::{HostImage, INIT_PATH};
 use warren_oci::idmap::IdRange;
-use warren_oci::protocol::{ContainerRequest, LogFile, Overlay, PodRequest, Rootfs, RuntimeProgram};
+use warren_oci::protocol::{
+    Activation, ContainerRequest, LogFile, Overlay, PodRequest, Rootfs, RuntimeProgram,
+};
 use warren_oci::spec::{self, CpuQuota, Mount, MountKind, Process, Spec, StandardInput, User};
 
+use crate::guest_program::GUEST_PATH;
 use crate::network::{self, Lease};
 use crate::pod_etc;
 use crate::termination;
@@ -44,6 +48,8 @@ pub(crate) struct Builder {
     pub(crate) runtimes: BTreeMap<String, RuntimeProgram>,
     /// The directories of the host that pods may have.
     pub(crate) host_paths: Vec<HostPath>,
+    /// The program of the guest daemon.
+    pub(crate) guest: PathBuf,
 }
 
 /// One run of a container.
@@ -177,6 +183,11 @@ impl Builder {
             ids,
             network: None,
             runtime,
+            activation: guest_container(pod).ok().flatten().map(|container| Activation {
+                container: container.name.clone(),
+                port: GUEST_PORT,
+                args: vec![GUEST_PATH.to_owned()],
+            }),
             proxy_port: lease.filter(|lease| !lease.is_reachable()).map(|_| network::PROXY_PORT),
             containers: Vec::new(),
             trace: false,
@@ -199,8 +210,20 @@ impl Builder {
         let own_variables = environment(pod, container, &self.addresses(&pod_ip), sources)?;
         let values: HashMap<String, String> = own_variables.iter().cloned().collect();
         let mut base = self.base(image, directory)?;
+        let working_directory = [container.working_dir.as_deref(), Some(&base.config.working_dir)];
+        let working_directory = working_directory.into_iter().flatten().find(|path| !path.is_empty());
+        let working_directory = working_directory.unwrap_or("/");
 
         let mut variables = base.config.env.clone();
+        if is_of_sandbox(pod) {
+            let said = |name: &str| {
+                let in_image =
+                    base.config.env.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+                values.get(name).map(String::as_str).or(in_image)
+            };
+            let directory = base_directory(said("SANDBOX_BASE_DIR"), base.has_app, working_directory);
+            variables.extend(sandbox_environment(directory));
+        }
         if let Some(lease) = lease.filter(|lease| lease.mode == Mode::Restricted) {
             let proxy = SocketAddrV4::new(lease.gateway, network::PROXY_PORT);
             variables
@@ -208,12 +231,9 @@ impl Builder {
         }
         variables.retain(|line| line.split_once('=').is_none_or(|(name, _)| !values.contains_key(name)));
         variables.extend(own_variables.iter().map(|(name, value)| format!("{name}={value}")));
-        let working_directory = [container.working_dir.as_deref(), Some(&base.config.working_dir), Some("/")];
-        let working_directory = working_directory.into_iter().flatten().find(|path| !path.is_empty());
-
         let process = Process {
             env: variables,
-            cwd: working_directory.unwrap_or("/").into(),
+            cwd: working_directory.into(),
             user: user(pod, container, &base.user),
             ..Process::new(command(container, &values, &base.config).ok_or(RequestError::NoCommand)?)
         };
@@ -229,6 +249,9 @@ impl Builder {
             && spec.process.args.first().is_some_and(|word| word == INIT_PATH)
         {
             base.rootfs.files.push((self.image.init(), INIT_PATH.into()));
+        }
+        if guest_container(pod).ok().flatten().is_some_and(|chosen| chosen.name == name) {
+            base.rootfs.files.push((self.guest.clone(), GUEST_PATH.into()));
         }
         spec.mounts.extend(self.volume_mounts(pod, container, directory, sources, &values)?);
         spec.mounts.extend(termination_mount(container, attempt, directory, ids)?);
@@ -336,6 +359,7 @@ impl Builder {
                     }
                     rootfs
                 },
+                has_app: false,
             }),
             ContainerImage::Stored(image) => {
                 let mut config = image.config.config.clone();
@@ -352,7 +376,8 @@ impl Builder {
                 let rootfs =
                     Rootfs { overlays: vec![Overlay { target: "/".into(), lower }], files: Vec::new() };
                 let user = User { uid: found.uid, gid: found.gid, additional_gids: Vec::new() };
-                Ok(Base { config, user, rootfs })
+                let has_app = image.layers.iter().any(|layer| layer.join("app").is_dir());
+                Ok(Base { config, user, rootfs, has_app })
             }
         }
     }
@@ -363,6 +388,17 @@ struct Base {
     config: RunConfig,
     user: User,
     rootfs: Rootfs,
+    /// Whether it has a directory `/app`.
+    has_app: bool,
+}
+
+/// What programs in a sandbox can tell by that they are in one.
+fn sandbox_environment(directory: &str) -> [String; 3] {
+    [
+        "IS_SANDBOXED=true".to_owned(),
+        concat!("SANDBOX_VERSION=", env!("CARGO_PKG_VERSION")).to_owned(),
+        format!("ALLOWED_ROOT_DIRECTORY={directory}"),
+    ]
 }
 
 /// `command` replaces the image's entry point and its arguments, `args` only the arguments.

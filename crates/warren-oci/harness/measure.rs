@@ -90,6 +90,7 @@ fn pod_request(
         network: None,
         runtime: None,
         proxy_port: None,
+        activation: None,
         containers: vec![ContainerRequest {
             name: "main".to_owned(),
             attempt: 0,

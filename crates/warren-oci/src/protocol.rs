@@ -38,6 +38,9 @@ pub struct PodRequest {
     /// that listens there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_port: Option<u16>,
+    /// A program of the node's that is started at the first connection to a port of the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Activation>,
     /// Containers to start at once, in order; more can follow by [`Call::Start`].
     #[serde(default)]
     pub containers: Vec<ContainerRequest>,
@@ -64,6 +67,21 @@ pub enum RuntimeKind {
     Gvisor,
     /// Like `runc`: containers are made of the host's namespaces, and share those of their pod.
     Plain,
+}
+
+/// A program that is started by socket activation. The shim listens on a port in the pod's network,
+/// from before the pod's first program runs. At the first connection it starts the program in a running
+/// container, as that container's user, and hands it the listening socket: the program's standard input
+/// is a `SOCK_SEQPACKET` socket with one message that carries the descriptor. When the program has
+/// ended, the next connection starts it again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activation {
+    /// The container that it runs in. Connections wait while that does not run.
+    pub container: String,
+    /// The port.
+    pub port: u16,
+    /// Program and arguments, as the container sees them.
+    pub args: Vec<String>,
 }
 
 /// A pod's device, address and routes.

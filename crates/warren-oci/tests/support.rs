@@ -146,6 +146,7 @@ impl Home {
             network: None,
             runtime: None,
             proxy_port: None,
+            activation: None,
             containers,
             trace: false,
         }

@@ -132,6 +132,13 @@ pub fn fork(_proof: SingleThreaded) -> io::Result<Fork> {
     }
 }
 
+/// Has a command start in a session of its own, and so in a process group of its own.
+pub fn start_in_new_session(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+    // SAFETY: between fork and exec only `setsid` is called, a system call that takes no lock.
+    unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+}
+
 /// What a cloned process starts out with.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct CloneOptions<'fd> {

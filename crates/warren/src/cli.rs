@@ -31,6 +31,8 @@ pub enum Command {
     Router(Box<router::Flags>),
     /// Take pods of a cluster and run them on this machine, as its kubelet would.
     Node(Box<node::Node>),
+    /// Serve the runtime API of a sandbox: run commands, read and write files.
+    Guest(Guest),
     /// Bring images to the local home, list and remove them.
     Image(Image),
     /// Print where the kubeconfig of the local home is.
@@ -74,6 +76,16 @@ pub struct Output {
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t, value_name = "FORMAT")]
     pub output: Format,
+}
+
+#[derive(Args, Debug)]
+pub struct Guest {
+    /// The address to listen on
+    #[arg(long, env = "WARREN_GUEST_LISTEN", default_value = "0.0.0.0:8888", value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// Where paths begin and commands run [default: `/app` if it is there, else `/workspace`]
+    #[arg(long, env = "SANDBOX_BASE_DIR", value_name = "DIR")]
+    pub base_dir: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -5,6 +5,7 @@ mod cli;
 mod controller;
 mod doctor;
 mod down;
+mod guest;
 mod home;
 mod image;
 mod interrupt;
@@ -73,6 +74,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Controller(flags) => controller::controller(&flags)?,
         Command::Router(flags) => router::router(&flags)?,
         Command::Node(arguments) => node::node(&arguments)?,
+        Command::Guest(arguments) => guest::guest(&arguments)?,
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::RouterUrl(arguments) => kubeconfig::router_url(&arguments)?,

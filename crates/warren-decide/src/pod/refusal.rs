@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use super::sources::{SourceError, Sources};
 use super::{
     EnvironmentError, Limits, Networks, NodeFacts, Quantity, Role, all_containers, containers, environment,
-    host_path, volume_kind,
+    guest_container, host_path, volume_kind,
 };
 use crate::network::{AllowList, Mode};
 
@@ -216,6 +216,9 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     }
     if let Some(refusal) = refused_runtime(pod, node) {
         return Some(refusal);
+    }
+    if let Err(error) = guest_container(pod) {
+        return Some(Refusal { reason: "UnsupportedPodSpec", message: error.to_string() });
     }
     if let Some(refusal) = refused_limits(pod, node) {
         return Some(refusal);

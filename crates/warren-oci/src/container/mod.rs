@@ -43,14 +43,14 @@ use crate::cgroup_names;
 use crate::defaults;
 use crate::kernel::{self, Layering};
 use crate::privileges::{OwnIds, Privileges};
-use crate::protocol::{ContainerRequest, PodRequest, Refusal, RefusalReason};
+use crate::protocol::{Activation, ContainerRequest, PodRequest, Refusal, RefusalReason};
 use crate::spec::{Process, Rlimit, Spec};
 use crate::timeline::Timeline;
 use crate::wire;
 
 pub(crate) use self::birthplace::Birthplace;
 pub(crate) use self::child::{make_mount_point, resource, restrict_paths, set_ids};
-pub(crate) use self::exec::{Exec, exec, resize};
+pub(crate) use self::exec::{Exec, activate, exec, resize};
 use self::other_runtime::RuntimeContainer;
 pub(crate) use self::program::Program;
 pub(crate) use self::rootfs::StepError;
@@ -109,8 +109,8 @@ pub(crate) struct PodNamespaces {
     ipc: OwnedFd,
     uts: OwnedFd,
     network: Network,
-    /// Where programs in the pod reach the proxy, made before the first of them ran.
-    way_out: Option<OwnedFd>,
+    /// Sockets that listen since before the pod's first program ran.
+    listeners: Listeners,
     /// Layers of overlays, closed when the shim ends.
     layers: Vec<OwnedFd>,
 }
@@ -121,6 +121,15 @@ enum Network {
     /// It comes, or has come, through this socket.
     Promised(Seqpacket),
     Here(OwnedFd),
+}
+
+/// Sockets that listen in the pod's network.
+#[derive(Debug, Default)]
+struct Listeners {
+    /// Where programs in the pod reach the proxy.
+    way_out: Option<OwnedFd>,
+    /// For the program of [`crate::protocol::Activation`].
+    activation: Option<OwnedFd>,
 }
 
 /// A container whose first process exists.
@@ -312,9 +321,9 @@ impl PodNamespaces {
     /// host's.
     fn complete(&mut self) -> io::Result<[BorrowedFd<'_>; 4]> {
         if let Network::Promised(socket) = &self.network {
-            let (network, way_out) = receive_network(socket)?;
+            let (network, listeners) = receive_network(socket)?;
             self.network = Network::Here(network);
-            self.way_out = way_out;
+            self.listeners = listeners;
         }
         match &self.network {
             // The user namespace last: entering it takes away the right to enter the others.
@@ -326,12 +335,18 @@ impl PodNamespaces {
     }
 }
 
-/// Waits for the network namespace that the first container's process makes, and for the way out of it if there is one.
-fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+/// Waits for the network namespace that the first container's process makes, and for what listens in it.
+fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Listeners)> {
     let packet = starter.receive(16)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut descriptors = packet.descriptors.into_iter();
-    Ok((descriptors.next().ok_or(io::ErrorKind::InvalidData)?, descriptors.next()))
+    let namespace = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
+    let way_out = if packet.bytes == NETWORK_WITH_WAY_OUT { descriptors.next() } else { None };
+    Ok((namespace, Listeners { way_out, activation: descriptors.next() }))
 }
+
+/// The message that the pod's network comes with, and the one if a way to the proxy follows.
+const NETWORK: &[u8] = b"net";
+const NETWORK_WITH_WAY_OUT: &[u8] = b"net, way out";
 
 /// Where an attempt of a container writes.
 pub(crate) fn writable_directory(pod_directory: &Path, name: &str, attempt: u32) -> PathBuf {
@@ -488,12 +503,12 @@ fn equip(
     descriptors.extend(terminal_inside.as_ref().map(AsFd::as_fd));
     wire::send(&starter, &list, &descriptors).step(|| "hand over the mounts".to_owned())?;
     timeline.mark("shim", "mounts");
-    let mut way_out = None;
+    let mut listeners = Listeners::default();
     let network = match (&fresh, &pod.network) {
         (Some(_), Some(wanted)) => {
             let step = || "make the network devices".to_owned();
             let namespace;
-            (namespace, way_out) = receive_network(&starter).step(step)?;
+            (namespace, listeners) = receive_network(&starter).step(step)?;
             pod_network::connect(wanted, namespace.as_fd()).step(step)?;
             starter.send(b"go", &[]).step(step)?;
             timeline.mark("shim", "network");
@@ -503,7 +518,7 @@ fn equip(
     };
     // Only now that nothing can fail any more: a second container must not find the namespaces of one that never was.
     if let Some((user, ipc, uts)) = fresh {
-        *namespaces = Some(PodNamespaces { user, ipc, uts, network, way_out, layers: Vec::new() });
+        *namespaces = Some(PodNamespaces { user, ipc, uts, network, listeners, layers: Vec::new() });
     }
     if let Some(namespaces) = namespaces {
         namespaces.layers.append(&mut kept.detached);
@@ -520,10 +535,10 @@ struct Equipment {
     network: Option<OwnNetwork>,
 }
 
-/// The pod's network namespace, and where programs in it reach the proxy.
+/// The pod's network namespace, and what listens in it.
 struct OwnNetwork {
     namespace: OwnedFd,
-    way_out: Option<OwnedFd>,
+    listeners: Listeners,
 }
 
 impl OwnNetwork {
@@ -538,14 +553,24 @@ impl OwnNetwork {
             ),
             None => None,
         };
-        Ok(Self { namespace, way_out })
+        let activation = match &pod.activation {
+            Some(Activation { port, .. }) => Some(
+                std::net::TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, *port))
+                    .step(|| format!("listen on port {port}"))?
+                    .into(),
+            ),
+            None => None,
+        };
+        Ok(Self { namespace, listeners: Listeners { way_out, activation } })
     }
 
     /// For the pod's device, which the shim makes, and for the pod's other containers.
     fn hand_over(&self, shim: &Seqpacket) -> Result<(), StepError> {
+        let Listeners { way_out, activation } = &self.listeners;
+        let message = if way_out.is_some() { NETWORK_WITH_WAY_OUT } else { NETWORK };
         let descriptors: Vec<BorrowedFd<'_>> =
-            std::iter::once(&self.namespace).chain(&self.way_out).map(AsFd::as_fd).collect();
-        shim.send(b"net", &descriptors).step(|| "hand over the network namespace".to_owned())
+            std::iter::once(&self.namespace).chain(way_out).chain(activation).map(AsFd::as_fd).collect();
+        shim.send(message, &descriptors).step(|| "hand over the network namespace".to_owned())
     }
 }
 

@@ -9,7 +9,7 @@ use warren_sys::process::{self, Child, CloneOptions, Fork, Namespaces};
 use warren_sys::socket::Seqpacket;
 
 use super::rootfs::{Step, StepError};
-use super::{Network, PodNamespaces, Workshop, child, pod_network};
+use super::{Listeners, Network, PodNamespaces, Workshop, child, pod_network};
 use crate::kernel;
 use crate::protocol::{PodNetwork, PodRequest};
 
@@ -73,7 +73,14 @@ fn take(pod: &PodRequest, helper: &Child, socket: &Seqpacket) -> Result<PodNames
     let network: Option<OwnedFd> = packet.descriptors.into_iter().next();
     let said = || io::Error::other(String::from_utf8_lossy(&packet.bytes).into_owned());
     let network = network.ok_or_else(said).step(step)?;
-    Ok(PodNamespaces { user, ipc, uts, network: Network::Here(network), way_out: None, layers: Vec::new() })
+    Ok(PodNamespaces {
+        user,
+        ipc,
+        uts,
+        network: Network::Here(network),
+        listeners: Listeners::default(),
+        layers: Vec::new(),
+    })
 }
 
 impl PodNamespaces {

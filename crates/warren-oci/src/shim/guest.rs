@@ -26,12 +26,13 @@ pub(super) struct Guest {
     pub(super) asker: Option<Asker>,
 }
 
-/// A process started by a client.
+/// A process beside the container's own.
 #[derive(Debug)]
 pub(super) struct Visitor {
     pub(super) container: String,
     pub(super) exec: Exec,
-    pub(super) asker: Asker,
+    /// `None` for the program of an activation, which no client asked for.
+    pub(super) asker: Option<Asker>,
     pub(super) oom_kills_before: u64,
 }
 

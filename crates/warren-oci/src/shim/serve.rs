@@ -148,8 +148,10 @@ impl Shim {
         let exec = container::exec(&self.workshop, self.pod.ids, container, request)?;
         let number = self.next_visitor;
         self.next_visitor += 1;
-        self.visitors
-            .insert(number, Visitor { container: request.container.clone(), exec, asker, oom_kills_before });
+        self.visitors.insert(
+            number,
+            Visitor { container: request.container.clone(), exec, asker: Some(asker), oom_kills_before },
+        );
         Ok(None)
     }
 
