@@ -1,6 +1,7 @@
 //! How the API server reaches the only node there is: by a stream within the process; and how the router reaches pods.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
 use futures::future::BoxFuture;
@@ -33,13 +34,14 @@ impl LocalDialer {
 }
 
 impl warren_router::Dialer for LocalDialer {
-    /// Connects to a pod's address or, in an ordinary user's home, where pods have none, the way port-forward does.
+    /// Connects to a pod's address, which is of version 4. In an ordinary user's home the address in a pod's status is one of
+    /// version 6 that leads nowhere (`100::/64`): there, and where a pod has none, it connects the way port-forward does.
     fn dial<'a>(
         &'a self,
         route: &'a Route,
         port: u16,
     ) -> BoxFuture<'a, io::Result<Box<dyn warren_router::Stream>>> {
-        if route.address.is_some() {
+        if matches!(route.address, Some(IpAddr::V4(_))) {
             return warren_router::ByAddress.dial(route, port);
         }
         Box::pin(async move {
