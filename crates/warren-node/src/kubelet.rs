@@ -45,8 +45,8 @@ use session::StreamOptions;
 use upgrade::{Handshake, SpdyHandshake};
 
 pub use listen::{AccessError, KubeletAccess};
-pub(crate) use port_forward::connect_to_pod;
 pub(crate) use listen::{Identity, serve as serve_port};
+pub(crate) use port_forward::connect_to_pod;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 

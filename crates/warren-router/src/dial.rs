@@ -25,9 +25,9 @@ pub struct ByAddress;
 impl Dialer for ByAddress {
     fn dial<'a>(&'a self, route: &'a Route, port: u16) -> BoxFuture<'a, io::Result<Box<dyn Stream>>> {
         Box::pin(async move {
-            let address = route.address.ok_or_else(|| {
-                io::Error::new(io::ErrorKind::AddrNotAvailable, "the pod has no address")
-            })?;
+            let address = route
+                .address
+                .ok_or_else(|| io::Error::new(io::ErrorKind::AddrNotAvailable, "the pod has no address"))?;
             let stream = TcpStream::connect((address, port)).await?;
             stream.set_nodelay(true)?;
             Ok(Box::new(stream) as Box<dyn Stream>)

@@ -45,9 +45,11 @@ pub(crate) fn routing(headers: &HeaderMap) -> RoutingHeaders<'_> {
 
 /// Returns the protocol that a request wants to change to.
 pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asked = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok()).any(|value| {
-        value.split(',').any(|token| token.trim().eq_ignore_ascii_case("upgrade"))
-    });
+    let asked = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .any(|value| value.split(',').any(|token| token.trim().eq_ignore_ascii_case("upgrade")));
     headers.get(UPGRADE).filter(|_| asked).cloned()
 }
 
@@ -98,7 +100,8 @@ pub(crate) fn is_loopback(host: &str) -> bool {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
     };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|it| it.to_canonical().is_loopback())
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok_and(|it| it.to_canonical().is_loopback())
 }
 
 #[cfg(test)]
@@ -145,7 +148,8 @@ mod tests {
 
     #[test]
     fn an_upgrade_passes_without_its_origin() {
-        let mut map = headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket"), ("origin", "x")]);
+        let mut map =
+            headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket"), ("origin", "x")]);
         forward(&mut map, "h", [127, 0, 0, 1].into(), None);
         assert_eq!(map.get("connection").map(HeaderValue::as_bytes), Some(&b"upgrade"[..]));
         assert_eq!(map.get("upgrade").map(HeaderValue::as_bytes), Some(&b"websocket"[..]));
@@ -157,10 +161,19 @@ mod tests {
 
     #[test]
     fn only_names_of_loopback_are_loopback() {
-        for good in ["127.0.0.1", "127.0.0.1:80", "localhost:80", "LOCALHOST", "[::1]:80", "[::1]", "127.9.9.9"] {
+        for good in
+            ["127.0.0.1", "127.0.0.1:80", "localhost:80", "LOCALHOST", "[::1]:80", "[::1]", "127.9.9.9"]
+        {
             assert!(is_loopback(good), "{good}");
         }
-        for bad in ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[fe80::1]", "10.0.0.1"] {
+        for bad in [
+            "",
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example:80",
+            "[fe80::1]",
+            "10.0.0.1",
+        ] {
             assert!(!is_loopback(bad), "{bad}");
         }
     }

@@ -14,8 +14,7 @@ use tracing::info;
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Upper bounds of the durations, in seconds.
-const BOUNDS: [f64; 14] =
-    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0];
+const BOUNDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0];
 
 /// The namespace of a request whose sandbox is not known. A namespace that a client makes up is no
 /// label: clients could make up any number of them.
@@ -99,7 +98,8 @@ impl Metrics {
         let mut page = String::new();
         let counted = self.counted();
         let mut family = |name: &str, kind: &str, help: &str, lines: &mut dyn FnMut(&mut String)| {
-            let _ = write!(page, "# HELP sandbox_router_{name} {help}\n# TYPE sandbox_router_{name} {kind}\n");
+            let _ =
+                write!(page, "# HELP sandbox_router_{name} {help}\n# TYPE sandbox_router_{name} {kind}\n");
             lines(&mut page);
         };
         family("requests_total", "counter", "Requests by outcome.", &mut |page| {
@@ -113,8 +113,7 @@ impl Metrics {
         });
         family("request_duration_seconds", "histogram", "How long requests took.", &mut |page| {
             for ((method, code, namespace), durations) in &counted.requests {
-                let labels =
-                    format!("method=\"{method}\",code=\"{code}\",sandbox_namespace=\"{namespace}\"");
+                let labels = format!("method=\"{method}\",code=\"{code}\",sandbox_namespace=\"{namespace}\"");
                 durations.write(page, &labels);
             }
         });

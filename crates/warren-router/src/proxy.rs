@@ -99,8 +99,7 @@ impl Shared {
         let forwarded = async {
             let route = self.routes.find(&wanted).await.ok_or_else(unreachable)?;
             measured.namespace.clone_from(&route.namespace);
-            let permit =
-                self.limits.admit(&route.pod_uid).ok_or_else(|| Failure::Busy(wanted.id.clone()))?;
+            let permit = self.limits.admit(&route.pod_uid).ok_or_else(|| Failure::Busy(wanted.id.clone()))?;
             let outbound = outbound(request, &wanted, &route, peer, host.as_deref(), &activity, most)?;
             let response = self.send(outbound, &wanted, &route, client.is_some()).await?;
             Ok((response, permit))
@@ -178,10 +177,8 @@ impl Shared {
                         .max_header_size(LONGEST_HEAD)
                         .handshake(TokioIo::new(stream))
                         .await;
-                    let (sender, connection) = handshake.map_err(|_| Failure::Unreachable {
-                        id: wanted.id.clone(),
-                        reason: "other",
-                    })?;
+                    let (sender, connection) = handshake
+                        .map_err(|_| Failure::Unreachable { id: wanted.id.clone(), reason: "other" })?;
                     tokio::spawn(async move {
                         if let Err(error) = connection.with_upgrades().await {
                             debug!(%error, "connection to a sandbox ended");

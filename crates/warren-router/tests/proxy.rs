@@ -24,7 +24,8 @@ impl Dialer for ToTest {
     fn dial<'a>(&'a self, _: &'a Route, _: u16) -> BoxFuture<'a, io::Result<Box<dyn Stream>>> {
         Box::pin(async move {
             self.dialled.fetch_add(1, Ordering::SeqCst);
-            let left = self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+            let left =
+                self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
             if left.is_ok() {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
@@ -62,7 +63,9 @@ fn api_server() -> kube::Client {
             (404, status)
         };
         let body = kube::client::Body::from(value.to_string().into_bytes());
-        Ok::<_, std::convert::Infallible>(http::Response::builder().status(status).body(body).expect("a response"))
+        Ok::<_, std::convert::Infallible>(
+            http::Response::builder().status(status).body(body).expect("a response"),
+        )
     });
     kube::Client::new(service, "default")
 }
@@ -170,9 +173,17 @@ async fn requests_without_a_known_sandbox_are_refused_and_nothing_is_dialled() {
     for (headers, status, told) in [
         ("Host: 127.0.0.1", 400, "X-Sandbox-ID header is required."),
         ("Host: localhost\r\nX-Sandbox-ID: Box", 400, "Invalid sandbox ID format."),
-        ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Namespace: a.b", 400, "Invalid namespace format."),
+        (
+            "Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Namespace: a.b",
+            400,
+            "Invalid namespace format.",
+        ),
         ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Port: 0", 400, "Invalid port format."),
-        ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Pod-IP: ::ffff:7f00:1", 400, "Invalid pod IP format."),
+        (
+            "Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Pod-IP: ::ffff:7f00:1",
+            400,
+            "Invalid pod IP format.",
+        ),
         ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Pod-IP: 10.9.8.8", 502, unreachable),
         ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Pod-IP: 8.8.8.8", 502, unreachable),
         ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Namespace: other", 502, unreachable),
@@ -306,7 +317,8 @@ async fn a_connection_that_is_at_rest_takes_the_next_request() {
 #[tokio::test]
 async fn a_hostile_sandbox_gets_a_502_for_its_client_and_no_memory() {
     let setting = Setting::new(|_| {}).await;
-    let endless = format!("HTTP/1.1 200 OK\r\n{}", "X-Filler: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n".repeat(100_000));
+    let endless =
+        format!("HTTP/1.1 200 OK\r\n{}", "X-Filler: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n".repeat(100_000));
     for answer in [endless.as_str(), "nonsense\r\n\r\n", "HTTP/1.1 101 Switching Protocols\r\n\r\n", ""] {
         let asked = format!("GET / HTTP/1.1\r\n{HEAD}\r\n");
         let sandbox = async {

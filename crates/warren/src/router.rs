@@ -101,7 +101,8 @@ pub fn router(flags: &Flags) -> anyhow::Result<()> {
 async fn serve(flags: &Flags) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     watch_signals(shutdown.clone()).context("listen for signals")?;
-    let requests = bind(flags.http_bind_address).await?.context("`--http-bind-address` must be an address")?;
+    let requests =
+        bind(flags.http_bind_address).await?.context("`--http-bind-address` must be an address")?;
     let metrics = bind(flags.metrics_bind_address).await?;
     let probes = bind(flags.health_probe_bind_address).await?;
     let connection =

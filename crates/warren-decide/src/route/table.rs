@@ -149,8 +149,7 @@ impl RouteTable {
     /// else the one with this namespace and name. An address in the request must be that pod's.
     pub fn resolve(&self, wanted: &Wanted) -> Resolution {
         let by_uid = wanted.uid.as_ref().and_then(|uid| self.by_sandbox.get(uid));
-        let by_uid =
-            by_uid.filter(|route| route.namespace == wanted.namespace && route.name == wanted.id);
+        let by_uid = by_uid.filter(|route| route.namespace == wanted.namespace && route.name == wanted.id);
         let (route, knows_uid) = match by_uid {
             Some(route) => (route, true),
             None => match self.by_name.get(&(wanted.namespace.clone(), wanted.id.clone())) {
