@@ -1,32 +1,42 @@
 //! The daemon inside a sandbox: it runs commands and reads and writes files for clients outside, over
-//! the runtime API of agent-sandbox. It is started by the node at the first connection and runs as the
-//! container's user, so that it can do nothing that the sandbox could not. It knows nothing of
-//! Kubernetes. Start reading at `serve`.
+//! the runtime API of agent-sandbox and over sandboxd's REST and gRPC APIs. It is started by the node at
+//! the first connection and runs as the container's user, so that it can do nothing that the sandbox
+//! could not. It knows nothing of Kubernetes. Start reading at `runtime_api`.
 
 mod file_body;
+mod files_api;
+mod grpc;
 pub mod multipart;
+mod process_api;
+mod protobuf;
+mod reply;
 pub mod root;
 mod run;
-mod serve;
+mod runtime_api;
 pub mod words;
 
 use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use warren_proto::{files, processes, runtime};
 use warren_sys::socket::Seqpacket;
 
+use self::process_api::Processes;
 use self::root::Root;
 
 /// As many connections are served at once; others wait to be accepted.
-const CONNECTIONS: u32 = 256;
+const CONNECTIONS: usize = 256;
+/// Enough for files, and one for each terminal.
+const MAX_BLOCKING_THREADS: usize = 64;
 /// A connection without a request for so long is closed.
 const CONNECTION_IDLE: Duration = Duration::from_secs(75);
 /// The published runtime's limit for a command.
@@ -67,66 +77,142 @@ impl Config {
     }
 }
 
-/// Receives the listening socket that the shim hands over through the standard input.
-pub fn inherited_listener() -> io::Result<TcpListener> {
+/// An API that is served on a port of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Api {
+    /// agent-sandbox's runtime API, over HTTP/1.1.
+    Runtime,
+    /// sandboxd's REST API, over HTTP/1.1.
+    Files,
+    /// sandboxd's `process.v1.ProcessService`, gRPC over HTTP/2.
+    Processes,
+}
+
+impl Api {
+    fn on_port(port: u16) -> Option<Api> {
+        match port {
+            runtime::PORT => Some(Api::Runtime),
+            files::PORT => Some(Api::Files),
+            processes::PORT => Some(Api::Processes),
+            _ => None,
+        }
+    }
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Daemon {
+    config: Config,
+    processes: Processes,
+    started: Instant,
+    connections: Arc<Semaphore>,
+    /// How many ports are served.
+    listeners: usize,
+}
+
+/// Receives the listening sockets that the shim hands over through the standard input. The port says
+/// which API is served on it.
+pub fn inherited_listeners() -> io::Result<Vec<(Api, TcpListener)>> {
     let socket = Seqpacket::from(io::stdin().as_fd().try_clone_to_owned()?);
     let packet = socket.receive(64)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    let listener: Option<OwnedFd> = packet.descriptors.into_iter().next();
-    Ok(listener.ok_or(io::ErrorKind::InvalidData)?.into())
+    let mut listeners = Vec::new();
+    for listener in packet.descriptors.into_iter().map(TcpListener::from) {
+        let port = listener.local_addr()?.port();
+        let unknown = || io::Error::other(format!("there is no API on port {port}"));
+        listeners.push((Api::on_port(port).ok_or_else(unknown)?, listener));
+    }
+    Ok(listeners)
 }
 
 /// Serves until there is nothing to do (see [`Config::idle`]), on the calling thread.
-pub fn serve(config: Config, listener: TcpListener) -> io::Result<()> {
-    listener.set_nonblocking(true)?;
+pub fn serve(config: Config, listeners: Vec<(Api, TcpListener)>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Few: each has a stack, and what they do is to wait for the same disk.
-        .max_blocking_threads(8)
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
         .thread_keep_alive(Duration::from_secs(1))
         .build()?;
-    runtime.block_on(async { accept(config, tokio::net::TcpListener::from_std(listener)?).await })
+    runtime.block_on(async {
+        let daemon = Arc::new(Daemon {
+            config,
+            processes: Processes::default(),
+            started: Instant::now(),
+            connections: Arc::new(Semaphore::new(CONNECTIONS)),
+            listeners: listeners.len(),
+        });
+        let mut accepting = JoinSet::new();
+        for (api, listener) in listeners {
+            listener.set_nonblocking(true)?;
+            accepting.spawn(accept(daemon.clone(), api, tokio::net::TcpListener::from_std(listener)?));
+        }
+        // One that ends has found nothing to do on any port.
+        accepting.join_next().await.unwrap_or(Ok(Ok(()))).map_err(io::Error::other)?
+    })
 }
 
-async fn accept(config: Config, listener: tokio::net::TcpListener) -> io::Result<()> {
-    let config = Arc::new(config);
-    let connections = Arc::new(Semaphore::new(CONNECTIONS as usize));
+async fn accept(daemon: Arc<Daemon>, api: Api, listener: tokio::net::TcpListener) -> io::Result<()> {
     loop {
-        let permit = connections.clone().acquire_owned().await.map_err(io::Error::other)?;
-        let accepted = match config.idle {
+        let permit = daemon.connections.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let accepted = match daemon.config.idle {
             None => listener.accept().await,
             Some(idle) => match tokio::time::timeout(idle, listener.accept()).await {
                 Ok(accepted) => accepted,
                 Err(_) => {
                     drop(permit);
-                    if connections.available_permits() == CONNECTIONS as usize {
+                    if daemon.is_idle() {
                         return Ok(());
                     }
                     continue;
                 }
             },
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        match accepted {
+            Ok((stream, _)) => {
+                let _ = stream.set_nodelay(true);
+                let daemon = daemon.clone();
+                tokio::spawn(async move {
+                    serve_connection(daemon, api, stream).await;
+                    drop(permit);
+                });
+            }
             Err(error) => {
                 // Out of descriptors or memory, or a client that has gone again.
                 eprintln!("accept a connection: {error}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
             }
-        };
-        let _ = stream.set_nodelay(true);
-        let config = config.clone();
-        tokio::spawn(async move {
-            let service = service_fn(move |request| serve::answer(config.clone(), request));
-            // A client that breaks off is no error of ours.
-            let _ = hyper::server::conn::http1::Builder::new()
+        }
+    }
+}
+
+impl Daemon {
+    /// Whether no connection is open. Each task that waits for one holds a permit, but not the caller.
+    fn is_idle(&self) -> bool {
+        self.connections.available_permits() + self.listeners == CONNECTIONS + 1
+    }
+}
+
+/// Serves one connection to its end. A client that breaks off is no error of ours.
+async fn serve_connection(daemon: Arc<Daemon>, api: Api, stream: tokio::net::TcpStream) {
+    let stream = TokioIo::new(stream);
+    let mut http1 = hyper::server::conn::http1::Builder::new();
+    http1.timer(TokioTimer::new()).header_read_timeout(CONNECTION_IDLE).max_buf_size(128 << 10);
+    match api {
+        Api::Runtime => {
+            let service = service_fn(move |request| runtime_api::answer(daemon.clone(), request));
+            let _ = http1.serve_connection(stream, service).await;
+        }
+        Api::Files => {
+            let service = service_fn(move |request| files_api::answer(daemon.clone(), request));
+            let _ = http1.serve_connection(stream, service).await;
+        }
+        Api::Processes => {
+            let service = service_fn(move |request| process_api::answer(daemon.clone(), request));
+            let mut http2 = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            http2
                 .timer(TokioTimer::new())
-                .header_read_timeout(CONNECTION_IDLE)
-                .max_buf_size(128 << 10)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
-            drop(permit);
-        });
+                .keep_alive_interval(CONNECTION_IDLE)
+                .max_header_list_size(16 << 10);
+            let _ = http2.serve_connection(stream, service).await;
+        }
     }
 }
 
@@ -143,7 +229,7 @@ mod tests {
         let config = Config { root: Root::new(base), ..config };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let serving = std::thread::spawn(move || serve(config, listener));
+        let serving = std::thread::spawn(move || serve(config, vec![(Api::Runtime, listener)]));
         let answers = requests.iter().map(|request| {
             let mut stream = std::net::TcpStream::connect(address).unwrap();
             let (line, rest) = request.split_once('\n').unwrap();

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use warren_guest::Config;
+use warren_guest::{Api, Config};
 
 /// A sandbox that nobody talks to has its memory back after this.
 const IDLE: Duration = Duration::from_secs(300);
@@ -23,12 +23,12 @@ fn main() -> ExitCode {
 
 fn run() -> io::Result<()> {
     let mut config = Config::from_environment(|name| std::env::var_os(name));
-    let listener = match std::env::args().nth(1) {
-        Some(address) => TcpListener::bind(address)?,
+    let listeners = match std::env::args().nth(1) {
+        Some(address) => vec![(Api::Runtime, TcpListener::bind(address)?)],
         None => {
             config.idle = Some(IDLE);
-            warren_guest::inherited_listener()?
+            warren_guest::inherited_listeners()?
         }
     };
-    warren_guest::serve(config, listener)
+    warren_guest::serve(config, listeners)
 }

@@ -95,7 +95,7 @@ impl Multipart {
     }
 
     /// Returns what comes next; `None` until more has arrived.
-    pub fn next(&mut self) -> Result<Option<Event>, MultipartError> {
+    pub fn event(&mut self) -> Result<Option<Event>, MultipartError> {
         loop {
             match self.state {
                 State::Ended => return Ok(None),
@@ -263,7 +263,7 @@ mod tests {
             let (piece, next) = rest.split_at((*length).min(rest.len()));
             multipart.push(piece);
             rest = next;
-            while let Some(event) = multipart.next()? {
+            while let Some(event) = multipart.event()? {
                 match event {
                     Event::Part(disposition) => parts.push((disposition, Vec::new())),
                     Event::Data(data) => parts.last_mut().unwrap().1.extend_from_slice(&data),
@@ -359,7 +359,7 @@ mod tests {
             multipart.push(b"--XX\r\nContent-Disposition:");
             for piece in noise.chunks(7) {
                 multipart.push(piece);
-                while let Ok(Some(_)) = multipart.next() {}
+                while let Ok(Some(_)) = multipart.event() {}
             }
         }
     }

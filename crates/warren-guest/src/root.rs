@@ -18,6 +18,9 @@ const TRIES: usize = 64;
 /// Links that are followed at the end of a path to write, as many as Linux follows.
 const LINKS: usize = 40;
 
+/// Directories within directories that are removed; each needs a descriptor and a place on the stack.
+const DEPTH: usize = 512;
+
 /// A path that leads to nothing that may be used.
 #[derive(Debug)]
 pub enum PathError {
@@ -85,6 +88,50 @@ pub fn decode(text: &[u8]) -> Vec<u8> {
     decoded
 }
 
+/// What is known of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Details {
+    /// Its type.
+    pub kind: EntryKind,
+    /// Its size in bytes.
+    pub size: u64,
+    /// When its content last changed, in seconds since 1970.
+    pub modified: i64,
+    /// Its permissions.
+    pub mode: u32,
+}
+
+impl Details {
+    fn of(found: &Stat) -> Details {
+        Details {
+            kind: match kind(found) {
+                FileType::Directory => EntryKind::Directory,
+                _ => EntryKind::File,
+            },
+            size: u64::try_from(found.st_size).unwrap_or(0),
+            modified: found.st_mtime,
+            mode: found.st_mode & 0o7777,
+        }
+    }
+}
+
+/// What a path leads to.
+#[derive(Debug)]
+pub enum Opened {
+    /// A regular file, for reading.
+    File(File, Details),
+    /// A directory, with its entries by name. Links are what they lead to; those that lead nowhere or out
+    /// are left out.
+    Directory(Vec<(OsString, Details)>),
+}
+
+/// A name in a directory that is beneath the base directory.
+struct Place {
+    directory: OwnedFd,
+    name: OsString,
+    found: Option<Stat>,
+}
+
 /// The base directory.
 #[derive(Debug, Clone)]
 pub struct Root {
@@ -117,6 +164,20 @@ impl Root {
         }
     }
 
+    /// Makes a path relative to the base directory; an absolute one may name the base directory itself.
+    pub fn named(&self, path: Vec<u8>) -> PathBuf {
+        let path = PathBuf::from(OsString::from_vec(path));
+        match path.strip_prefix(&self.path) {
+            Ok(inside) if path.is_absolute() => inside.to_owned(),
+            _ => relative(path.into_os_string().into_vec()),
+        }
+    }
+
+    /// Checks that a path leads to a directory.
+    pub fn check_directory(&self, path: &Path) -> Result<(), PathError> {
+        self.beneath(path, OFlags::PATH | OFlags::DIRECTORY).map(drop)
+    }
+
     /// Makes the base directory if it is missing.
     pub fn ensure(&self) -> io::Result<()> {
         self.open().map(drop).map_err(|error| {
@@ -137,6 +198,60 @@ impl Root {
             return Err(PathError::Io(io::ErrorKind::NotFound.into()));
         }
         Ok((File::from(file), u64::try_from(found.st_size).unwrap_or(0)))
+    }
+
+    /// Opens a file or lists a directory.
+    pub fn open_any(&self, path: &Path) -> Result<Opened, PathError> {
+        let opened = self.beneath(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let found = rustix::fs::fstat(&opened)?;
+        match kind(&found) {
+            FileType::RegularFile => Ok(Opened::File(File::from(opened), Details::of(&found))),
+            FileType::Directory => {
+                let mut entries = Vec::new();
+                for entry in Dir::read_from(&opened)? {
+                    let entry = entry?;
+                    let name = OsStr::from_bytes(entry.file_name().to_bytes());
+                    if name == "." || name == ".." {
+                        continue;
+                    }
+                    if let Ok(target) = self.beneath(&path.join(name), OFlags::PATH) {
+                        entries.push((name.to_owned(), Details::of(&rustix::fs::fstat(&target)?)));
+                    }
+                }
+                entries.sort_by(|one, other| one.0.cmp(&other.0));
+                Ok(Opened::Directory(entries))
+            }
+            _ => Err(PathError::Io(io::ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// Removes what a path leads to: the target of a link and not the link. The base directory itself is
+    /// only emptied.
+    pub fn remove(&self, path: &Path, recursive: bool) -> Result<(), PathError> {
+        let root = self.open()?;
+        let opened = open_beneath(root.as_fd(), path, OFlags::PATH)?;
+        let is_root = {
+            let (one, other) = (rustix::fs::fstat(&root)?, rustix::fs::fstat(&opened)?);
+            (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+        };
+        if is_root {
+            if !recursive {
+                return Err(Errno::NOTEMPTY.into());
+            }
+            return Ok(empty_directory(
+                open_beneath(root.as_fd(), path, OFlags::RDONLY | OFlags::DIRECTORY)?,
+                DEPTH,
+            )?);
+        }
+        let place = locate(root.as_fd(), path, open_directory)?;
+        let Some(found) = &place.found else { return Err(Errno::NOENT.into()) };
+        if kind(found) != FileType::Directory {
+            return Ok(rustix::fs::unlinkat(&place.directory, &place.name, AtFlags::empty())?);
+        }
+        if recursive {
+            empty_directory(open_listed(place.directory.as_fd(), &place.name)?, DEPTH)?;
+        }
+        Ok(rustix::fs::unlinkat(&place.directory, &place.name, AtFlags::REMOVEDIR)?)
     }
 
     /// Whether there is something at the path.
@@ -187,39 +302,80 @@ impl Root {
     /// Begins to write a file, with the directories above it.
     pub fn write(&self, path: &Path) -> Result<Upload, PathError> {
         let root = self.open()?;
-        let mut path = path.to_owned();
-        for _ in 0..LINKS {
-            let name = match path.components().next_back() {
-                Some(Component::Normal(name)) => name.to_owned(),
-                Some(Component::ParentDir) => {
-                    // A directory, if it is beneath at all.
-                    open_beneath(root.as_fd(), &path, OFlags::PATH)?;
-                    return Err(Errno::ISDIR.into());
-                }
-                _ => return Err(Errno::ISDIR.into()),
-            };
-            let parent = path.parent().map(Path::to_owned).unwrap_or_default();
-            let directory = make_directories(root.as_fd(), &parent)?;
-            let existing = match rustix::fs::statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(found) => Some(found),
-                Err(Errno::NOENT) => None,
-                Err(error) => return Err(error.into()),
-            };
-            match existing.as_ref().map(kind) {
-                Some(FileType::Directory) => return Err(Errno::ISDIR.into()),
-                Some(FileType::Symlink) => {
-                    let target = rustix::fs::readlinkat(&directory, &name, Vec::new())?;
-                    let target = Path::new(OsStr::from_bytes(target.to_bytes()));
-                    if target.is_absolute() {
-                        return Err(PathError::Escapes);
-                    }
-                    path = parent.join(target);
-                }
-                _ => return Upload::begin(directory, name, existing.map(|found| found.st_mode)),
-            }
+        let Place { directory, name, found } = locate(root.as_fd(), path, make_directories)?;
+        match found.as_ref().map(kind) {
+            Some(FileType::Directory) => Err(Errno::ISDIR.into()),
+            _ => Upload::begin(directory, name, found.map(|found| found.st_mode)),
         }
-        Err(Errno::LOOP.into())
     }
+}
+
+/// Finds the name that a path stands for in the end, after all links. `open` opens its directory.
+fn locate(
+    root: BorrowedFd<'_>,
+    path: &Path,
+    open: fn(BorrowedFd<'_>, &Path) -> Result<OwnedFd, PathError>,
+) -> Result<Place, PathError> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        let name = match path.components().next_back() {
+            Some(Component::Normal(name)) => name.to_owned(),
+            Some(Component::ParentDir) => {
+                // A directory, if it is beneath at all.
+                open_beneath(root, &path, OFlags::PATH)?;
+                return Err(Errno::ISDIR.into());
+            }
+            _ => return Err(Errno::ISDIR.into()),
+        };
+        let parent = path.parent().map(Path::to_owned).unwrap_or_default();
+        let directory = open(root, &parent)?;
+        let found = match rustix::fs::statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) => Some(found),
+            Err(Errno::NOENT) => None,
+            Err(error) => return Err(error.into()),
+        };
+        if found.as_ref().map(kind) != Some(FileType::Symlink) {
+            return Ok(Place { directory, name, found });
+        }
+        let target = rustix::fs::readlinkat(&directory, &name, Vec::new())?;
+        let target = Path::new(OsStr::from_bytes(target.to_bytes()));
+        if target.is_absolute() {
+            return Err(PathError::Escapes);
+        }
+        path = parent.join(target);
+    }
+    Err(Errno::LOOP.into())
+}
+
+fn open_directory(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, PathError> {
+    open_beneath(root, path, OFlags::PATH | OFlags::DIRECTORY)
+}
+
+/// Opens a directory to list it, and never what a link leads to.
+fn open_listed(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(parent, name, flags, Mode::empty())?)
+}
+
+/// Removes everything in a directory, with what is below it up to a depth.
+fn empty_directory(directory: OwnedFd, depth: usize) -> io::Result<()> {
+    let below = depth.checked_sub(1).ok_or(Errno::NAMETOOLONG)?;
+    for entry in Dir::read_from(&directory)? {
+        let entry = entry?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        match rustix::fs::unlinkat(&directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR) => {
+                empty_directory(open_listed(directory.as_fd(), name)?, below)?;
+                rustix::fs::unlinkat(&directory, name, AtFlags::REMOVEDIR)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 fn kind(found: &Stat) -> FileType {
@@ -406,8 +562,8 @@ mod tests {
             ["../secret", "a/../../secret", "relative", "absolute", "up/secret", "magic/etc/passwd", ".."]
         {
             let path = Path::new(path);
-            assert!(!matches!(root.read(path), Ok(_)), "{path:?}");
-            assert!(!matches!(root.write(path), Ok(_)), "{path:?}");
+            assert!(root.read(path).is_err(), "{path:?}");
+            assert!(root.write(path).is_err(), "{path:?}");
             assert!(!matches!(root.exists(path), Ok(true)), "{path:?}");
         }
         for path in ["../secret", "relative", "absolute", "up/secret", "up/new/file", "up"] {
@@ -432,6 +588,31 @@ mod tests {
         symlink("round", root.path().join("round")).unwrap();
         assert!(root.write(Path::new("round")).is_err());
         assert!(!root.exists(Path::new("round")).unwrap());
+    }
+
+    #[test]
+    fn removing_follows_links_and_stays_inside() {
+        let (directory, root) = root();
+        write(&root, "a/b/c", "x").unwrap();
+        write(&root, "d", "x").unwrap();
+        symlink("d", root.path().join("link")).unwrap();
+        symlink("../secret", root.path().join("out")).unwrap();
+        symlink("../..", root.path().join("a/up")).unwrap();
+        let remove = |path: &str, recursive| root.remove(Path::new(path), recursive);
+        assert!(matches!(remove("out", true), Err(PathError::Escapes)));
+        assert!(matches!(remove("../secret", true), Err(PathError::Escapes)));
+        assert!(remove("missing", true).unwrap_err().is_not_found());
+        remove("link", false).unwrap();
+        assert!(!root.path().join("d").exists() && root.path().join("link").is_symlink());
+        assert!(
+            matches!(remove("a", false), Err(PathError::Io(error)) if error.kind() == io::ErrorKind::DirectoryNotEmpty)
+        );
+        remove("a", true).unwrap();
+        assert!(!root.path().join("a").exists());
+        assert!(matches!(remove("", false), Err(PathError::Io(_))));
+        remove("", true).unwrap();
+        assert!(fs::read_dir(root.path()).unwrap().next().is_none());
+        assert_eq!(fs::read_to_string(directory.path().join("secret")).unwrap(), "secret");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::Child;
 use warren_proto::runtime::ExecutionResult;
 
 /// As much of each stream is kept; the rest is read and dropped.
@@ -28,8 +29,8 @@ pub struct Command {
 
 /// What was read of a stream.
 #[derive(Debug, Default)]
-struct Output {
-    bytes: Vec<u8>,
+pub(crate) struct Output {
+    pub(crate) bytes: Vec<u8>,
     is_cut: bool,
 }
 
@@ -37,7 +38,14 @@ type Shared = Arc<Mutex<Output>>;
 
 /// A process group that is killed when this is dropped: when the time is over, or when the client has
 /// gone and nobody waits for the answer.
-struct Group(Option<Pid>);
+pub(crate) struct Group(pub(crate) Option<Pid>);
+
+impl Group {
+    /// Takes care of the group that a child leads.
+    pub(crate) fn of(child: &Child) -> Group {
+        Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())))
+    }
+}
 
 impl Drop for Group {
     fn drop(&mut self) {
@@ -79,22 +87,12 @@ async fn run_to_end(command: Command) -> io::Result<ExecutionResult> {
     // Also ends what leaves the group's terminal; and no command can stop the daemon by a terminal.
     warren_sys::process::start_in_new_session(&mut start);
     let mut start = tokio::process::Command::from(start);
-    let mut child = start
+    let child = start
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| io::Error::new(error.kind(), format!("{program}: {error}")))?;
-    let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
-    let (stdout, stderr) = (Shared::default(), Shared::default());
-    let reading = tokio::spawn(read(child.stdout.take(), stdout.clone()));
-    let reading_errors = tokio::spawn(read(child.stderr.take(), stderr.clone()));
-    let readers = [reading.abort_handle(), reading_errors.abort_handle()];
-    let _stop_reading = StopReading(readers);
-    let status = child.wait().await?;
-    let read_to_end = async { (reading.await, reading_errors.await) };
-    let _ = tokio::time::timeout(PATIENCE_WITH_CHILDREN, read_to_end).await;
-    // What it has left running may go on.
-    group.0 = None;
-    let (stdout, stderr) = (take(&stdout), take(&stderr));
+    let group = Group::of(&child);
+    let (status, stdout, stderr) = collect(child, group, PATIENCE_WITH_CHILDREN).await?;
     Ok(ExecutionResult {
         truncated: stdout.is_cut || stderr.is_cut,
         stdout: text(stdout.bytes),
@@ -102,6 +100,24 @@ async fn run_to_end(command: Command) -> io::Result<ExecutionResult> {
         exit_code: exit_code(status),
         timed_out: false,
     })
+}
+
+/// Waits for the end of a process and reads its output meanwhile. What its children write is waited for
+/// with limited patience; what it has left running may go on.
+pub(crate) async fn collect(
+    mut child: Child,
+    mut group: Group,
+    patience: Duration,
+) -> io::Result<(ExitStatus, Output, Output)> {
+    let (stdout, stderr) = (Shared::default(), Shared::default());
+    let reading = tokio::spawn(read(child.stdout.take(), stdout.clone()));
+    let reading_errors = tokio::spawn(read(child.stderr.take(), stderr.clone()));
+    let _stop_reading = StopReading([reading.abort_handle(), reading_errors.abort_handle()]);
+    let status = child.wait().await?;
+    let read_to_end = async { (reading.await, reading_errors.await) };
+    let _ = tokio::time::timeout(patience, read_to_end).await;
+    group.0 = None;
+    Ok((status, take(&stdout), take(&stderr)))
 }
 
 struct StopReading([tokio::task::AbortHandle; 2]);

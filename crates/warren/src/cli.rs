@@ -79,6 +79,12 @@ pub struct Guest {
     /// The address to listen on
     #[arg(long, env = "WARREN_GUEST_LISTEN", default_value = "0.0.0.0:8888", value_name = "ADDRESS")]
     pub listen: SocketAddr,
+    /// Serve sandboxd's REST API too, on this address, usually port 8080
+    #[arg(long, env = "WARREN_GUEST_REST_LISTEN", value_name = "ADDRESS")]
+    pub rest_listen: Option<SocketAddr>,
+    /// Serve sandboxd's gRPC API too, on this address, usually port 9090
+    #[arg(long, env = "WARREN_GUEST_GRPC_LISTEN", value_name = "ADDRESS")]
+    pub grpc_listen: Option<SocketAddr>,
     /// Where paths begin and commands run [default: `/app` if it is there, else `/workspace`]
     #[arg(long, env = "SANDBOX_BASE_DIR", value_name = "DIR")]
     pub base_dir: Option<PathBuf>,

@@ -4,6 +4,7 @@
 use std::net::TcpListener;
 
 use anyhow::Context as _;
+use warren_guest::Api;
 
 use crate::cli;
 
@@ -13,7 +14,16 @@ pub fn guest(arguments: &cli::Guest) -> anyhow::Result<()> {
     if let Some(directory) = &arguments.base_dir {
         config.root = warren_guest::root::Root::new(directory);
     }
-    let listen = arguments.listen;
-    let listener = TcpListener::bind(listen).with_context(|| format!("listen on {listen}"))?;
-    warren_guest::serve(config, listener).with_context(|| format!("serve on {listen}"))
+    let asked = [
+        (Api::Runtime, Some(arguments.listen)),
+        (Api::Files, arguments.rest_listen),
+        (Api::Processes, arguments.grpc_listen),
+    ];
+    let mut listeners = Vec::new();
+    for (api, address) in asked {
+        let Some(address) = address else { continue };
+        let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
+        listeners.push((api, listener));
+    }
+    warren_guest::serve(config, listeners).context("serve")
 }

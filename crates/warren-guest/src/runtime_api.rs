@@ -6,30 +6,26 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::Incoming;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::AsyncWriteExt as _;
 use warren_proto::runtime::{
     AgentRequest, ExecuteRequest, ExecutionResult, Exists, FieldProblem, Health, Message, Unprocessable,
 };
 
-use crate::Config;
 use crate::file_body::FileBody;
 use crate::multipart::{Event, Multipart};
+use crate::reply::{Body, Refusal, blocking, json};
 use crate::root::{self, PathError, Root, Upload};
 use crate::run::{self, Command};
 use crate::words;
+use crate::{Config, Daemon};
 
 /// Longer JSON is refused. A single argument cannot be longer than 128 KiB, all of them 2 MiB.
 const LONGEST_JSON: usize = 4 << 20;
-
-pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// What a path stands for. What follows it is still encoded.
 #[derive(Debug, Clone, Copy)]
@@ -69,13 +65,13 @@ impl Route<'_> {
 
 /// Answers one request. There is always an answer.
 pub(crate) async fn answer(
-    config: Arc<Config>,
+    daemon: Arc<Daemon>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    Ok(respond(&config, request).await.unwrap_or_else(|refusal| refusal))
+    Ok(respond(&daemon.config, request).await.unwrap_or_else(|refusal| *refusal))
 }
 
-type Answer = Result<Response<Body>, Response<Body>>;
+type Answer = Result<Response<Body>, Refusal>;
 
 async fn respond(config: &Config, request: Request<Incoming>) -> Answer {
     let path = request.uri().path().to_owned();
@@ -142,7 +138,7 @@ async fn run_line(config: &Config, line: &str, more: &[String], timeout: Duratio
 async fn read_json<T: DeserializeOwned>(
     request: Request<Incoming>,
     field: &'static str,
-) -> Result<T, Response<Body>> {
+) -> Result<T, Refusal> {
     let body = match Limited::new(request.into_body(), LONGEST_JSON).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
@@ -170,7 +166,7 @@ async fn upload(root: &Root, request: Request<Incoming>) -> Answer {
         let Ok(data) = frame.into_data() else { continue };
         multipart.push(&data);
         while let Some(event) =
-            multipart.next().map_err(|error| detail(StatusCode::BAD_REQUEST, &error.to_string()))?
+            multipart.event().map_err(|error| detail(StatusCode::BAD_REQUEST, &error.to_string()))?
         {
             match event {
                 Event::Part(part) if part.name.as_deref() == Some("file") && written.is_none() => {
@@ -258,56 +254,32 @@ fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Does something that may wait for a disk, beside the event loop.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Response<Body>> + Send + 'static,
-) -> Result<T, Response<Body>> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(error) => Err(failed(&io::Error::other(error))),
-    }
-}
-
-fn refused_path(error: PathError) -> Response<Body> {
+fn refused_path(error: PathError) -> Refusal {
     match error {
         PathError::Escapes => message(StatusCode::FORBIDDEN, "Access denied"),
         PathError::Io(error) => failed(&error),
     }
 }
 
-fn failed(error: &io::Error) -> Response<Body> {
+fn failed(error: &io::Error) -> Refusal {
     message(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string())
 }
 
-fn message(status: StatusCode, text: &str) -> Response<Body> {
-    json(status, &Message { message: text.to_owned() })
+fn message(status: StatusCode, text: &str) -> Refusal {
+    Box::new(json(status, &Message { message: text.to_owned() }))
 }
 
-fn unprocessable(kind: &str, field: &str, text: &str) -> Response<Body> {
+fn unprocessable(kind: &str, field: &str, text: &str) -> Refusal {
     let problem = FieldProblem {
         kind: kind.to_owned(),
         loc: vec!["body".to_owned(), field.to_owned()],
         msg: text.to_owned(),
     };
-    json(StatusCode::UNPROCESSABLE_ENTITY, &Unprocessable { detail: vec![problem] })
+    Box::new(json(StatusCode::UNPROCESSABLE_ENTITY, &Unprocessable { detail: vec![problem] }))
 }
 
-fn detail(status: StatusCode, text: &str) -> Response<Body> {
-    json(status, &serde_json::json!({ "detail": text }))
-}
-
-fn json(status: StatusCode, value: &impl Serialize) -> Response<Body> {
-    // Wire types have string keys and finite numbers, so they can be written.
-    let mut response = body(status, serde_json::to_vec(value).unwrap_or_default());
-    response.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
-    response
-}
-
-fn body(status: StatusCode, bytes: Vec<u8>) -> Response<Body> {
-    let body = Full::new(Bytes::from(bytes)).map_err(|never| match never {});
-    let mut response = Response::new(body.boxed_unsync());
-    *response.status_mut() = status;
-    response
+fn detail(status: StatusCode, text: &str) -> Refusal {
+    Box::new(json(status, &serde_json::json!({ "detail": text })))
 }
 
 #[cfg(test)]
