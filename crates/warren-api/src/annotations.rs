@@ -73,11 +73,14 @@ pub const NETWORK_ALLOWED_HOSTS: &str = "warren.dev/network-allowed-hosts";
 /// And on which ports: numbers or ranges such as `8000-8100`, with commas between.
 pub const NETWORK_ALLOWED_PORTS: &str = "warren.dev/network-allowed-ports";
 
-/// On a Pod: whether the node puts its guest daemon into it, [`ENABLED`] or [`DISABLED`].
+/// On a Pod: whether the node puts its guest daemon into it, [`ENABLED`], [`SANDBOXD`] or [`DISABLED`].
 pub const GUEST: &str = "warren.dev/guest";
 
-/// Value of [`GUEST`].
+/// Value of [`GUEST`]: with the runtime API.
 pub const ENABLED: &str = "enabled";
+
+/// Value of [`GUEST`]: with the runtime API and sandboxd's REST and gRPC APIs.
+pub const SANDBOXD: &str = "sandboxd";
 
 /// Value of [`GUEST`].
 pub const DISABLED: &str = "disabled";

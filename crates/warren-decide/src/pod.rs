@@ -35,7 +35,7 @@ pub use containers::{Role, all_containers};
 pub use disk::{DiskSpace, DiskUsage, Eviction, disk_eviction, disk_room, low_disk_eviction};
 pub use environment::{EnvironmentError, environment, expand};
 pub use fields::Addresses;
-pub use guest::{GUEST_PORT, GuestError, base_directory, guest_container, is_of_sandbox};
+pub use guest::{Guest, GuestError, base_directory, guest, is_of_sandbox};
 pub use health::Health;
 pub use host_path::{HostPath, HostPathError, find_host_path};
 pub use image::{ImageFacts, ImageState, Images, PullPolicy};

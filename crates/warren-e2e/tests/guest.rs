@@ -61,9 +61,13 @@ impl Answer {
 impl Guest {
     /// Sends a request on a connection of its own; `None` if the port is closed.
     async fn try_ask(&self, head: &str, body: &[u8]) -> Option<Answer> {
+        self.try_ask_on(PORT, head, body).await
+    }
+
+    async fn try_ask_on(&self, port: u16, head: &str, body: &[u8]) -> Option<Answer> {
         let exchange = async {
-            let mut forwarder = self.pods.portforward(&self.pod, &[PORT]).await.expect("forward");
-            let mut stream = forwarder.take_stream(PORT).expect("a stream");
+            let mut forwarder = self.pods.portforward(&self.pod, &[port]).await.expect("forward");
+            let mut stream = forwarder.take_stream(port).expect("a stream");
             let length = body.len();
             let head = format!(
                 "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
@@ -173,6 +177,41 @@ async fn commands_and_files_work(guest: &Guest) {
     assert_eq!(guest.run("ls /etc/new").await.0, 2);
 }
 
+/// sandboxd's REST API, and that its gRPC port speaks HTTP/2.
+async fn sandboxd_apis_work(guest: &Guest) {
+    let rest = async |head: &str, body: &[u8]| {
+        guest.try_ask_on(8080, head, body).await.unwrap_or_else(|| panic!("{head}: no answer"))
+    };
+    assert_eq!(rest("GET /v1/health", b"").await.json()["status"], "ok");
+    assert_eq!(
+        rest("GET /v1/metadata", b"").await.json()["env"]["SANDBOX_VERSION"],
+        env!("CARGO_PKG_VERSION")
+    );
+    assert_eq!(rest("PUT /v1/files/new%2Ftext.txt?mode=0600", b"hello world").await.status, 204);
+    let part = rest("GET /v1/files/new/text.txt\nrange: bytes=6-", b"").await;
+    assert_eq!((part.status, part.body.as_slice()), (206, &b"world"[..]), "{}", part.head);
+    let listed = rest("GET /v1/files/%2Fworkspace%2Fnew", b"").await.json();
+    assert_eq!(
+        (&listed["path"], &listed["entries"][0]["mode"]),
+        (&json!("/new"), &json!("0600")),
+        "{listed}"
+    );
+    assert_eq!(rest("HEAD /v1/files/new/other", b"").await.status, 404);
+    for path in ["%2E%2E%2Fetc%2Fpasswd", "absolute/passwd"] {
+        assert_eq!(rest(&format!("GET /v1/files/{path}"), b"").await.json()["code"], "PERMISSION_DENIED");
+    }
+    assert_eq!(rest("DELETE /v1/files/new", b"").await.json()["code"], "CONFLICT");
+    assert_eq!(rest("DELETE /v1/files/new?recursive=true", b"").await.status, 204);
+
+    let mut forwarder = guest.pods.portforward(&guest.pod, &[9090]).await.expect("forward");
+    let mut stream = forwarder.take_stream(9090).expect("a stream");
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("write");
+    let mut frame = [0; 9];
+    let read = tokio::time::timeout(DEADLINE, stream.read_exact(&mut frame)).await;
+    read.expect("an answer").expect("read");
+    assert_eq!(frame[3], 4, "the first frame is SETTINGS");
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
@@ -193,8 +232,10 @@ fn sandboxes_have_the_runtime_api_and_keep_it() {
     let first = home.up();
     runtime().block_on(async {
         let client = home.client().await;
-        let guest = start(&client, &manifest("box", json!({}), json!({}))).await;
+        let with_sandboxd = json!({"warren.dev/guest": "sandboxd"});
+        let guest = start(&client, &manifest("box", with_sandboxd, json!({}))).await;
         commands_and_files_work(&guest).await;
+        sandboxd_apis_work(&guest).await;
 
         // It comes back when it is killed, and does not need the daemon to live on.
         let kill = "sh -c 'for p in /proc/[0-9]*; do [ \"$(readlink $p/exe)\" = /.warren/guest ] && \

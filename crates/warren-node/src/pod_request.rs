@@ -9,9 +9,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext};
 use warren_decide::network::{Mode, proxy_environment};
 use warren_decide::pod::{
-    Addresses, BuiltInImage, EnvironmentError, GUEST_PORT, HostPath, Limits, LimitsError, SourceError,
-    Sources, VolumeKind, address_without_network, all_containers, base_directory, environment, expand,
-    guest_container, is_of_sandbox, volume_kind,
+    Addresses, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError, SourceError, Sources,
+    VolumeKind, address_without_network, all_containers, base_directory, environment, expand, guest,
+    is_of_sandbox, volume_kind,
 };
 use warren_image::manifest::RunConfig;
 use warren_image::store::Image;
@@ -183,9 +183,9 @@ impl Builder {
             ids,
             network: None,
             runtime,
-            activation: guest_container(pod).ok().flatten().map(|container| Activation {
-                container: container.name.clone(),
-                port: GUEST_PORT,
+            activation: guest(pod).ok().flatten().map(|guest| Activation {
+                container: guest.container.name.clone(),
+                ports: guest.ports,
                 args: vec![GUEST_PATH.to_owned()],
             }),
             proxy_port: lease.filter(|lease| !lease.is_reachable()).map(|_| network::PROXY_PORT),
@@ -250,7 +250,7 @@ impl Builder {
         {
             base.rootfs.files.push((self.image.init(), INIT_PATH.into()));
         }
-        if guest_container(pod).ok().flatten().is_some_and(|chosen| chosen.name == name) {
+        if guest(pod).ok().flatten().is_some_and(|guest| guest.container.name == name) {
             base.rootfs.files.push((self.guest.clone(), GUEST_PATH.into()));
         }
         spec.mounts.extend(self.volume_mounts(pod, container, directory, sources, &values)?);

@@ -38,7 +38,7 @@ pub struct PodRequest {
     /// that listens there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_port: Option<u16>,
-    /// A program of the node's that is started at the first connection to a port of the pod.
+    /// A program of the node's that is started at the first connection to one of its ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub activation: Option<Activation>,
     /// Containers to start at once, in order; more can follow by [`Call::Start`].
@@ -69,17 +69,17 @@ pub enum RuntimeKind {
     Plain,
 }
 
-/// A program that is started by socket activation. The shim listens on a port in the pod's network,
+/// A program that is started by socket activation. The shim listens on ports in the pod's network,
 /// from before the pod's first program runs. At the first connection it starts the program in a running
-/// container, as that container's user, and hands it the listening socket: the program's standard input
-/// is a `SOCK_SEQPACKET` socket with one message that carries the descriptor. When the program has
+/// container, as that container's user, and hands it the listening sockets: the program's standard input
+/// is a `SOCK_SEQPACKET` socket with one message that carries the descriptors. When the program has
 /// ended, the next connection starts it again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activation {
     /// The container that it runs in. Connections wait while that does not run.
     pub container: String,
-    /// The port.
-    pub port: u16,
+    /// The ports.
+    pub ports: Vec<u16>,
     /// Program and arguments, as the container sees them.
     pub args: Vec<String>,
 }

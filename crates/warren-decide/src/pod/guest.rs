@@ -5,8 +5,11 @@ use warren_api::annotations;
 
 use super::BuiltInImage;
 
-/// The port that the guest daemon serves. Another program's if a container declares it.
-pub const GUEST_PORT: u16 = 8888;
+/// The port of the runtime API. Another program's if a container declares it.
+const RUNTIME_PORT: u16 = 8888;
+
+/// The ports of sandboxd's REST and gRPC APIs. They are popular with others, so they must be asked for.
+const SANDBOXD_PORTS: [u16; 2] = [8080, 9090];
 
 /// The base directory in images that have nothing better.
 pub const WORKSPACE: &str = "/workspace";
@@ -16,8 +19,9 @@ pub const WORKSPACE: &str = "/workspace";
 pub enum GuestError {
     /// The annotation has another value.
     #[error(
-        "annotation {key}: must be {enabled:?} or {disabled:?}, and not {0:?}",
-        key = annotations::GUEST, enabled = annotations::ENABLED, disabled = annotations::DISABLED
+        "annotation {key}: must be {enabled:?}, {sandboxd:?} or {disabled:?}, and not {0:?}",
+        key = annotations::GUEST, enabled = annotations::ENABLED, sandboxd = annotations::SANDBOXD,
+        disabled = annotations::DISABLED
     )]
     Value(String),
     /// Another runtime keeps the pod's containers.
@@ -28,28 +32,37 @@ pub enum GuestError {
     Runtime,
 }
 
-/// Returns the container that the guest daemon runs in, if there is to be one.
+/// A pod's guest daemon.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Guest<'a> {
+    /// The container that it runs in.
+    pub container: &'a Container,
+    /// The ports that it serves.
+    pub ports: Vec<u16>,
+}
+
+/// Returns the guest daemon that a pod is to have, if it is to have one.
 ///
 /// The pod's annotation decides. Without it, pods of Sandboxes on the built-in image have one, unless
 /// a container declares the port as its own or another runtime keeps the pod.
-pub fn guest_container(pod: &Pod) -> Result<Option<&Container>, GuestError> {
+pub fn guest(pod: &Pod) -> Result<Option<Guest<'_>>, GuestError> {
     let Some(spec) = &pod.spec else { return Ok(None) };
-    let first = spec.containers.first();
+    let Some(container) = spec.containers.first() else { return Ok(None) };
+    let on = |ports: &[u16]| Ok(Some(Guest { container, ports: ports.to_vec() }));
     let has_runtime = spec.runtime_class_name.as_deref().is_some_and(|class| !class.is_empty());
     let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotations::GUEST));
     match annotation.map(String::as_str) {
-        Some(annotations::ENABLED) if has_runtime => Err(GuestError::Runtime),
-        Some(annotations::ENABLED) => Ok(first),
+        Some(annotations::ENABLED | annotations::SANDBOXD) if has_runtime => Err(GuestError::Runtime),
+        Some(annotations::ENABLED) => on(&[RUNTIME_PORT]),
+        Some(annotations::SANDBOXD) => on(&[&[RUNTIME_PORT], &SANDBOXD_PORTS[..]].concat()),
         Some(annotations::DISABLED) => Ok(None),
         Some(other) => Err(GuestError::Value(other.chars().take(64).collect())),
         None if has_runtime || !is_of_sandbox(pod) => Ok(None),
         None => {
             let mut ports = spec.containers.iter().flat_map(|container| container.ports.iter().flatten());
-            let is_taken = ports.any(|port| port.container_port == i32::from(GUEST_PORT));
-            let is_built_in = |container: &&Container| {
-                container.image.as_deref().is_some_and(|image| BuiltInImage::named(image).is_some())
-            };
-            Ok(first.filter(is_built_in).filter(|_| !is_taken))
+            let is_taken = ports.any(|port| port.container_port == i32::from(RUNTIME_PORT));
+            let image = container.image.as_deref().unwrap_or_default();
+            if is_taken || BuiltInImage::named(image).is_none() { Ok(None) } else { on(&[RUNTIME_PORT]) }
         }
     }
 }
@@ -80,7 +93,11 @@ mod tests {
 
     use super::*;
 
-    fn container(annotation: Option<&str>, owner: &str, spec: Value) -> Result<Option<String>, GuestError> {
+    fn found(
+        annotation: Option<&str>,
+        owner: &str,
+        spec: Value,
+    ) -> Result<Option<(String, usize)>, GuestError> {
         let mut pod = json!({
             "metadata": {"ownerReferences": [
                 {"apiVersion": "agents.x-k8s.io/v1beta1", "kind": owner, "name": "a", "uid": "b", "controller": true}
@@ -94,12 +111,12 @@ mod tests {
             pod["metadata"]["annotations"] = json!({"warren.dev/guest": annotation});
         }
         let pod = serde_json::from_value(pod).unwrap();
-        guest_container(&pod).map(|found| found.map(|container| container.name.clone()))
+        guest(&pod).map(|found| found.map(|found| (found.container.name.clone(), found.ports.len())))
     }
 
     #[test]
     fn sandboxes_on_the_built_in_image_have_one_by_default() {
-        let main = Ok(Some("main".to_owned()));
+        let main = Ok(Some(("main".to_owned(), 1)));
         let image = json!({"containers": [{"name": "main", "image": "docker.io/library/python:3"}]});
         let port = json!({"containers": [
             {"name": "main", "image": "warren.dev/host", "ports": [{"containerPort": 8888}]}
@@ -114,10 +131,11 @@ mod tests {
             (Some("disabled"), "Sandbox", json!({}), Ok(None)),
             (Some("enabled"), "ReplicaSet", image, main.clone()),
             (Some("enabled"), "Sandbox", port, main),
+            (Some("sandboxd"), "Sandbox", json!({}), Ok(Some(("main".to_owned(), 3)))),
             (Some("enabled"), "Sandbox", runtime, Err(GuestError::Runtime)),
             (Some("yes"), "Sandbox", json!({}), Err(GuestError::Value("yes".to_owned()))),
         ] {
-            assert_eq!(container(annotation, owner, spec.clone()), expected, "{annotation:?} {owner} {spec}");
+            assert_eq!(found(annotation, owner, spec.clone()), expected, "{annotation:?} {owner} {spec}");
         }
     }
 

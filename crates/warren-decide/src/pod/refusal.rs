@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use super::sources::{SourceError, Sources};
 use super::{
     EnvironmentError, Limits, Networks, NodeFacts, Quantity, Role, all_containers, containers, environment,
-    guest_container, host_path, volume_kind,
+    guest, host_path, volume_kind,
 };
 use crate::network::{AllowList, Mode};
 
@@ -217,7 +217,7 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     if let Some(refusal) = refused_runtime(pod, node) {
         return Some(refusal);
     }
-    if let Err(error) = guest_container(pod) {
+    if let Err(error) = guest(pod) {
         return Some(Refusal { reason: "UnsupportedPodSpec", message: error.to_string() });
     }
     if let Some(refusal) = refused_limits(pod, node) {

@@ -53,12 +53,12 @@ pub(crate) fn exec(
     }
 }
 
-/// Starts the program of an [`Activation`] in `container`, which has `listener` from its standard input.
+/// Starts the program of an [`Activation`] in `container`, which has the listeners from its standard input.
 pub(crate) fn activate(
     workshop: &Workshop,
     container: &Container,
     activation: &Activation,
-    listener: BorrowedFd<'_>,
+    listeners: &[OwnedFd],
 ) -> Result<Exec, Refusal> {
     let Keeper::Itself { pid_namespace } = &container.keeper else {
         let message = "another runtime keeps the container".to_owned();
@@ -66,14 +66,15 @@ pub(crate) fn activate(
     };
     let program = Process { args: activation.args.clone(), ..container.spec.process.clone() };
     let environment = environment(&program, &[], None);
-    let ends = activation_ends(listener).step(|| "hand over the listening socket".to_owned())?;
+    let ends = activation_ends(listeners).step(|| "hand over the listening sockets".to_owned())?;
     start(workshop, container, pid_namespace, &program, &environment, ends).map_err(Refusal::from)
 }
 
-fn activation_ends(listener: BorrowedFd<'_>) -> io::Result<Ends> {
+fn activation_ends(listeners: &[OwnedFd]) -> io::Result<Ends> {
     let (ours, theirs) = Seqpacket::pair()?;
     // The message stays to be read when our end is closed.
-    ours.send(b"listen", &[listener])?;
+    let listeners: Vec<BorrowedFd<'_>> = listeners.iter().map(AsFd::as_fd).collect();
+    ours.send(b"listen", &listeners)?;
     let null = || std::fs::OpenOptions::new().write(true).open("/dev/null").map(OwnedFd::from);
     let inside = vec![theirs.into(), null()?, null()?];
     Ok(Ends { outside: Vec::new(), inside, has_stdin: true, terminal: None })

@@ -43,7 +43,7 @@ use crate::cgroup_names;
 use crate::defaults;
 use crate::kernel::{self, Layering};
 use crate::privileges::{OwnIds, Privileges};
-use crate::protocol::{Activation, ContainerRequest, PodRequest, Refusal, RefusalReason};
+use crate::protocol::{ContainerRequest, PodRequest, Refusal, RefusalReason};
 use crate::spec::{Process, Rlimit, Spec};
 use crate::timeline::Timeline;
 use crate::wire;
@@ -129,7 +129,7 @@ struct Listeners {
     /// Where programs in the pod reach the proxy.
     way_out: Option<OwnedFd>,
     /// For the program of [`crate::protocol::Activation`].
-    activation: Option<OwnedFd>,
+    activation: Vec<OwnedFd>,
 }
 
 /// A container whose first process exists.
@@ -341,7 +341,7 @@ fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Listeners)> {
     let mut descriptors = packet.descriptors.into_iter();
     let namespace = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
     let way_out = if packet.bytes == NETWORK_WITH_WAY_OUT { descriptors.next() } else { None };
-    Ok((namespace, Listeners { way_out, activation: descriptors.next() }))
+    Ok((namespace, Listeners { way_out, activation: descriptors.collect() }))
 }
 
 /// The message that the pod's network comes with, and the one if a way to the proxy follows.
@@ -553,14 +553,13 @@ impl OwnNetwork {
             ),
             None => None,
         };
-        let activation = match &pod.activation {
-            Some(Activation { port, .. }) => Some(
-                std::net::TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, *port))
-                    .step(|| format!("listen on port {port}"))?
-                    .into(),
-            ),
-            None => None,
-        };
+        let ports = pod.activation.iter().flat_map(|activation| &activation.ports);
+        let activation = ports.map(|port| {
+            std::net::TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, *port))
+                .map(OwnedFd::from)
+                .step(|| format!("listen on port {port}"))
+        });
+        let activation = activation.collect::<Result<Vec<_>, _>>()?;
         Ok(Self { namespace, listeners: Listeners { way_out, activation } })
     }
 

@@ -16,10 +16,10 @@ impl PodNamespaces {
         self.inside_network(|| Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?))
     }
 
-    /// The socket that listens for the program of [`crate::protocol::Activation`], once the pod has its
+    /// The sockets that listen for the program of [`crate::protocol::Activation`], once the pod has its
     /// network.
-    pub(crate) fn activation(&self) -> Option<&OwnedFd> {
-        self.listeners.activation.as_ref()
+    pub(crate) fn activation(&self) -> &[OwnedFd] {
+        &self.listeners.activation
     }
 
     /// Takes over the pod's network from the process that makes it, so that its sockets can be watched.

@@ -1,7 +1,7 @@
 //! Starts the program of an [`Activation`](crate::protocol::Activation) when somebody connects to its
 //! port. A sandbox that nobody talks to pays for it with one socket.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use super::Shim;
@@ -51,25 +51,30 @@ fn delay(failures: u32) -> Duration {
 }
 
 impl Shim {
-    /// The socket on which a connection would start the program; `None` while it runs or cannot.
-    pub(super) fn awaited_connection(&self) -> Option<&OwnedFd> {
-        let activation = self.pod.activation.as_ref()?;
-        if self.activation.running_since.is_some() || self.paused || self.closing.is_some() {
-            return None;
+    /// The sockets on which a connection would start the program; none while it runs or cannot.
+    pub(super) fn awaited_connections(&self) -> &[OwnedFd] {
+        let (Some(activation), Some(namespaces)) = (&self.pod.activation, &self.namespaces) else {
+            return &[];
+        };
+        let guest = self.guests.get(&activation.container);
+        let can_run = guest.is_some_and(|guest| matches!(guest.status, ContainerStatus::Running { .. }));
+        if !can_run || self.activation.running_since.is_some() || self.paused || self.closing.is_some() {
+            return &[];
         }
-        let guest = self.guests.get(&activation.container)?;
-        matches!(guest.status, ContainerStatus::Running { .. }).then_some(())?;
-        self.namespaces.as_ref()?.activation()
+        namespaces.activation()
     }
 
     /// Starts the program.
     pub(super) fn activate(&mut self) {
-        let Some(listener) = self.awaited_connection() else { return };
+        let listeners = self.awaited_connections();
+        if listeners.is_empty() {
+            return;
+        }
         let Some(activation) = &self.pod.activation else { return };
         let Some(guest) = self.guests.get(&activation.container) else { return };
         let Some(container) = &guest.container else { return };
         let oom_kills_before = container.cgroup.oom_kills().unwrap_or(guest.oom_kills);
-        let started = container::activate(&self.workshop, container, activation, listener.as_fd());
+        let started = container::activate(&self.workshop, container, activation, listeners);
         let container = activation.container.clone();
         match started {
             Ok(exec) => {

@@ -299,7 +299,7 @@ impl Shim {
             waits.push(PollFd::new(pipe, PollFlags::OUT));
         }
         let mut due = self.next_look.map(|(due, _)| due);
-        if let Some(socket) = self.awaited_connection() {
+        for socket in self.awaited_connections() {
             match self.activation.not_before() {
                 Some(later) => due = Some(due.map_or(later, |due| due.min(later))),
                 None => {
@@ -438,7 +438,7 @@ enum Source {
     Exit(String),
     /// There is room in an attached client's pipe.
     Attached(u64, Stream),
-    /// Somebody has connected to the port of the activation.
+    /// Somebody has connected to a port of the activation.
     Activation,
     VisitorReport(u64),
     VisitorExit(u64),
