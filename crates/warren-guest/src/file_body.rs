@@ -10,16 +10,19 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::task::JoinHandle;
 
 /// As much is read at once.
-const PIECE: u64 = 128 << 10;
+const LONGEST_PIECE: u64 = 128 << 10;
 
 /// The first `length` bytes of a file. A file that has become shorter is an error, so that the client
 /// sees a broken connection and not a short file.
 #[derive(Debug)]
 pub(crate) struct FileBody {
     file: Option<File>,
-    reading: Option<JoinHandle<io::Result<(File, Vec<u8>)>>>,
+    reading: Option<JoinHandle<io::Result<Piece>>>,
     left: u64,
 }
+
+/// The file, and what was read of it.
+type Piece = (File, Vec<u8>);
 
 impl FileBody {
     pub(crate) fn new(file: File, length: u64) -> FileBody {
@@ -39,7 +42,7 @@ impl Body for FileBody {
             return Poll::Ready(None);
         }
         if let Some(mut file) = self.file.take() {
-            let length = self.left.min(PIECE);
+            let length = self.left.min(LONGEST_PIECE);
             self.reading = Some(tokio::task::spawn_blocking(move || {
                 let mut piece = vec![0; usize::try_from(length).unwrap_or(0)];
                 let length = file.read(&mut piece)?;
