@@ -348,8 +348,10 @@ pub enum RefusalReason {
     Invalid,
     /// The container could not be set up.
     CreateFailed,
-    /// The program could not be run: not found, not executable, no such user or directory.
+    /// The program could not be run: not found, no such user or directory.
     StartFailed,
+    /// The program was found and cannot be executed: no permission, or not a program.
+    NotExecutable,
     /// The kernel refused something else.
     Failed,
     /// The runtime that keeps the pod's containers has no such thing.

@@ -34,6 +34,15 @@ impl Failure {
     pub(super) fn starting(error: StepError) -> Self {
         Self { reason: RefusalReason::StartFailed, error }
     }
+
+    /// The kernel would not execute its program.
+    fn executing(error: StepError) -> Self {
+        let reason = match error.source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => RefusalReason::StartFailed,
+            _ => RefusalReason::NotExecutable,
+        };
+        Self { reason, error }
+    }
 }
 
 impl From<StepError> for Failure {
@@ -368,7 +377,7 @@ pub(super) fn become_program(
         rustix::thread::set_no_new_privs(true).step(|| "renounce new privileges".to_owned())?;
         install(filter)?;
     }
-    program.run().map_err(starting)
+    program.run().map_err(Failure::executing)
 }
 
 fn install(filter: &Filter) -> Result<(), StepError> {
