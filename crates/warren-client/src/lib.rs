@@ -7,6 +7,7 @@
 
 pub mod connect;
 pub mod exec;
+pub mod holding;
 pub mod home;
 pub mod images;
 pub mod sandbox;

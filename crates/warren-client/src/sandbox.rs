@@ -1,21 +1,19 @@
-//! The life of a sandbox: created, waited for, kept, deleted.
+//! The life of a sandbox: created, waited for, deleted. [`crate::holding`] keeps one while a client lives.
 //!
 //! Waiting is by watch: the server tells when something has changed, nobody asks again and again. The
 //! watch begins at the `resourceVersion` that the create call returned, so no event between the two
 //! can be missed, and it is opened while the controllers are already at work.
 
-use std::convert::Infallible;
+use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use jiff::Timestamp;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{
-    Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy, WatchEvent,
-    WatchParams,
-};
-use kube::{Client, ResourceExt as _};
-use serde_json::json;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions, PropagationPolicy, WatchEvent, WatchParams};
+use kube::{Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use warren_api::conditions::{ConditionType, Reason};
 use warren_api::{Sandbox, annotations, conditions};
 
@@ -292,47 +290,38 @@ pub fn describe_pod(pod: &Pod) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// Deletes a sandbox and, by garbage collection, what it owns. Returns when the server has accepted that;
-/// one that is gone already is a success. Only the very object given is deleted, never a later one of the same name.
-pub async fn delete(client: &Client, sandbox: &Sandbox) -> Result<(), SandboxError> {
-    let key = SandboxKey::of(sandbox);
+/// Deletes a sandbox or a claim and, by garbage collection, what it owns. Returns when the server has accepted that; an object that
+/// is gone already is a success. Only the very object given is deleted, never a later one of the same name.
+pub async fn delete<K>(client: &Client, object: &K) -> Result<(), SandboxError>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let key = SandboxKey {
+        namespace: object.namespace().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
+        name: object.name_any(),
+    };
     let parameters = DeleteParams {
         grace_period_seconds: Some(0),
         propagation_policy: Some(PropagationPolicy::Background),
-        preconditions: sandbox.uid().map(|uid| Preconditions { uid: Some(uid), resource_version: None }),
+        preconditions: object.uid().map(|uid| Preconditions { uid: Some(uid), resource_version: None }),
         ..DeleteParams::default()
     };
-    match key.api(client).delete(&key.name, &parameters).await {
+    let api: Api<K> = Api::namespaced(client.clone(), &key.namespace);
+    match api.delete(&key.name, &parameters).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
         Err(source) => Err(SandboxError { action: "delete", sandbox: key, source: Box::new(source) }),
     }
 }
 
-/// When a sandbox kept for `lease` from `now` on ends by itself.
-///
-/// Whoever creates a sandbox for its own use sets `spec.shutdownTime` to this, with the policy `Delete`, and then
-/// runs [`keep`]. If the creator dies without a chance to delete it, the controller does, in either home.
+/// Returns when a sandbox kept for `lease` from `now` on ends by itself.
 pub fn lease_end(now: Timestamp, lease: Duration) -> Timestamp {
     now + lease
 }
 
-/// Renews a sandbox's lease for as long as it is polled; never returns. A renewal that fails is tried again
-/// at the next turn, of which a lease has three.
-pub async fn keep(client: &Client, key: &SandboxKey, lease: Duration) -> Infallible {
-    let api = key.api(client);
-    loop {
-        tokio::time::sleep(lease / 3).await;
-        let patch = json!({ "spec": { "shutdownTime": lease_end(Timestamp::now(), lease) } });
-        if let Err(error) = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
-            tracing::warn!(sandbox = %key, %error, "lease not renewed");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, from_value};
+    use serde_json::{Value, from_value, json};
 
     use super::*;
 

@@ -104,8 +104,10 @@ impl LocalHome {
             Some((_, binary)) => Command::new(&binary.path),
             None => Command::new(warren_binary()),
         };
+        // Not this repository's directory: `warren run` would send the repository.
+        command.current_dir("/");
         if self.user.is_some() {
-            command.env("HOME", self.path()).current_dir("/");
+            command.env("HOME", self.path());
         }
         command.env("WARREN_HOME", self.path()).env_remove("WARREN_LOG").stdin(Stdio::null());
         self.as_its_user(&mut command);

@@ -5,9 +5,10 @@ mod cli;
 mod controller;
 mod doctor;
 mod down;
+mod environment;
+mod glob;
 mod home;
 mod image;
-mod interrupt;
 mod kubeconfig;
 mod migrate;
 mod node;
@@ -15,12 +16,15 @@ mod oci;
 mod progress;
 mod report;
 mod run;
+mod sandboxes;
+mod signals;
 mod terminal;
 mod timings;
 mod up;
 mod version;
+mod words;
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -36,7 +40,18 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const OWN_FAILURE: u8 = 125;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse_from(controller::normalise(std::env::args_os()));
+    let words = controller::normalise(std::env::args_os());
+    let runs_a_command = words.get(1).is_some_and(|word| word == "run" || word == "exec" || word == "shell");
+    let failure = if runs_a_command { OWN_FAILURE } else { 1 };
+    let cli = match cli::Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() && runs_a_command => {
+            // If standard error is closed there is no other place to say it.
+            let _ = error.print();
+            return ExitCode::from(OWN_FAILURE);
+        }
+        Err(error) => error.exit(),
+    };
     match &cli.command {
         Command::Controller(flags) => {
             log(flags.logging.zap_log_level, flags.logging.as_json(std::io::stderr().is_terminal()));
@@ -46,7 +61,6 @@ fn main() -> ExitCode {
         Command::Node(_) => log("info,kube_client=off", false),
         _ => log("warn", false),
     }
-    let failure = if matches!(cli.command, Command::Run(_)) { OWN_FAILURE } else { 1 };
     match carry_out(cli.command) {
         // Exit codes have eight bits; the protocol carries them as text.
         Ok(code) => ExitCode::from(code as u8),
@@ -60,6 +74,14 @@ fn main() -> ExitCode {
 fn carry_out(command: Command) -> anyhow::Result<i32> {
     match command {
         Command::Run(arguments) => return run::run(&arguments),
+        Command::List(_)
+        | Command::Exec(_)
+        | Command::Shell(_)
+        | Command::Cp(_)
+        | Command::Logs(_)
+        | Command::Events(_)
+        | Command::Explain(_)
+        | Command::Delete(_) => return sandboxes::carry_out(&command),
         Command::Doctor(arguments) => return doctor::doctor(&arguments),
         Command::Oci(arguments) => return oci::oci(&arguments),
         Command::Up(arguments) => up::up(&arguments)?,
@@ -69,6 +91,13 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
+        Command::Completion(arguments) => {
+            let mut script = Vec::new();
+            let mut command = <cli::Cli as clap::CommandFactory>::command();
+            clap_complete::generate(arguments.shell, &mut command, "warren", &mut script);
+            // A reader that has seen enough is no failure.
+            let _ = std::io::stdout().write_all(&script);
+        }
         Command::Version(arguments) => version::version(&arguments),
         Command::Daemon(arguments) => up::daemon(&arguments)?,
     }
