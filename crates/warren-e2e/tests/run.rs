@@ -1,7 +1,7 @@
 //! `warren run` on a checkout, and the commands for sandboxes that exist, with the real binary.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_e2e::local_home::{Ended, LocalHome};
+use warren_e2e::terminal::OnTerminal;
 
 fn git(directory: &Path, arguments: &[&str]) {
     let status = Command::new("git").arg("-C").arg(directory).args(arguments).stdout(Stdio::null()).status();
@@ -222,6 +223,21 @@ fn signals_reach_the_command() {
     home.assert_nothing_left();
 }
 
+#[test]
+fn ctrl_c_on_a_terminal_reaches_the_command() {
+    let Some(home) = LocalHome::new() else { return };
+    let mut command = home.command();
+    let script = "trap 'echo caught; exit 5' INT; echo $TERM ready; while :; do sleep 0.1; done";
+    command.env("TERM", "vt100").args(["run", "--", "sh", "-c", script]);
+    let mut terminal = OnTerminal::start(command, 24, 80);
+    let seen = terminal.read_until("vt100 ready");
+    assert!(seen.contains("No files are sent: the current directory is in no git checkout"), "{seen}");
+    terminal.type_in("\u{3}");
+    terminal.read_until("caught");
+    assert_eq!(terminal.end(), Some(5));
+    home.assert_nothing_left();
+}
+
 #[tokio::test]
 async fn sandbox_of_a_killed_run_ends_within_a_minute() {
     let Some(home) = LocalHome::new() else { return };
@@ -327,6 +343,27 @@ fn kept_sandbox_is_listed_entered_copied_explained_and_deleted() {
     let seen = home.warren(&["exec", "mine", "true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.stderr.contains("`warren list` shows all"), "{seen:?}");
+    home.assert_nothing_left();
+}
+
+#[test]
+fn published_port_reaches_the_command() {
+    let Some(home) = LocalHome::new() else { return };
+    let server = "use IO::Socket::INET; my $s = IO::Socket::INET->new(LocalAddr => '127.0.0.1', LocalPort => 8080, \
+                  Listen => 5, ReuseAddr => 1) or die; $| = 1; print \"ready\\n\"; \
+                  while (my $c = $s->accept) { my $l = <$c>; print $c \"got $l\"; close $c }";
+    let mut child = home.spawn(&["run", "--publish", "0:8080", "--", "perl", "-e", server]);
+    let mut said = String::new();
+    BufReader::new(child.stderr.as_mut().expect("piped")).read_line(&mut said).expect("read");
+    let address = said.trim().strip_prefix("Port 8080 of the sandbox is on ").expect("an address").to_owned();
+    wait_for_line(&mut child, "ready");
+    let mut connection = std::net::TcpStream::connect(address).expect("connect");
+    connection.write_all(b"hello\n").expect("write");
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).expect("read");
+    assert_eq!(answer, "got hello\n");
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("send the signal");
+    assert_eq!(child.wait().expect("wait").code(), Some(143));
     home.assert_nothing_left();
 }
 

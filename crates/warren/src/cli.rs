@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use warren_local::{HostPath, NamedRuntime};
 
+use crate::run::Publication;
 use crate::{controller, node, oci};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
@@ -185,6 +186,9 @@ pub struct Run {
     /// A port of those hosts, or several as `FIRST-LAST`, instead of 443 and 80
     #[arg(long, value_name = "PORT", value_delimiter = ',')]
     pub allow_port: Vec<String>,
+    /// Show a port of the sandbox on this machine while the command runs; HERE 0 takes a free one
+    #[arg(long, short, value_name = "[[ADDRESS:]HERE:]PORT")]
+    pub publish: Vec<Publication>,
     /// Set an environment variable; without a value, pass on the one from here
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,

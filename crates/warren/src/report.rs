@@ -6,6 +6,7 @@ use warren_client::connect::ConnectError;
 use warren_client::exec::ExecError;
 use warren_client::home::DataDirError;
 use warren_client::sandbox::{SandboxError, WaitError};
+use warren_client::sync::SyncError;
 use warren_client::sync::back::BackError;
 use warren_client::sync::manifest::ManifestError;
 use warren_controllers::RunError;
@@ -119,6 +120,9 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             return Some("send no files with `--no-sync`".to_owned());
         }
         _ => {}
+    }
+    if let Some(SyncError::Remote { .. }) = error.downcast_ref() {
+        return Some("the image needs `/bin/sh` and `tar` for files; `--no-sync` sends none".to_owned());
     }
     if let Some(BackError::Conflict { .. }) = error.downcast_ref() {
         return Some("keep the sandbox's versions with `--overwrite`".to_owned());

@@ -4,6 +4,7 @@
 //! Renewing the lease is the only write besides the create and the delete, and a short command never comes to it.
 
 mod files;
+mod publish;
 mod refused;
 mod wanted;
 
@@ -27,6 +28,8 @@ use crate::terminal::{self, RawMode};
 use crate::timings::Timings;
 use crate::words;
 use files::Files;
+use publish::Listening;
+pub use publish::Publication;
 
 /// The exit code of a command that a closed pipe ended.
 const BROKEN_PIPE: i32 = 128 + 13;
@@ -63,6 +66,7 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     let name = arguments.name.clone().unwrap_or_else(random_name);
     let new = wanted::wanted(arguments, &name, files.workdir())?;
     let mut signals = Signals::listen().context("listen for signals")?;
+    let listening = Listening::begin(&arguments.publish).await?;
     timings.mark("prepare");
     let client = tokio::select! {
         signal = signals.ending() => return Ok(signal.exit_code()),
@@ -91,7 +95,7 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     let session = Session { client: &client, arguments, tty, variables: &variables, files };
     let mut held = None;
     let result = tokio::select! {
-        result = session.serve(&holding, &mut held, &mut signals, timings) => result,
+        result = session.serve(&holding, listening, &mut held, &mut signals, timings) => result,
         never = holding.keep(&client) => match never {},
     };
     timings.mark("command");
@@ -144,6 +148,7 @@ impl Session<'_> {
     async fn serve(
         &self,
         holding: &Holding,
+        listening: Listening,
         held: &mut Option<Held>,
         signals: &mut Signals,
         timings: &mut Timings,
@@ -153,6 +158,7 @@ impl Session<'_> {
             ready = self.ready(holding) => held.insert(ready?).place.clone(),
         };
         timings.mark("ready");
+        listening.serve(self.client, &place);
         let request = tokio::select! {
             signal = signals.ending() => return Ok(signal.exit_code()),
             request = self.prepare(&place, timings) => request?,
@@ -199,7 +205,11 @@ impl Session<'_> {
         }
         let file = match self.variables {
             "" => None,
-            variables => Some(store_variables(self.client, place, variables).await?),
+            variables => match store_variables(self.client, place, variables).await {
+                // An image without a shell does without the kind of terminal.
+                Err(_) if self.arguments.env.is_empty() => None,
+                stored => Some(stored?),
+            },
         };
         let program = words::program(&self.arguments.command);
         let request = ExecRequest {
