@@ -113,6 +113,7 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
         "{refusal}"
     );
     let refusal = pod.start(Pod::request(&["/etc/passwd"])).unwrap_err();
+    assert_eq!(refusal.reason, RefusalReason::NotExecutable);
     assert!(refusal.message.contains("ermission denied"), "{refusal}");
     let mut request = Pod::request(&["true"]);
     request.container = "other".to_owned();

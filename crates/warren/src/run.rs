@@ -92,7 +92,7 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     timings.mark("create");
 
     let variables = environment::script(&variables);
-    let session = Session { client: &client, arguments, tty, variables: &variables, files };
+    let mut session = Session { client: &client, arguments, tty, variables: &variables, files };
     let mut held = None;
     let result = tokio::select! {
         result = session.serve(&holding, listening, &mut held, &mut signals, timings) => result,
@@ -146,7 +146,7 @@ struct Session<'a> {
 impl Session<'_> {
     /// Waits for the sandbox, sends files, runs the command, and brings files back.
     async fn serve(
-        &self,
+        &mut self,
         holding: &Holding,
         listening: Listening,
         held: &mut Option<Held>,
@@ -192,7 +192,7 @@ impl Session<'_> {
 
     /// Sends what the command needs, and returns how to run it; nothing, if it is only to be sent.
     async fn prepare(
-        &self,
+        &mut self,
         place: &Place,
         timings: &mut Timings,
     ) -> anyhow::Result<(Option<ExecRequest>, Option<warren_client::sync::pack::SentFiles>)> {

@@ -145,6 +145,11 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Returns the same root and checkouts without the files, for [`Manifest::ignored`].
+    pub fn without_entries(&self) -> Self {
+        Self { root: self.root.clone(), entries: BTreeMap::new(), checkouts: self.checkouts.clone() }
+    }
+
     /// Returns how many bytes the files have.
     pub fn bytes(&self) -> u64 {
         self.entries.values().map(Entry::size).sum()

@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use tokio::task::JoinHandle;
 use warren_client::kube::Client;
 use warren_client::sync::back::{self, BackError, check_path, printable};
 use warren_client::sync::manifest::{Manifest, ManifestError, checkout_root};
@@ -20,7 +21,7 @@ const WORKDIR: &str = "/workspace";
 /// What is sent, and to which directory.
 #[derive(Debug)]
 pub struct Files {
-    /// The directory that is sent, and the excluded patterns.
+    /// The directory that is sent.
     source: Option<Source>,
     workdir: Option<String>,
     /// Where the command runs.
@@ -30,8 +31,10 @@ pub struct Files {
 #[derive(Debug)]
 struct Source {
     root: PathBuf,
-    exclude: Vec<String>,
-    any_size: bool,
+    /// The list of files, which is made while the sandbox starts.
+    listing: Option<JoinHandle<Result<Manifest, ManifestError>>>,
+    /// The checkouts that were sent, without their files.
+    checkouts: Manifest,
 }
 
 impl Files {
@@ -62,11 +65,7 @@ impl Files {
         }
         let workdir = arguments.workdir.clone().unwrap_or_else(|| WORKDIR.to_owned());
         sync::check_directory(&workdir)?;
-        let source = root.map(|root| Source {
-            root,
-            exclude: arguments.exclude.clone(),
-            any_size: arguments.sync_large,
-        });
+        let source = root.map(|root| Source::list(root, arguments.exclude.clone(), arguments.sync_large));
         // From a directory inside the checkout, the command runs in the same one of the copy.
         let inside = match (&source, here) {
             (Some(source), Ok(here)) => {
@@ -92,12 +91,16 @@ impl Files {
     }
 
     /// Sends the files, and returns what was sent.
-    pub async fn send(&self, client: &Client, place: &Place) -> anyhow::Result<Option<SentFiles>> {
-        let (Some(source), Some(workdir)) = (&self.source, &self.workdir) else { return Ok(None) };
-        let manifest = source.list().await?;
-        let what = || format!("sending {} files of `{}`", manifest.entries.len(), source.root.display());
+    pub async fn send(&mut self, client: &Client, place: &Place) -> anyhow::Result<Option<SentFiles>> {
+        let (Some(source), Some(workdir)) = (&mut self.source, &self.workdir) else { return Ok(None) };
+        let Some(listing) = source.listing.take() else { return Ok(None) };
+        let root = source.root.display();
+        let manifest = progress::show_if_slow(|| format!("listing the files of `{root}`"), listing).await??;
+        source.checkouts = manifest.without_entries();
+        let count = manifest.entries.len();
         let token = super::random_name();
-        let sending = sync::upload(client, place, manifest.clone(), workdir, &token);
+        let sending = sync::upload(client, place, manifest, workdir, &token);
+        let what = || format!("sending {count} files of `{root}`");
         Ok(Some(progress::show_if_slow(what, sending).await?))
     }
 
@@ -150,17 +153,17 @@ fn take_over(
 }
 
 impl Source {
-    async fn list(&self) -> anyhow::Result<Manifest> {
-        let (root, exclude, any_size) = (self.root.clone(), self.exclude.clone(), self.any_size);
-        let reading = tokio::task::spawn_blocking(move || {
-            let manifest = Manifest::read(&root, &exclude)?;
+    /// Begins to list the files.
+    fn list(root: PathBuf, exclude: Vec<String>, any_size: bool) -> Self {
+        let directory = root.clone();
+        let listing = tokio::task::spawn_blocking(move || {
+            let manifest = Manifest::read(&directory, &exclude)?;
             if !any_size {
                 manifest.check_size()?;
             }
-            Ok::<_, ManifestError>(manifest)
+            Ok(manifest)
         });
-        let what = || format!("listing the files of `{}`", self.root.display());
-        Ok(progress::show_if_slow(what, reading).await??)
+        Self { root, listing: Some(listing), checkouts: Manifest::default() }
     }
 
     /// Chooses the files to fetch among the names that the sandbox lists. Without a pattern these are the files that
@@ -182,10 +185,9 @@ impl Source {
             }
         }
         if !unknown.is_empty() {
-            let (root, exclude) = (self.root.clone(), self.exclude.clone());
+            let checkouts = self.checkouts.clone();
             let asking = tokio::task::spawn_blocking(move || {
-                let manifest = Manifest::read(&root, &exclude)?;
-                let ignored = manifest.ignored(unknown.iter().map(PathBuf::as_path))?;
+                let ignored = checkouts.ignored(unknown.iter().map(PathBuf::as_path))?;
                 unknown.retain(|path| !ignored.contains(path));
                 Ok::<_, ManifestError>(unknown)
             });
