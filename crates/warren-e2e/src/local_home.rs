@@ -189,20 +189,32 @@ impl Drop for LocalHome {
 /// The binary: `WARREN_BIN`, or the one beside this test, built if need be.
 pub fn warren_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        if let Some(path) = std::env::var_os("WARREN_BIN") {
-            return PathBuf::from(path);
-        }
-        // target/<triple>/<profile>/deps/<this test>
-        let test = std::env::current_exe().expect("this test's own path");
-        let profile = test.ancestors().nth(2).expect("a test lies in `deps` of a profile");
-        let mut build = cargo(|name| std::env::var_os(name));
-        build.args(["build", "--quiet", "--package", "warren", "--bin", "warren"]);
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("run cargo");
-        assert!(status.success(), "building warren failed");
-        profile.join("warren")
+    BINARY.get_or_init(|| match std::env::var_os("WARREN_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => built("warren"),
     })
+}
+
+/// The second program: `warren-service` beside `WARREN_BIN`, or the one beside this test, built if need be.
+pub fn service_binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("WARREN_BIN") {
+        Some(path) => PathBuf::from(path).with_file_name("warren-service"),
+        None => built("warren-service"),
+    })
+}
+
+/// Builds the program of a package and returns its path.
+fn built(package: &str) -> PathBuf {
+    // target/<triple>/<profile>/deps/<this test>
+    let test = std::env::current_exe().expect("this test's own path");
+    let profile = test.ancestors().nth(2).expect("a test lies in `deps` of a profile");
+    let mut build = cargo(|name| std::env::var_os(name));
+    build.args(["build", "--quiet", "--package", package, "--bin", package]);
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("run cargo");
+    assert!(status.success(), "building {package} failed");
+    profile.join(package)
 }

@@ -1,5 +1,6 @@
 //! The command line: every subcommand and flag, with the text that `--help` shows.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -29,6 +30,9 @@ pub enum Command {
     Controller(Box<controller::Flags>),
     /// Take pods of a cluster and run them on this machine, as its kubelet would.
     Node(Box<node::Node>),
+    /// Serve sandboxes as MCP tools to an agent (`warren-service mcp`).
+    #[command(disable_help_flag = true)]
+    Mcp(Service),
     /// Bring images to the local home, list and remove them.
     Image(Image),
     /// Print where the kubeconfig of the local home is.
@@ -52,6 +56,14 @@ pub struct Home {
     /// The data directory [default: `/var/lib/warren` for root, else `$XDG_DATA_HOME/warren`]
     #[arg(long, env = "WARREN_HOME", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
+}
+
+/// Arguments for `warren-service`, which has the help for them.
+#[derive(Args, Debug)]
+pub struct Service {
+    /// Flags and subcommands; `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    pub arguments: Vec<OsString>,
 }
 
 /// How results are printed.

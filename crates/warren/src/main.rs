@@ -15,6 +15,7 @@ mod oci;
 mod progress;
 mod report;
 mod run;
+mod service;
 mod terminal;
 mod timings;
 mod up;
@@ -66,6 +67,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Controller(flags) => controller::controller(&flags)?,
         Command::Node(arguments) => node::node(&arguments)?,
+        Command::Mcp(arguments) => match service::exec("mcp", &arguments)? {},
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,

@@ -10,6 +10,7 @@ use warren_controllers::RunError;
 use warren_local::OrdinaryUserError;
 
 use crate::home::NeverStarted;
+use crate::service::NoService;
 
 /// Prints an error and a hint.
 pub fn print(error: &anyhow::Error) {
@@ -90,6 +91,13 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     if let Some(RunError::Bind { .. }) = error.downcast_ref() {
         return Some(
             "choose another address with `--metrics-bind-address` or `--health-probe-bind-address`; `0` is none"
+                .to_owned(),
+        );
+    }
+    if is::<NoService>(error) {
+        return Some(
+            "`warren-service` comes with every release; put it beside `warren` or into a directory of PATH, \
+             or build it with `cargo build --release --package warren-service`"
                 .to_owned(),
         );
     }

@@ -18,7 +18,15 @@ pub struct Python {
 /// # Errors
 /// Why there is none: no Python here, or no way to get packages.
 pub fn python() -> Result<Python, String> {
-    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/requirements.txt");
+    Ok(Python { program: python_with("requirements.txt")? })
+}
+
+/// Finds the environment with what a file in `clients` requires, or makes it; returns its Python.
+///
+/// # Errors
+/// Why there is none: no Python here, or no way to get packages.
+pub fn python_with(requirements: &str) -> Result<PathBuf, String> {
+    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(requirements);
     let text = std::fs::read(&requirements).map_err(|error| error.to_string())?;
     let hash = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -35,7 +43,7 @@ pub fn python() -> Result<Python, String> {
             .arg(&requirements))?;
         std::fs::write(&finished, "").map_err(|error| error.to_string())?;
     }
-    Ok(Python { program })
+    Ok(program)
 }
 
 impl Python {
