@@ -60,6 +60,7 @@ const TABLE: &[Row] = &[
     row("warren-guest", &["warren-proto", "warren-sys"], &[KUBERNETES]),
     row("warren-client", &["warren-api", "warren-proto"], &[DATABASE, ARGUMENTS]),
     row("warren-mcp", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
+    row("warren-sessions", &[], &[KUBERNETES, HTTP, ARGUMENTS]),
     // The second program. It reaches sandboxes through the client alone.
     row("warren-service", &["warren-client", "warren-mcp"], &[]),
     row(

@@ -11,7 +11,7 @@ use warren_api::blueprint::PodMetadata;
 use warren_api::labels;
 use warren_client::kube::Client;
 use warren_client::launch::{self, Launch, Launched, Source};
-use warren_client::sandbox::{self, SandboxKey};
+use warren_client::sandbox::{self, SandboxError, SandboxKey};
 
 use crate::arguments;
 use crate::commands::{Place, chain};
@@ -221,8 +221,14 @@ impl Sandboxes {
                 }
             };
             for (launched, until) in held {
-                if let Err(error) = launch::renew(&client, &launched, until).await {
-                    tracing::warn!(sandbox = %launched.key(), error = chain(&error), "lease not renewed");
+                let key = launched.key();
+                match launch::renew(&client, &launched, until).await {
+                    Ok(()) => {}
+                    // Deleted by another client, or by its own deadline.
+                    Err(error) if is_not_found(&error) => drop(self.held().remove(&key.name)),
+                    Err(error) => {
+                        tracing::warn!(sandbox = %key, error = chain(&error), "lease not renewed");
+                    }
                 }
             }
         }
@@ -248,6 +254,10 @@ impl Sandboxes {
             false => Err(failures.join("; ")),
         }
     }
+}
+
+fn is_not_found(error: &SandboxError) -> bool {
+    matches!(error.source.as_ref(), warren_client::kube::Error::Api(status) if status.code == 404)
 }
 
 /// Returns what a sandbox is made from.
