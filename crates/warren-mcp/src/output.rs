@@ -175,7 +175,7 @@ mod tests {
         let (text, cut) = spool.summary("stdout", 100).expect("summary");
         assert!(cut && text.starts_with("begin") && text.ends_with("end"), "{text}");
         assert!(text.contains("1008 bytes") && text.contains("`stdout_offset` 50"), "{text}");
-        assert_eq!(spool.summary("stdout", 2000).expect("summary").1, false);
+        assert!(!spool.summary("stdout", 2000).expect("summary").1);
     }
 
     #[test]

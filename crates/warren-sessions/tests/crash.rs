@@ -84,6 +84,12 @@ fn host(directory: &Path) -> Child {
         .expect("start the host")
 }
 
+/// Lets others run before a condition is looked at again.
+#[expect(clippy::disallowed_methods, reason = "the loops that call it wait for a condition")]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(2));
+}
+
 /// Sends a request until a host takes it.
 fn ask(directory: &Path, request: &str) -> BufReader<UnixStream> {
     loop {
@@ -92,7 +98,7 @@ fn ask(directory: &Path, request: &str) -> BufReader<UnixStream> {
         {
             return BufReader::new(stream);
         }
-        std::thread::sleep(Duration::from_millis(5));
+        pause();
     }
 }
 
@@ -154,7 +160,7 @@ fn viewers_see_what_was_acknowledged_once_and_in_order_over_kills() {
         let before = acknowledged.load(Ordering::Relaxed);
         let mut child = host(path);
         while acknowledged.load(Ordering::Relaxed) < before + 20 + u64::from(round % 7) * 13 {
-            std::thread::sleep(Duration::from_millis(1));
+            pause();
             assert_eq!(child.try_wait().expect("look"), None, "the host ended by itself");
         }
         child.kill().expect("kill -9");
