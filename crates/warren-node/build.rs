@@ -1,7 +1,8 @@
-//! Builds `warren-shim`, which is no part of this crate's library but in it, as bytes.
+//! Builds `warren-shim` and `warren-guest`, programs that this crate's library carries as bytes.
 //!
-//! By a cargo of its own: a stable one does not let a crate depend on another's program. It is optimised for size whatever the daemon is
-//! built for, and in a directory that all such builds share.
+//! By a cargo of its own: a stable one does not let a crate depend on another's program. They are
+//! optimised for size whatever the daemon is built for, in a directory that all such builds share, and
+//! by one call, so that what both depend on is built once.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,12 +10,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PROGRAM: &str = "warren-shim";
+const PROGRAMS: [&str; 2] = ["warren-shim", "warren-guest"];
 /// In the workspace's manifest.
 const PROFILE: &str = "shim";
 
 /// What it is made from: crates of ours, below `crates`, and how they and those of others are built.
-const OURS: [&str; 3] = ["warren-shim", "warren-oci", "warren-sys"];
+const OURS: [&str; 5] = ["warren-shim", "warren-guest", "warren-proto", "warren-oci", "warren-sys"];
 const PARTS: [&str; 4] = ["Cargo.toml", "build.rs", "init", "src"];
 const ALL: [&str; 3] = ["Cargo.toml", "Cargo.lock", ".cargo/config.toml"];
 
@@ -28,7 +29,9 @@ fn main() {
     let (target, own) = (variable("TARGET"), PathBuf::from(variable("OUT_DIR")));
     let directory = shared(&own).join("shim");
     let status = Command::new(variable("CARGO"))
-        .args(["build", "--quiet", "--locked", "--package", PROGRAM, "--profile", PROFILE, "--target"])
+        .args(["build", "--quiet", "--locked", "--profile", PROFILE])
+        .args(PROGRAMS.iter().flat_map(|program| ["--package", *program, "--bin", *program]))
+        .arg("--target")
         .arg(&target)
         .arg("--target-dir")
         .arg(&directory)
@@ -37,9 +40,22 @@ fn main() {
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .status()
         .expect("run cargo");
-    assert!(status.success(), "cargo could not build `{PROGRAM}`: {status}");
-    let built = directory.join(&target).join(PROFILE).join(PROGRAM);
-    fs::copy(&built, own.join(PROGRAM)).unwrap_or_else(|error| panic!("copy {}: {error}", built.display()));
+    assert!(status.success(), "cargo could not build {PROGRAMS:?}: {status}");
+    for program in PROGRAMS {
+        let built = directory.join(&target).join(PROFILE).join(program);
+        let bytes = fs::read(&built).unwrap_or_else(|error| panic!("read {}: {error}", built.display()));
+        fs::write(own.join(program), &bytes).unwrap_or_else(|error| panic!("write {program}: {error}"));
+        if program == "warren-guest" {
+            println!("cargo::rustc-env=WARREN_GUEST_HASH={:016x}", hash(&bytes));
+        }
+    }
+}
+
+/// FNV-1a: tells versions apart, and guards against nobody.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn variable(name: &str) -> OsString {

@@ -59,6 +59,10 @@ const TABLE: &[Row] = &[
     row("warren-router", &["warren-api", "warren-proto", "warren-decide"], &[DATABASE, ARGUMENTS]),
     row("warren-guest", &["warren-proto", "warren-sys"], &[KUBERNETES]),
     row("warren-client", &["warren-api", "warren-proto"], &[DATABASE, ARGUMENTS]),
+    row("warren-mcp", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
+    row("warren-sessions", &[], &[KUBERNETES, HTTP, ARGUMENTS]),
+    // The second program. It reaches sandboxes through the client alone.
+    row("warren-service", &["warren-client", "warren-mcp"], &[]),
     row(
         "warren-local",
         // The engine too: it forks the zygote before there is a thread. And the process's own memory, which it gives back at rest.
@@ -82,6 +86,8 @@ const TABLE: &[Row] = &[
             "warren-router",
             "warren-node",
             "warren-api",
+            // For `warren guest`, the same daemon in another program.
+            "warren-guest",
             // For `warren oci`, which has no daemon to ask.
             "warren-oci",
         ],

@@ -2,9 +2,12 @@
 //!
 //! Start reading at [`Task`]. `kube` is only the command line of `warren_testkit::kube`.
 
+mod archive;
 mod bench;
+mod dist;
 mod edges;
 mod generate;
+mod image;
 mod kube;
 mod oci_conformance;
 mod runsc;
@@ -33,8 +36,12 @@ enum Task {
     Kube(kube::Task),
     /// Compare the dependencies between crates with the design.
     CheckEdges,
+    /// Make everything that a release has: archives, packages, image, chart, checksums.
+    Dist(dist::Arguments),
     /// Write the files that are made from the code.
     Gen(generate::Arguments),
+    /// Make an OCI archive of Warren, without a container engine.
+    Image(image::Arguments),
     /// Run the validation suite of opencontainers/runtime-tools against `warren oci`.
     OciConformance(oci_conformance::Arguments),
     /// Build gVisor's `runsc` into the cache if it is not there, and print where it is.
@@ -50,7 +57,9 @@ fn main() -> ExitCode {
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Kube(task) => kube::run(task),
         Task::CheckEdges => edges::run(),
+        Task::Dist(arguments) => dist::run(&arguments),
         Task::Gen(arguments) => generate::run(&arguments),
+        Task::Image(arguments) => image::run(&arguments),
         Task::OciConformance(arguments) => oci_conformance::run(&arguments),
         Task::Runsc => runsc::run(),
         Task::Test(arguments) => test::run(&arguments),

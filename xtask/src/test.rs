@@ -41,9 +41,13 @@ pub struct Counts {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    // Built once, here: each end-to-end test binary would call cargo for it, and they run one after the other.
-    let built = workspace::build(&["build", "--package", "warren", "--bin", "warren"])?;
-    let (_, binary) = built.first().context("cargo did not say where it put `warren`")?;
+    // Built once, here: each end-to-end test binary would call cargo for them, and they run one after the other.
+    // From the whole workspace, so that dependencies are built with the features that the tests need, once.
+    let built = workspace::build(&["build", "--workspace", "--bin", "warren", "--bin", "warren-service"])?;
+    let (_, binary) = built
+        .iter()
+        .find(|(target, _)| target.name == "warren")
+        .context("cargo did not say where it put `warren`")?;
     let mut counts = Counts::default();
     if !arguments.only_kube {
         let mut command = workspace::cargo();

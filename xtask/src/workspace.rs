@@ -41,6 +41,29 @@ fn programs(account: &str) -> Result<Vec<(Target, PathBuf)>> {
     Ok(found)
 }
 
+/// Builds `warren` for a release and returns where it is. The checkout's and the user's paths are left out of it.
+pub fn release_binary() -> Result<PathBuf> {
+    let built = build(&["build", "--release", "--locked", "--package", "warren", "--bin", "warren"])?;
+    let (_, binary) = built.into_iter().next().context("cargo did not say where it put `warren`")?;
+    Ok(binary)
+}
+
+/// Returns the time that archives carry, in seconds: `SOURCE_DATE_EPOCH`, else the time of the commit.
+pub fn source_date() -> Result<u64> {
+    let text = match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(given) => given,
+        Err(_) => output(Command::new("git").current_dir(root()).args(["log", "-1", "--format=%ct"]))
+            .context("read the commit's time; outside a git checkout set SOURCE_DATE_EPOCH")?,
+    };
+    text.trim().parse().with_context(|| format!("read `{}` as seconds", text.trim()))
+}
+
+/// Writes seconds since 1970 as a time.
+pub fn rfc3339(seconds: u64) -> Result<String> {
+    let seconds = i64::try_from(seconds).context("the time is out of range")?;
+    Ok(jiff::Timestamp::from_second(seconds).context("the time is out of range")?.to_string())
+}
+
 /// The crates of the workspace, from `cargo metadata`.
 pub fn packages() -> Result<Vec<Package>> {
     let text = output(cargo().args(["metadata", "--format-version", "1", "--no-deps"]))?;

@@ -73,6 +73,24 @@ pub const NETWORK_ALLOWED_HOSTS: &str = "warren.dev/network-allowed-hosts";
 /// And on which ports: numbers or ranges such as `8000-8100`, with commas between.
 pub const NETWORK_ALLOWED_PORTS: &str = "warren.dev/network-allowed-ports";
 
+/// On a Pod: how many processes and threads each of its containers may have at once.
+pub const PIDS_LIMIT: &str = "warren.dev/pids-limit";
+
+/// On a Sandbox or a claim: how long it lives, as a duration from its creation such as `1h`.
+pub const TTL: &str = "warren.dev/ttl";
+
+/// On a Pod: whether the node puts its guest daemon into it, [`ENABLED`], [`SANDBOXD`] or [`DISABLED`].
+pub const GUEST: &str = "warren.dev/guest";
+
+/// Value of [`GUEST`]: with the runtime API.
+pub const ENABLED: &str = "enabled";
+
+/// Value of [`GUEST`]: with the runtime API and sandboxd's REST and gRPC APIs.
+pub const SANDBOXD: &str = "sandboxd";
+
+/// Value of [`GUEST`].
+pub const DISABLED: &str = "disabled";
+
 /// On a claim: until when it must be Ready, or else it ends. A duration such as `90s` or `5m`, counted from when it began
 /// to wait, or a time (RFC 3339).
 pub const DEADLINE: &str = "warren.dev/deadline";

@@ -3,7 +3,7 @@
 //! Users and published clients match on these strings, so they are written once, here. [`set`] and [`find`] carry the
 //! standard meaning of a condition list.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 
 use crate::words::words;
 
@@ -45,6 +45,9 @@ words! {
     pub enum Reason {
         /// Ready: an error with a volume claim, pod or service stopped this pass.
         ReconcilerError = "ReconcilerError",
+        /// Ready, of a sandbox and of a claim: the API server refuses an object that it needs as invalid. Nothing is tried
+        /// again until the spec changes; clients take it for final.
+        InvalidConfiguration = "InvalidConfiguration",
         /// Ready: more than one pod is controlled by this sandbox.
         MultiplePods = "MultiplePods",
         /// Ready: the sandbox is asked to be suspended.
@@ -132,6 +135,10 @@ words! {
         WarmPoolProgressing = "WarmPoolProgressing",
         /// Sandbox and template, Warning: something is in the way of what they need.
         ReconcilerError = "ReconcilerError",
+        /// Sandbox, claim and template, Warning: the API server refuses an object that they need as invalid.
+        InvalidConfiguration = "InvalidConfiguration",
+        /// Sandbox, Warning: its pod has failed, and why.
+        PodFailed = "PodFailed",
         /// Pool, Warning: a member could not be created.
         FailedCreate = "FailedCreate",
         /// Claim, Warning: it was not Ready by its deadline.
@@ -177,13 +184,15 @@ words! {
 pub mod message {
     /// Ready/ReconcilerError: followed by the errors.
     pub const ERROR_SEEN: &str = "Error seen: ";
+    /// Ready/InvalidConfiguration: followed by the refusals.
+    pub const INVALID_CONFIGURATION: &str = "Refused by the API server as invalid: ";
     /// Ready/SandboxSuspended while a pod exists.
     pub const SANDBOX_IS_SUSPENDING: &str = "Sandbox is suspending";
     /// Ready/SandboxSuspended once no pod exists.
     pub const SANDBOX_IS_SUSPENDED: &str = "Sandbox is suspended";
     /// Ready and Finished, PodSucceeded.
     pub const POD_COMPLETED_SUCCESSFULLY: &str = "Pod completed successfully";
-    /// Ready and Finished, PodFailed.
+    /// Ready and Finished, PodFailed; followed by the pod's own reason and message, if it has any.
     pub const POD_FAILED: &str = "Pod failed";
     /// Ready/DependenciesNotReady: no pod.
     pub const POD_DOES_NOT_EXIST: &str = "Pod does not exist";
@@ -258,28 +267,51 @@ impl Observation {
 /// The schema takes no longer message, and a status that is refused says nothing at all.
 const LONGEST_MESSAGE: usize = 32_768;
 
-/// Puts an observation into a condition list. `lastTransitionTime` moves only when the status does; reason, message
-/// and generation are always refreshed. The order of the list is kept, a new condition goes to its end.
-pub fn set(conditions: &mut Vec<Condition>, observation: Observation, generation: Option<i64>, now: &Time) {
+/// Puts an observation into the condition list of the object with this metadata. `lastTransitionTime` moves only when
+/// the status does; reason, message and generation are always refreshed. The order of the list is kept, a new condition
+/// goes to its end.
+pub fn set(conditions: &mut Vec<Condition>, observation: Observation, object: &ObjectMeta, now: &Time) {
     let Observation { type_, status, reason, message } = observation;
-    match conditions.iter_mut().find(|condition| condition.type_ == type_.as_str()) {
-        Some(condition) => {
-            if condition.status != status.as_str() {
-                condition.status = status.into();
-                condition.last_transition_time = now.clone();
-            }
-            condition.reason = reason;
-            condition.message = message;
-            condition.observed_generation = generation;
-        }
-        None => conditions.push(Condition {
-            type_: type_.into(),
-            status: status.into(),
-            reason,
-            message,
-            observed_generation: generation,
-            last_transition_time: now.clone(),
-        }),
+    let known = conditions.iter().find(|condition| condition.type_ == type_.as_str());
+    let last_transition_time = match known {
+        Some(known) if known.status == status.as_str() => known.last_transition_time.clone(),
+        _ => now.clone(),
+    };
+    let condition = Condition {
+        type_: type_.into(),
+        status: status.into(),
+        reason,
+        message,
+        observed_generation: None,
+        last_transition_time,
+    };
+    put(conditions, condition, object);
+}
+
+/// Copies a condition of another object into the list of the object with this metadata: word for word, but about this
+/// object's generation, and from no time before this object existed.
+pub fn copy(conditions: &mut Vec<Condition>, condition: &Condition, object: &ObjectMeta) {
+    put(conditions, condition.clone(), object);
+}
+
+/// Says of every condition of ours that is kept as it is that it holds for the object's present generation.
+pub fn reaffirm(conditions: &mut [Condition], object: &ObjectMeta) {
+    let of_ours = |condition: &&mut Condition| ConditionType::parse(&condition.type_).is_some();
+    for condition in conditions.iter_mut().filter(of_ours) {
+        condition.observed_generation = object.generation;
+    }
+}
+
+/// Stores a condition. Nothing about an object has changed before its creation, even if a waiting sandbox was ready long
+/// before the claim that it serves, or if the server's clock, which says when the object was created, is ahead of ours.
+fn put(conditions: &mut Vec<Condition>, mut condition: Condition, object: &ObjectMeta) {
+    condition.observed_generation = object.generation;
+    if let Some(created) = &object.creation_timestamp {
+        condition.last_transition_time.0 = condition.last_transition_time.0.max(created.0);
+    }
+    match conditions.iter_mut().find(|present| present.type_ == condition.type_) {
+        Some(present) => *present = condition,
+        None => conditions.push(condition),
     }
 }
 
@@ -291,13 +323,38 @@ pub fn remove(conditions: &mut Vec<Condition>, type_: ConditionType) {
 #[cfg(test)]
 mod tests {
     use super::{
-        ConditionStatus, ConditionType, EventReason, Observation, Reason, find, is_true, message, remove, set,
+        ConditionStatus, ConditionType, EventReason, Observation, Reason, copy, find, is_true, message,
+        reaffirm, remove, set,
     };
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
     use k8s_openapi::jiff::Timestamp;
 
     fn at(second: i64) -> Time {
         Time(Timestamp::from_second(second).unwrap())
+    }
+
+    fn object(generation: i64, created: i64) -> ObjectMeta {
+        let creation_timestamp = Some(at(created));
+        ObjectMeta { generation: Some(generation), creation_timestamp, ..ObjectMeta::default() }
+    }
+
+    #[test]
+    fn a_condition_changed_at_no_time_before_its_object_existed() {
+        let ready = || {
+            let (type_, status) = (ConditionType::Ready, ConditionStatus::True);
+            Observation::new(type_, status, Reason::DependenciesReady, message::POD_IS_READY)
+        };
+        let (mut sandbox, mut claim) = (Vec::new(), Vec::new());
+        set(&mut sandbox, ready(), &object(3, 10), &at(9));
+        assert_eq!(sandbox[0].last_transition_time, at(10), "our clock is behind the server's");
+        copy(&mut claim, &sandbox[0], &object(1, 20));
+        assert_eq!(claim[0].last_transition_time, at(20), "the sandbox had waited for the claim");
+        assert_eq!(claim[0].observed_generation, Some(1));
+        sandbox[0].last_transition_time = at(30);
+        copy(&mut claim, &sandbox[0], &object(2, 20));
+        assert_eq!((&claim[0].last_transition_time, claim[0].observed_generation), (&at(30), Some(2)));
+        reaffirm(&mut claim, &object(5, 20));
+        assert_eq!(claim[0].observed_generation, Some(5));
     }
 
     #[test]
@@ -319,10 +376,10 @@ mod tests {
         set(
             &mut conditions,
             waiting(Reason::DependenciesNotReady, message::POD_DOES_NOT_EXIST),
-            Some(1),
+            &object(1, 0),
             &at(10),
         );
-        set(&mut conditions, waiting(Reason::PodFailed, message::POD_FAILED), Some(2), &at(20));
+        set(&mut conditions, waiting(Reason::PodFailed, message::POD_FAILED), &object(2, 0), &at(20));
         let ready = find(&conditions, ConditionType::Ready).unwrap();
         assert_eq!(
             (ready.reason.as_str(), ready.observed_generation, &ready.last_transition_time),
@@ -335,7 +392,7 @@ mod tests {
             Reason::DependenciesReady,
             message::POD_IS_READY,
         );
-        set(&mut conditions, up, Some(2), &at(30));
+        set(&mut conditions, up, &object(2, 0), &at(30));
         assert!(is_true(&conditions, ConditionType::Ready));
         assert_eq!(find(&conditions, ConditionType::Ready).unwrap().last_transition_time, at(30));
 

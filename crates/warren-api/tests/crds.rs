@@ -236,3 +236,22 @@ fn kubernetes_types_have_the_schema_that_controller_gen_gives_them() {
     }
     assert_eq!(found, Vec::<String>::new());
 }
+
+#[test]
+fn pods_have_the_fields_of_kubernetes_1_37() {
+    let mut found = Vec::new();
+    walk_all(&mut |path, _| {
+        let field = path.rsplit('.').next().unwrap_or_default();
+        if path.contains(".spec.containers[].volumeMounts[].bindMountOptions")
+            || ["evictionResponders", "evictionResponders[]"].contains(&field)
+        {
+            found.push(path.to_owned());
+        }
+    });
+    found.retain(|path| path.contains("podTemplate"));
+    let fields = ["containers[].volumeMounts[].bindMountOptions", "evictionResponders"];
+    for field in fields {
+        let with = found.iter().filter(|path| path.ends_with(&format!(".podTemplate.spec.{field}"))).count();
+        assert_eq!(with, 2, "a Sandbox and a SandboxTemplate have {field}: {found:?}");
+    }
+}

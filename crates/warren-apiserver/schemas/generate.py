@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Writes builtin.json and builtin.fields beside this file, from a Go module cache that holds Kubernetes.
 
-    generate.py MODULES VERSION        for instance: generate.py "$(go env GOMODCACHE)" 36.3
+    generate.py MODULES VERSION PODS   for instance: generate.py "$(go env GOMODCACHE)" 36.3 37.0
+
+VERSION is the release whose behaviour this server follows. Fields of pods that release PODS has besides are added, so that
+nodes see them instead of losing them on the way from a Sandbox.
 
 builtin.json holds the OpenAPI schemas of the built-in kinds and everything they refer to. Descriptions and defaults are
 left out: the first for size, the second because they are those of Go's zero values, not of the API. builtin.fields
@@ -16,6 +19,10 @@ import sys
 
 CORE = "Binding ComponentStatus ConfigMap Event Namespace Node PersistentVolume PersistentVolumeClaim Pod Secret Service ServiceAccount".split()
 ROOTS = [f"io.k8s.api.core.v1.{kind}" for kind in CORE] + [
+    "io.k8s.api.apps.v1.DaemonSet",
+    "io.k8s.api.apps.v1.Deployment",
+    "io.k8s.api.apps.v1.ReplicaSet",
+    "io.k8s.api.apps.v1.StatefulSet",
     "io.k8s.api.authentication.v1.SelfSubjectReview",
     "io.k8s.api.authentication.v1.TokenRequest",
     "io.k8s.api.authentication.v1.TokenReview",
@@ -45,6 +52,7 @@ GROUPS = ["api__v1"] + [
     f"apis__{group}__v1"
     for group in (
         "apiextensions.k8s.io",
+        "apps",
         "authentication.k8s.io",
         "authorization.k8s.io",
         "coordination.k8s.io",
@@ -57,6 +65,8 @@ GROUPS = ["api__v1"] + [
         "storage.k8s.io",
     )
 ]
+# What the definitions of sandboxes take from a newer release: this type and everything it refers to.
+NEWER_ROOT = "io.k8s.api.core.v1.PodSpec"
 # Encoded by hand in src/protobuf.rs.
 SPECIAL = {
     "io.k8s.apimachinery.pkg.api.resource.Quantity",
@@ -98,18 +108,27 @@ def references(schema):
             yield from references(child)
 
 
-def schemas(modules, version):
+def reachable(modules, version, groups, roots):
     source = {}
-    for group in GROUPS:
+    for group in groups:
         path = modules / f"k8s.io/kubernetes@v1.{version}/api/openapi-spec/v3/{group}_openapi.json"
         source.update(json.loads(path.read_text())["components"]["schemas"])
-    found, queue = {}, ROOTS + JSON_ROOTS
+    found, queue = {}, list(roots)
     while queue:
         name = queue.pop()
         if name in found:
             continue
         found[name] = strip(source[name])
         queue.extend(references(source[name]))
+    return found
+
+
+def schemas(modules, version, pods):
+    found = reachable(modules, version, GROUPS, ROOTS + JSON_ROOTS)
+    for name, newer in reachable(modules, pods, GROUPS[:1], [NEWER_ROOT]).items():
+        known = found.setdefault(name, newer)
+        if "properties" in newer:
+            known["properties"] = newer["properties"] | known["properties"]
     for schema in found.values():
         # Types that every group has a copy of list all of them here.
         if len(schema.get("x-kubernetes-group-version-kind", [])) > 1:
@@ -118,9 +137,8 @@ def schemas(modules, version):
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def read_messages(modules, version):
+def read_messages(modules, version, groups):
     """Per message its fields (label, type, name, number), and per field of a Go struct its type and JSON name."""
-    groups = "authentication authorization core coordination discovery events networking node policy rbac storage"
     packages = {f"io.k8s.api.{group}.v1": f"api@v0.{version}/{group}/v1" for group in groups.split()}
     packages["io.k8s.apimachinery.pkg.apis.meta.v1"] = f"apimachinery@v0.{version}/pkg/apis/meta/v1"
     messages, structs = {}, {}
@@ -150,15 +168,15 @@ def read_messages(modules, version):
     return messages, structs
 
 
-def fields(modules, version):
-    messages, structs = read_messages(modules, version)
-    found, queue = {}, list(ROOTS)
+def encoded(modules, version, groups, roots):
+    messages, structs = read_messages(modules, version, groups)
+    found, queue = {}, list(roots)
     while queue:
         message = queue.pop()
         if message in found or message in SPECIAL:
             continue
         package = message.rsplit(".", 1)[0]
-        found[message] = []
+        found[message] = {}
         for label, type_, name, number in messages[message]:
             go_type, json_name = structs.get((message, number), ("", name))
             flags = "r" * (label == "repeated") + "p" * go_type.startswith("*") + "n" * (not json_name)
@@ -168,15 +186,24 @@ def fields(modules, version):
                 absolute = type_.startswith(".")
                 type_ = type_[1:].replace("k8s.io.", "io.k8s.", 1) if absolute else f"{package}.{type_}"
                 queue.append(type_)
-            found[message].append(f"  {number} {json_name or name} {flags or '-'} {SCALARS.get(type_, type_)}\n")
-    return "".join(f"{message}\n{''.join(found[message])}" for message in sorted(found))
+            line = f"  {number} {json_name or name} {flags or '-'} {SCALARS.get(type_, type_)}\n"
+            found[message][number] = line
+    return found
+
+
+def fields(modules, version, pods):
+    groups = "apps authentication authorization core coordination discovery events networking node policy rbac storage"
+    found = encoded(modules, version, groups, ROOTS)
+    for message, newer in encoded(modules, pods, "core", [NEWER_ROOT]).items():
+        found[message] = newer | found.get(message, {})
+    return "".join(f"{message}\n{''.join(found[message].values())}" for message in sorted(found))
 
 
 def main():
-    modules, version = pathlib.Path(sys.argv[1]), sys.argv[2]
+    modules, versions = pathlib.Path(sys.argv[1]), sys.argv[2:4]
     here = pathlib.Path(__file__).parent
-    (here / "builtin.json").write_text(schemas(modules, version))
-    (here / "builtin.fields").write_text(fields(modules, version))
+    (here / "builtin.json").write_text(schemas(modules, *versions))
+    (here / "builtin.fields").write_text(fields(modules, *versions))
 
 
 main()

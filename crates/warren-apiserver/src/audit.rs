@@ -7,15 +7,18 @@
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use http::{HeaderValue, Method, Response, header, request};
 use jiff::Timestamp;
 use serde::Serialize;
+use tokio_util::sync::CancellationToken;
 
 use crate::identity::Identity;
 use crate::query::decode;
 use crate::respond::ResponseBody;
 use crate::route::{self, Route};
+use crate::seldom::Seldom;
 use crate::server::Inner;
 
 mod file;
@@ -23,6 +26,8 @@ mod file;
 pub use file::{AuditConfig, AuditError};
 use file::{LogFile, Message};
 
+/// The thread that writes the log.
+pub(crate) const THREAD: &str = "audit-log";
 /// Lines that wait for the disk. At the speed of one machine's API that is about a second's worth.
 const QUEUE: usize = 8192;
 /// The room of most lines.
@@ -34,24 +39,39 @@ const LONGEST_TEXT: usize = 1024;
 pub(crate) struct AuditLog {
     queue: SyncSender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Cancelled when the thread has ended, however that came about.
+    ended: CancellationToken,
 }
 
 impl AuditLog {
     pub fn open(config: &AuditConfig) -> Result<AuditLog, AuditError> {
         let file = LogFile::open(config)?;
         let (queue, messages) = mpsc::sync_channel(QUEUE);
+        let ended = CancellationToken::new();
+        let end = ended.clone().drop_guard();
         let thread = std::thread::Builder::new()
-            .name("audit-log".to_owned())
-            .spawn(move || file::run(file, &messages))
+            .name(THREAD.to_owned())
+            .spawn(move || {
+                let _end = end;
+                file::run(file, &messages);
+            })
             .map_err(AuditError::Thread)?;
-        Ok(AuditLog { queue, thread: Mutex::new(Some(thread)) })
+        Ok(AuditLog { queue, thread: Mutex::new(Some(thread)), ended })
     }
 
     /// Hands over a line; drops it if the disk is too far behind.
     fn write(&self, line: Vec<u8>) {
         if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Line(line)) {
-            tracing::warn!("the audit log is too slow, an entry is lost");
+            static LOST: Seldom = Seldom::new();
+            if let Some(lost) = LOST.is_due(Instant::now()) {
+                tracing::warn!(lost, "the audit log is too slow, entries are lost");
+            }
         }
+    }
+
+    /// Returns when the thread has ended.
+    pub async fn ended(&self) {
+        self.ended.cancelled().await;
     }
 
     /// Writes what is queued and ends the thread. Later lines are lost.

@@ -78,7 +78,21 @@ pub(crate) enum SchemaSource {
 pub(crate) struct Scale {
     pub spec_replicas: JsonPath,
     pub status_replicas: JsonPath,
+    /// A text, or a `LabelSelector`.
     pub label_selector: Option<JsonPath>,
+}
+
+impl Scale {
+    /// The paths that built-in kinds have.
+    pub fn of_replicas() -> Scale {
+        let path =
+            |text| JsonPath::parse(text).expect("a path of this file is well formed: a test parses it");
+        Scale {
+            spec_replicas: path(".spec.replicas"),
+            status_replicas: path(".status.replicas"),
+            label_selector: Some(path(".spec.selector")),
+        }
+    }
 }
 
 /// Between the stored form and another one.

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value};
 
-use crate::definition::{Column, Columns, Conversion, Definition, LazySchema, SchemaSource, Version};
+use crate::definition::{Column, Columns, Conversion, Definition, LazySchema, Scale, SchemaSource, Version};
 use crate::schema::{Compiler, Schema};
 use crate::status::FieldError;
 
@@ -29,6 +29,7 @@ mod reviews;
 mod roles;
 mod services;
 mod volumes;
+mod workloads;
 
 /// The types of the built-in kinds, from Kubernetes' own OpenAPI document, without descriptions;
 /// `schemas/generate.py` makes it.
@@ -163,6 +164,8 @@ struct Row {
     categories: &'static [&'static str],
     namespaced: bool,
     status: bool,
+    /// Whether it has a number of replicas that can be set on its own.
+    scale: bool,
     subresources: &'static [(&'static str, &'static str, &'static [&'static str])],
     schema: &'static str,
     fields: &'static [&'static str],
@@ -181,6 +184,7 @@ const ROW: Row = Row {
     categories: &[],
     namespaced: true,
     status: false,
+    scale: false,
     subresources: &[],
     schema: "",
     fields: &[],
@@ -340,6 +344,58 @@ static TABLE: &[Row] = &[
         namespaced: false,
         schema: "io.k8s.api.core.v1.ComponentStatus",
         behaviour: &COMPONENT_STATUS,
+        ..ROW
+    },
+    Row {
+        group: "apps",
+        kind: "DaemonSet",
+        plural: "daemonsets",
+        short_names: &["ds"],
+        categories: &["all"],
+        status: true,
+        schema: "io.k8s.api.apps.v1.DaemonSet",
+        columns: columns::DAEMON_SET,
+        behaviour: &workloads::DAEMON_SET,
+        ..ROW
+    },
+    Row {
+        group: "apps",
+        kind: "Deployment",
+        plural: "deployments",
+        short_names: &["deploy"],
+        categories: &["all"],
+        status: true,
+        scale: true,
+        schema: "io.k8s.api.apps.v1.Deployment",
+        columns: columns::DEPLOYMENT,
+        behaviour: &workloads::DEPLOYMENT,
+        ..ROW
+    },
+    Row {
+        group: "apps",
+        kind: "ReplicaSet",
+        plural: "replicasets",
+        short_names: &["rs"],
+        categories: &["all"],
+        status: true,
+        scale: true,
+        schema: "io.k8s.api.apps.v1.ReplicaSet",
+        fields: &["status.replicas"],
+        columns: columns::REPLICA_SET,
+        behaviour: &workloads::REPLICA_SET,
+        ..ROW
+    },
+    Row {
+        group: "apps",
+        kind: "StatefulSet",
+        plural: "statefulsets",
+        short_names: &["sts"],
+        categories: &["all"],
+        status: true,
+        scale: true,
+        schema: "io.k8s.api.apps.v1.StatefulSet",
+        columns: columns::STATEFUL_SET,
+        behaviour: &workloads::STATEFUL_SET,
         ..ROW
     },
     Row {
@@ -575,7 +631,7 @@ impl Row {
                 name: self.version.into(),
                 api_version: api_version.into(),
                 status: self.status,
-                scale: None,
+                scale: self.scale.then(Scale::of_replicas),
                 subresources: self.subresources,
                 columns: Columns::Builtin(self.columns),
                 selectable_fields: boxed(self.fields),
@@ -594,7 +650,7 @@ impl Row {
 /// Kinds that the real server has and this one does not, by version, for the one error that tells them from nonsense.
 const ELSEWHERE: &[(&str, &[&str])] = &[
     ("v1", &["Endpoints", "LimitRange", "PodTemplate", "ReplicationController", "ResourceQuota"]),
-    ("apps/v1", &["ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"]),
+    ("apps/v1", &["ControllerRevision"]),
     ("autoscaling/v1", &["HorizontalPodAutoscaler", "Scale"]),
     ("autoscaling/v2", &["HorizontalPodAutoscaler"]),
     ("batch/v1", &["CronJob", "Job"]),

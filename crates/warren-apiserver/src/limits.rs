@@ -369,7 +369,9 @@ impl Body for HeldBody {
 }
 
 mod first_byte;
+mod unread;
 pub(crate) use first_byte::FirstByteInTime;
+pub(crate) use unread::Unread;
 
 #[cfg(test)]
 mod tests;

@@ -4,9 +4,9 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use http::{Request, header};
+use http::{HeaderMap, Request, header};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -19,8 +19,9 @@ use tokio_util::task::TaskTracker;
 use crate::access::AUDIENCE;
 use crate::audit::Source;
 use crate::identity::Identity;
-use crate::limits::{self, FirstByteInTime};
+use crate::limits::{self, FirstByteInTime, Unread};
 use crate::respond;
+use crate::seldom::Seldom;
 use crate::server::{ApiServer, Inner};
 use crate::status::ApiError;
 
@@ -123,14 +124,20 @@ pub async fn serve_tls(
 
 /// Accepting fails when descriptors run out; trying again at once would only burn the processor.
 async fn pause_after(error: &io::Error) {
-    tracing::warn!(%error, "accepting a connection failed");
+    static FAILED: Seldom = Seldom::new();
+    if let Some(times) = FAILED.is_due(Instant::now()) {
+        tracing::warn!(%error, times, "accepting connections failed");
+    }
     tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 /// As many connections as are allowed are open. The new one has been closed; those who wait in line are not turned away
 /// faster than they come.
 async fn full() {
-    tracing::warn!("too many connections, a new one is closed");
+    static CLOSED: Seldom = Seldom::new();
+    if let Some(closed) = CLOSED.is_due(Instant::now()) {
+        tracing::warn!(closed, "too many connections, new ones are closed");
+    }
     tokio::time::sleep(Duration::from_millis(10)).await;
 }
 
@@ -149,13 +156,14 @@ async fn serve(
     source: Source,
     shutdown: CancellationToken,
 ) {
-    let head_time = server.inner.gate.limits.head_time;
+    let (head_time, body_time) = (server.inner.gate.limits.head_time, server.inner.gate.limits.body_time);
     let identity = identity.map(Arc::new);
-    let answer = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+    let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let mut request = Unread::wrap(request, body_time);
         let server = Arc::clone(&server.inner);
         let known = match &identity {
             Some(identity) => Ok(Some(Arc::clone(identity))),
-            None => bearer(&server, &request, token.as_deref()),
+            None => bearer(&server, request.headers(), token.as_deref()),
         };
         request.extensions_mut().insert(source.clone());
         async move {
@@ -196,10 +204,10 @@ async fn serve(
 /// Who sent the token of a request; nobody if it has none. A token that is not good is refused even where none is needed.
 fn bearer(
     server: &Inner,
-    request: &Request<Incoming>,
+    headers: &HeaderMap,
     admin_token: Option<&str>,
 ) -> Result<Option<Arc<Identity>>, ApiError> {
-    let Some(header) = request.headers().get(header::AUTHORIZATION) else { return Ok(None) };
+    let Some(header) = headers.get(header::AUTHORIZATION) else { return Ok(None) };
     let sent = header.to_str().ok().and_then(|header| header.strip_prefix("Bearer ")).map(str::trim);
     let sent = sent.ok_or_else(ApiError::unauthorized)?;
     if admin_token.is_some_and(|token| same_secret(sent.as_bytes(), token.as_bytes())) {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -62,7 +62,11 @@ impl Pki {
     /// Opens the directory, making what is missing. After a crash half-way, the next call makes the rest.
     pub fn open(directory: &Path, hosts: &[String], now: Timestamp) -> Result<Pki, PkiError> {
         let pki = Pki { directory: directory.to_owned() };
-        fs::create_dir_all(directory).map_err(|source| pki.failed("create", directory, source))?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(|source| pki.failed("create", directory, source))?;
         let authority_key = pki.key("ca.key")?;
         let mut authority = CertificateParams::default();
         authority.distinguished_name = name(&[(DnType::CommonName, "warren-ca")]);

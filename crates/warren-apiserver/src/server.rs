@@ -11,7 +11,7 @@ use warren_store::{
 
 use crate::access::{self, Access, Accounts, SigningKeyError};
 use crate::allocation::Allocation;
-use crate::audit::{AuditConfig, AuditError, AuditLog};
+use crate::audit::{self, AuditConfig, AuditError, AuditLog};
 use crate::definition::Definition;
 use crate::identity::Identity;
 use crate::limits::{Gate, Limits};
@@ -70,6 +70,14 @@ pub enum OpenError {
         /// What is wrong with it.
         message: String,
     },
+}
+
+/// A thread that the server cannot do without has died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the thread `{thread}` died, and the server cannot go on without it")]
+pub struct ThreadEnded {
+    /// Its name.
+    pub thread: &'static str,
 }
 
 /// The API server. Clones share it.
@@ -136,6 +144,21 @@ impl ApiServer {
     /// one there is no such page.
     pub fn serve_metrics(&self, media_type: &'static str, text: impl Fn() -> String + Send + Sync + 'static) {
         let _ = self.inner.metrics.set(MetricsPage { media_type, text: Box::new(text) });
+    }
+
+    /// Returns when a thread has died that the server cannot do without: nothing is written, or not audited, any more. The
+    /// process has to end then; a new one goes on from what is on the disk.
+    pub async fn failed(&self) -> ThreadEnded {
+        let audit = async {
+            match &self.inner.audit {
+                Some(audit) => audit.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = self.inner.store.failed() => ThreadEnded { thread: warren_store::WRITER_THREAD },
+            () = audit => ThreadEnded { thread: audit::THREAD },
+        }
     }
 
     /// Ends watches and background work, and writes what is queued. Requests that come later are refused.

@@ -345,6 +345,10 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
+    // A length that was announced need not be tried out.
+    if body.size_hint().lower() > LARGEST_BODY as u64 {
+        return Err(ApiError::too_large(LARGEST_BODY));
+    }
     match Limited::new(body, LARGEST_BODY).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<BodyRefused>() => Err(error

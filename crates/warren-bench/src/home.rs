@@ -26,9 +26,9 @@ impl Home {
         Ok(home)
     }
 
-    /// `warren run -- true`: a new sandbox, the command in it, its exit code, and the sandbox's end.
+    /// `warren run --no-sync -- true`: a new sandbox, the command in it, its exit code, and the sandbox's end.
     pub fn cold_run(&self) -> Contender {
-        Contender::new("warren run", &self.binary, ["run", "--", "true"])
+        Contender::new("warren run", &self.binary, ["run", "--no-sync", "--", "true"])
             .environment("WARREN_HOME", self.directory.path().display().to_string())
     }
 

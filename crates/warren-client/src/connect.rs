@@ -96,13 +96,18 @@ fn over_socket(socket: PathBuf, first: UnixStream) -> kube::Client {
     kube::Client::new(client, DEFAULT_NAMESPACE)
 }
 
-/// Connects to whatever a kubeconfig names.
+/// Connects to the cluster of a kubeconfig's current context.
 pub async fn from_kubeconfig(path: &Path) -> Result<kube::Client, ConnectError> {
+    from_context(path, None).await
+}
+
+/// Connects to the cluster of a context in a kubeconfig; of its current context if none is named. The client's
+/// default namespace is the context's.
+pub async fn from_context(path: &Path, context: Option<&str>) -> Result<kube::Client, ConnectError> {
     let failed = |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
-        .await
-        .map_err(failed)?;
+    let options = KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(failed)?;
     kube::Client::try_from(config)
         .map_err(|source| ConnectError::Client { path: path.to_owned(), source: Box::new(source) })
 }

@@ -79,7 +79,8 @@ pub enum ExecError {
         command: String,
         /// What the node says.
         message: String,
-        /// The exit code that a shell would give, where the node says that too: 127 for a program that is not there.
+        /// The exit code that a shell would give, where the node says that too: 127 for a program that is
+        /// not there, 126 for one that cannot be executed.
         exit_code: Option<i32>,
     },
     /// The connection ended before the node said how the command ended.
@@ -188,6 +189,76 @@ impl Exec {
                 Err(error) => Err(error),
             },
         }
+    }
+}
+
+/// What a short command wrote, and how it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Captured {
+    /// Its exit code.
+    pub code: i32,
+    /// The first part of what it wrote to standard error, in one line that is safe to print.
+    pub complaint: String,
+}
+
+/// As much is kept of what a command writes to standard error.
+const LONGEST_COMPLAINT: usize = 4096;
+
+/// Runs a command of our own, such as a script that unpacks an archive. Its output goes to `stdout`.
+pub async fn capture<I: AsyncRead + Unpin, O: AsyncWrite + Unpin>(
+    client: &kube::Client,
+    request: ExecRequest,
+    stdin: I,
+    stdout: O,
+) -> Result<Captured, ExecError> {
+    let (_, resize) = mpsc::channel(1);
+    let mut stderr = Bounded::new(LONGEST_COMPLAINT);
+    let exec = Exec::start(client, request).await?;
+    let code = exec.run(Streams { stdin, stdout, stderr: &mut stderr, resize }).await?;
+    let text = String::from_utf8_lossy(&stderr.kept);
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let complaint = lines.collect::<Vec<_>>().join("; ").replace(char::is_control, "?");
+    Ok(Captured { code, complaint })
+}
+
+/// Keeps the first bytes that are written to it, and forgets the others.
+#[derive(Debug)]
+pub struct Bounded {
+    /// The bytes.
+    pub kept: Vec<u8>,
+    most: usize,
+}
+
+impl Bounded {
+    /// Makes an empty one that keeps this many bytes.
+    pub fn new(most: usize) -> Self {
+        Self { kept: Vec::new(), most }
+    }
+}
+
+impl AsyncWrite for Bounded {
+    fn poll_write(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        bytes: &[u8],
+    ) -> std::task::Poll<std::io::Result<usize>> {
+        let room = self.most - self.kept.len();
+        self.kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        std::task::Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
     }
 }
 

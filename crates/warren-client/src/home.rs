@@ -157,6 +157,11 @@ impl DataDir {
         self.path.join("kubeconfig")
     }
 
+    /// The file with the URL of the router.
+    pub fn router_url(&self) -> PathBuf {
+        self.path.join("router-url")
+    }
+
     /// What a detached daemon says.
     pub fn daemon_log(&self) -> PathBuf {
         self.path.join("daemon.log")

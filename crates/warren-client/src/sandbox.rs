@@ -1,21 +1,20 @@
-//! The life of a sandbox: created, waited for, kept, deleted.
+//! The life of a sandbox: created, waited for, deleted. [`crate::holding`] keeps one while a client lives.
 //!
 //! Waiting is by watch: the server tells when something has changed, nobody asks again and again. The
 //! watch begins at the `resourceVersion` that the create call returned, so no event between the two
 //! can be missed, and it is opened while the controllers are already at work.
 
-use std::convert::Infallible;
+use std::fmt::Debug;
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use jiff::Timestamp;
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{
-    Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy, WatchEvent,
-    WatchParams,
-};
-use kube::{Client, ResourceExt as _};
-use serde_json::json;
+use kube::api::{Api, DeleteParams, PostParams, Preconditions, PropagationPolicy, WatchEvent, WatchParams};
+use kube::{Client, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 use warren_api::conditions::{ConditionType, Reason};
 use warren_api::{Sandbox, annotations, conditions};
 
@@ -96,7 +95,7 @@ pub enum WaitError {
 }
 
 /// Why a sandbox is not Ready.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The reason in its Ready condition.
     pub reason: String,
@@ -156,6 +155,25 @@ fn stays(reason: &str) -> bool {
     )
 }
 
+/// Reasons of a waiting container by which it could not be made. Its node tries again, later and later.
+const CANNOT_BE_MADE: [&str; 4] =
+    ["CreateContainerError", "CreateContainerConfigError", "RunContainerError", "InvalidImageName"];
+
+/// How long a container may be impossible to make before the wait is given up. Shortages that pass by themselves, such as a disk
+/// that an eviction clears, have passed by then.
+const CANNOT_BE_MADE_FOR: Duration = Duration::from_secs(15);
+
+/// Reads from a sandbox's conditions that a container of its pod cannot be made.
+fn cannot_be_made(sandbox: &Sandbox) -> Option<Standing> {
+    let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let waiting = conditions::find(conditions, ConditionType::PodWaiting)?;
+    CANNOT_BE_MADE.contains(&waiting.reason.as_str()).then(|| Standing {
+        reason: waiting.reason.clone(),
+        message: waiting.message.clone(),
+        pod: None,
+    })
+}
+
 /// The pod that runs a sandbox.
 pub fn pod_name(sandbox: &Sandbox) -> String {
     sandbox.annotations().get(annotations::POD_NAME).cloned().unwrap_or_else(|| sandbox.name_any())
@@ -181,7 +199,7 @@ pub async fn create(client: &Client, namespace: &str, sandbox: &Sandbox) -> Resu
 }
 
 /// Waits until a sandbox is Ready, beginning at the state given. Returns early, with the reason, when
-/// it cannot become Ready any more. Cancelling it changes nothing.
+/// it cannot become Ready any more, or when a container of it could not be made for a while. Cancelling it changes nothing.
 pub async fn wait_ready(client: &Client, sandbox: Sandbox, within: Duration) -> Result<Sandbox, WaitError> {
     let key = SandboxKey::of(&sandbox);
     let mut seen = sandbox;
@@ -209,6 +227,8 @@ async fn follow(client: &Client, key: &SandboxKey, seen: &mut Sandbox) -> Result
     let failed = |source| SandboxError { action: "watch", sandbox: key.clone(), source: Box::new(source) };
     let uid = seen.uid();
     let parameters = WatchParams::default().fields(&format!("metadata.name={}", key.name));
+    // Since when a container could not be made.
+    let mut failing: Option<Instant> = None;
     loop {
         if judge(key, seen)? {
             return Ok(());
@@ -216,7 +236,23 @@ async fn follow(client: &Client, key: &SandboxKey, seen: &mut Sandbox) -> Result
         let mut version = seen.resource_version().unwrap_or_default();
         let events = api.watch(&parameters, &version).await.map_err(failed)?;
         tokio::pin!(events);
-        while let Some(event) = events.try_next().await.map_err(failed)? {
+        loop {
+            let standing = cannot_be_made(seen);
+            failing = standing.as_ref().map(|_| failing.unwrap_or_else(Instant::now));
+            let given_up = async {
+                match failing {
+                    Some(since) => tokio::time::sleep_until(since + CANNOT_BE_MADE_FOR).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let event = tokio::select! {
+                event = events.try_next() => event.map_err(failed)?,
+                () = given_up => {
+                    let standing = Box::new(standing.unwrap_or_default());
+                    return Err(WaitError::Ended { sandbox: key.clone(), standing });
+                }
+            };
+            let Some(event) = event else { break };
             match event {
                 WatchEvent::Added(sandbox) | WatchEvent::Modified(sandbox) => {
                     *seen = sandbox;
@@ -292,47 +328,38 @@ pub fn describe_pod(pod: &Pod) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// Deletes a sandbox and, by garbage collection, what it owns. Returns when the server has accepted that;
-/// one that is gone already is a success. Only the very object given is deleted, never a later one of the same name.
-pub async fn delete(client: &Client, sandbox: &Sandbox) -> Result<(), SandboxError> {
-    let key = SandboxKey::of(sandbox);
+/// Deletes a sandbox or a claim and, by garbage collection, what it owns. Returns when the server has accepted that; an object that
+/// is gone already is a success. Only the very object given is deleted, never a later one of the same name.
+pub async fn delete<K>(client: &Client, object: &K) -> Result<(), SandboxError>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let key = SandboxKey {
+        namespace: object.namespace().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
+        name: object.name_any(),
+    };
     let parameters = DeleteParams {
         grace_period_seconds: Some(0),
         propagation_policy: Some(PropagationPolicy::Background),
-        preconditions: sandbox.uid().map(|uid| Preconditions { uid: Some(uid), resource_version: None }),
+        preconditions: object.uid().map(|uid| Preconditions { uid: Some(uid), resource_version: None }),
         ..DeleteParams::default()
     };
-    match key.api(client).delete(&key.name, &parameters).await {
+    let api: Api<K> = Api::namespaced(client.clone(), &key.namespace);
+    match api.delete(&key.name, &parameters).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => Ok(()),
         Err(source) => Err(SandboxError { action: "delete", sandbox: key, source: Box::new(source) }),
     }
 }
 
-/// When a sandbox kept for `lease` from `now` on ends by itself.
-///
-/// Whoever creates a sandbox for its own use sets `spec.shutdownTime` to this, with the policy `Delete`, and then
-/// runs [`keep`]. If the creator dies without a chance to delete it, the controller does, in either home.
+/// Returns when a sandbox kept for `lease` from `now` on ends by itself.
 pub fn lease_end(now: Timestamp, lease: Duration) -> Timestamp {
     now + lease
 }
 
-/// Renews a sandbox's lease for as long as it is polled; never returns. A renewal that fails is tried again
-/// at the next turn, of which a lease has three.
-pub async fn keep(client: &Client, key: &SandboxKey, lease: Duration) -> Infallible {
-    let api = key.api(client);
-    loop {
-        tokio::time::sleep(lease / 3).await;
-        let patch = json!({ "spec": { "shutdownTime": lease_end(Timestamp::now(), lease) } });
-        if let Err(error) = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
-            tracing::warn!(sandbox = %key, %error, "lease not renewed");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, from_value};
+    use serde_json::{Value, from_value, json};
 
     use super::*;
 
@@ -359,6 +386,20 @@ mod tests {
             Progress::Waiting(_) => "waiting",
             Progress::Ended(_) => "ended",
         }
+    }
+
+    #[test]
+    fn a_container_that_cannot_be_made_is_read_from_the_conditions() {
+        let reason = |reason: &str| {
+            let sandbox = sandbox(&[
+                ("Ready", "False", "DependenciesNotReady"),
+                ("warren.dev/PodWaiting", "True", reason),
+            ]);
+            cannot_be_made(&sandbox).map(|standing| standing.to_string())
+        };
+        assert_eq!(reason("CreateContainerError").as_deref(), Some("CreateContainerError: m"));
+        assert_eq!(reason("ImagePullBackOff"), None);
+        assert_eq!(cannot_be_made(&sandbox(&[("Ready", "False", "DependenciesNotReady")])), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use warren_api::conditions::{self, ConditionType, ReportingController};
 use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_decide::claim::{Next, Offer, Settings, World, decide, give_up, is_over};
@@ -36,6 +36,25 @@ pub(crate) struct ClaimController {
     telemetry: Telemetry,
     waiting_room: Mutex<WaitingRoom>,
     first_seen: Mutex<HashMap<ObjectKey, (Option<String>, Timestamp)>>,
+    /// What the server refused as invalid for a claim, and for which state of the claim and its template.
+    refused: Mutex<HashMap<ObjectKey, (Basis, String)>>,
+}
+
+/// What decides whether the server would refuse the same again: the claim and the template by uid and generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Basis {
+    claim: (Option<String>, Option<i64>),
+    template: Option<(Option<String>, Option<i64>)>,
+}
+
+impl Basis {
+    fn of(claim: &SandboxClaim, template: Option<&SandboxTemplate>) -> Self {
+        let identity = |metadata: &ObjectMeta| (metadata.uid.clone(), metadata.generation);
+        Self {
+            claim: identity(&claim.metadata),
+            template: template.map(|template| identity(&template.metadata)),
+        }
+    }
 }
 
 /// Sandboxes that wait for claims, and claims that wait for sandboxes.
@@ -89,6 +108,7 @@ impl ClaimController {
             telemetry,
             waiting_room: Mutex::default(),
             first_seen: Mutex::default(),
+            refused: Mutex::default(),
         }
     }
 
@@ -224,6 +244,10 @@ impl ClaimController {
         for failure in failures {
             tracing::warn!(claim = %key, problem = %failure.message, "claim has a problem");
         }
+        if let Some(failure) = failures.iter().find(|failure| failure.is_final()) {
+            let basis = Basis::of(&world.claim, world.template.as_deref());
+            self.refused().insert(key.clone(), (basis, failure.message.clone()));
+        }
         let plan = give_up(world, failures, &self.settings, self.cluster.now());
         let unpublished = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
         if let Next::Settled { look_again, retry } = plan.next {
@@ -321,9 +345,14 @@ impl ClaimController {
             }
         }
         let first_seen = self.first_seen_map().get(key).map_or_else(|| self.cluster.now(), |(_, time)| *time);
+        let refused = {
+            let basis = Basis::of(&claim, template.as_deref());
+            self.refused().get(key).filter(|(tried, _)| *tried == basis).map(|(_, text)| text.clone())
+        };
         Some(World {
             pool,
             template,
+            refused,
             sandboxes,
             confirmed_gone,
             confirmed: confirmed.clone(),
@@ -339,6 +368,7 @@ impl ClaimController {
         match change.after {
             None => {
                 self.first_seen_map().remove(change.key);
+                self.refused().remove(change.key);
                 if let Some(claim) = change.before {
                     self.waiting_room().forget(&pool_key(claim), change.key);
                 }
@@ -399,14 +429,27 @@ impl ClaimController {
         self.wake_claims_of(queue, &change.key.namespace, &change.key.name, true);
     }
 
-    /// Takes note of a new template: the claims of its pools may now go on.
+    /// Takes note of a template: the claims of its pools may now go on if it is new, or if it was edited after the server
+    /// had refused as invalid what was made from it.
     pub(crate) fn observe_template(&self, queue: &WorkQueue, change: &Change<'_, SandboxTemplate>) {
-        if change.before.is_some() {
+        let generation = |template: &SandboxTemplate| template.metadata.generation;
+        let is_new = change.before.is_none();
+        if !is_new
+            && change.before.map(|before| generation(before)) == change.after.map(|after| generation(after))
+        {
             return;
         }
         let index = Index::Template(change.key.namespace.clone(), change.key.name.clone());
         for pool in self.cluster.pools.find(&index) {
-            self.wake_claims_of(queue, &change.key.namespace, &key_of(&*pool).name, false);
+            let name = key_of(&*pool).name;
+            if is_new {
+                self.wake_claims_of(queue, &change.key.namespace, &name, false);
+            } else {
+                let claims = self.cluster.claims.find(&Index::Pool(change.key.namespace.clone(), name));
+                let refused = self.refused();
+                let keys = claims.iter().map(|claim| key_of(&**claim));
+                keys.filter(|key| refused.contains_key(key)).for_each(|key| queue.add(key));
+            }
         }
     }
 
@@ -421,6 +464,10 @@ impl ClaimController {
 
     fn waiting_room(&self) -> MutexGuard<'_, WaitingRoom> {
         self.waiting_room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self) -> MutexGuard<'_, HashMap<ObjectKey, (Basis, String)>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn first_seen_map(&self) -> MutexGuard<'_, HashMap<ObjectKey, (Option<String>, Timestamp)>> {
@@ -438,7 +485,7 @@ fn creation(step: &Step) -> Option<&str> {
 
 /// Whether looking again would not help.
 fn is_lasting(failure: &Failure) -> bool {
-    matches!(failure.kind, FailureKind::Refused | FailureKind::Unknown)
+    matches!(failure.kind, FailureKind::Refused | FailureKind::Invalid | FailureKind::Unknown)
 }
 
 fn pool_key(claim: &SandboxClaim) -> PoolKey {

@@ -1,4 +1,4 @@
-//! A small HTTP server for what operators ask a controller: is it alive, is it ready, what are its numbers.
+//! A small HTTP or HTTPS server for what operators ask a controller: is it alive, is it ready, what are its numbers.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -13,8 +13,11 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+use crate::secure_serving::Tls;
 
 /// A peer that has not said what it wants by then is let go.
 const HEADER_PATIENCE: Duration = Duration::from_secs(10);
@@ -69,6 +72,7 @@ pub(crate) struct Answer {
 pub(crate) struct Endpoint {
     listener: TcpListener,
     address: SocketAddr,
+    tls: Option<Tls>,
 }
 
 impl Endpoint {
@@ -85,7 +89,12 @@ impl Endpoint {
             },
         };
         let address = listener.local_addr()?;
-        Ok(Self { listener, address })
+        Ok(Self { listener, address, tls: None })
+    }
+
+    /// Serves HTTPS instead of HTTP.
+    pub(crate) fn over_tls(self, tls: Tls) -> Self {
+        Self { tls: Some(tls), ..self }
     }
 
     /// Where it listens, with the port that was really taken.
@@ -108,24 +117,35 @@ impl Endpoint {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
-            let (answer, stop) = (answer.clone(), stop.clone());
-            tokio::spawn(async move {
-                let service = service_fn(move |request: http::Request<Incoming>| {
-                    let response = respond(&request, &answer);
-                    async move { Ok::<_, Infallible>(response) }
-                });
-                let connection = hyper::server::conn::http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEADER_PATIENCE)
-                    .serve_connection(TokioIo::new(stream), service);
-                tokio::select! {
-                    () = stop.cancelled() => {}
-                    // A peer that breaks off has lost nothing but its answer.
-                    _ = connection => {}
+            let (answer, stop, tls) = (answer.clone(), stop.clone(), self.tls.clone());
+            tokio::spawn(stop.run_until_cancelled_owned(async move {
+                match tls {
+                    None => converse(stream, answer).await,
+                    Some(tls) => match tokio::time::timeout(HEADER_PATIENCE, tls.accept(stream)).await {
+                        Ok(Ok(stream)) => converse(stream, answer).await,
+                        Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                        Err(_) => {}
+                    },
                 }
-            });
+            }));
         }
     }
+}
+
+/// Answers the requests of one connection. A peer that breaks off has lost nothing but its answer.
+async fn converse<S>(stream: S, answer: impl Fn(&str) -> Option<Answer>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let service = service_fn(move |request: http::Request<Incoming>| {
+        let response = respond(&request, &answer);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let _ = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_PATIENCE)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
 }
 
 fn respond<B>(request: &http::Request<B>, answer: impl Fn(&str) -> Option<Answer>) -> Response<Full<Bytes>> {

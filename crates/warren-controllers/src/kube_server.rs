@@ -257,6 +257,7 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
         409 => FailureKind::Conflict,
         // Another object has the name by now, and the patch was not for it.
         422 if verb == Verb::Other && of_another() => FailureKind::Conflict,
+        422 if status.reason == "Invalid" => FailureKind::Invalid,
         // A create is told so when its namespace is gone, which is a refusal like another.
         404 if verb == Verb::Other && of_object() => FailureKind::NotFound,
         // The server may have failed after it had written.
@@ -368,6 +369,20 @@ mod tests {
         assert_eq!(kind_of(exists, Verb::Create), FailureKind::AlreadyExists);
         assert_eq!(kind_of(quota.clone(), Verb::Create), FailureKind::Refused);
         assert_eq!(kind_of(quota, Verb::Other), FailureKind::Conflict);
+    }
+
+    #[test]
+    fn an_invalid_object_is_told_from_one_that_is_not_allowed() {
+        let invalid = json!({"status": "Failure", "reason": "Invalid", "code": 422,
+            "message": "Pod \"a\" is invalid: spec.containers[0].name: Invalid value: \"Not A Name\"",
+            "details": {"name": "a", "kind": "Pod", "causes": [{"field": "spec.containers[0].name"}]}});
+        let another = json!({"status": "Failure", "reason": "Invalid", "code": 422, "message": "",
+            "details": {"name": "a", "kind": "Pod", "causes": [{"field": "metadata.uid"}]}});
+        let forbidden = json!({"status": "Failure", "reason": "Forbidden", "code": 403, "message": ""});
+        assert_eq!(kind_of(invalid.clone(), Verb::Create), FailureKind::Invalid);
+        assert_eq!(kind_of(invalid, Verb::Other), FailureKind::Invalid);
+        assert_eq!(kind_of(another, Verb::Other), FailureKind::Conflict, "another object has the name");
+        assert_eq!(kind_of(forbidden, Verb::Create), FailureKind::Refused);
     }
 
     #[test]

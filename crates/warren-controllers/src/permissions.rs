@@ -92,6 +92,17 @@ pub fn manifests() -> [(&'static str, Vec<Value>); 3] {
     [("account.yaml", account), ("controller.yaml", controller), ("extensions.yaml", extensions)]
 }
 
+/// Returns the bare rules, for charts that name roles themselves, by the name of their file.
+#[must_use]
+pub fn rules() -> [(&'static str, Value); 3] {
+    let values = |rules: &[Rule]| Value::Array(rules.iter().map(Rule::to_value).collect());
+    [
+        ("controller.yaml", values(FOR_SANDBOXES)),
+        ("extensions.yaml", values(FOR_EXTENSIONS)),
+        ("lease.yaml", values(FOR_THE_LEASE)),
+    ]
+}
+
 fn of_cluster(name: &str, rules: &[Rule]) -> Vec<Value> {
     role("ClusterRole", &json!({"name": name}), rules).to_vec()
 }

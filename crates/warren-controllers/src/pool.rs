@@ -81,9 +81,16 @@ impl PoolController {
         let mut failed = self.carry_out(&key, plan.repairs, REPAIRS_THAT_FAIL).await.is_some();
         if !plan.creations.is_empty() {
             let failure = self.carry_out(&key, plan.creations, 1).await;
-            failed |= failure.is_some();
+            failed |= failure.as_ref().is_some_and(|failure| !failure.is_final());
             let refusal = failure.as_ref().map(|failure| failure.message.as_str());
-            notes.extend(self.memories().entry(key.clone()).or_default().creations_tried(refusal));
+            let mut memories = self.memories();
+            let memory = memories.entry(key.clone()).or_default();
+            notes.extend(memory.creations_tried(refusal));
+            if let (Some(template), true) =
+                (&world.template, failure.is_some_and(|failure| failure.is_final()))
+            {
+                memory.refuse(template);
+            }
         }
         failed |= self.carry_out(&key, plan.removals, 1).await.is_some();
         // A pool that cannot get what it needs is the one whose verdict matters most. The status comes first: it is guarded by

@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::connect::Connection;
 use crate::endpoint::{Answer, BindAddress, Endpoint};
 use crate::leader::Election;
+use crate::secure_serving::{SecureServing, SecureServingError};
 use crate::start::Controllers;
 use crate::telemetry::Telemetry;
 
@@ -55,9 +56,15 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Binds the addresses for `/metrics`, and for `/healthz` and `/readyz`.
+    /// Binds the addresses for `/metrics`, and for `/healthz` and `/readyz`, which are never served over TLS: a kubelet asks.
     pub async fn open(metrics: Option<&BindAddress>, health: Option<&BindAddress>) -> Result<Self, RunError> {
         Ok(Self { metrics: open("metrics", metrics).await?, health: open("health probes", health).await? })
+    }
+
+    /// Serves `/metrics` over HTTPS instead of HTTP.
+    pub fn secure_metrics(self, serving: SecureServing) -> Result<Self, SecureServingError> {
+        let tls = serving.prepare()?;
+        Ok(Self { metrics: self.metrics.map(|endpoint| endpoint.over_tls(tls)), ..self })
     }
 
     /// Where `/metrics` is.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use warren_api::SandboxTemplate;
 use warren_api::conditions::ReportingController;
 use warren_decide::ownership;
-use warren_decide::step::Note;
+use warren_decide::step::{Failure, Note};
 use warren_decide::template::{World, decide, note, policy_name, template_of_policy};
 
 use crate::cache::Cache;
@@ -52,7 +52,8 @@ impl TemplateController {
         if let Some(note) = note.filter(|_| is_news) {
             self.recorder.record(ReportingController::SandboxTemplate, &*template, note);
         }
-        if failures.is_empty() { Outcome::Done } else { Outcome::Retry }
+        // An invalid policy stays invalid until the template changes, which wakes it.
+        if failures.iter().all(Failure::is_final) { Outcome::Done } else { Outcome::Retry }
     }
 
     /// Takes note of how a template is, and says whether that is new.

@@ -45,6 +45,7 @@ scenarios::tests! { place:
     a_right_that_is_taken_away_is_missed
     a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its_lease_ends
     an_outdated_member_of_a_recreate_pool_is_not_handed_out
+    an_invalid_pod_is_tried_again_only_when_the_spec_changes
     lasting_errors_are_retried_later_and_later_and_said_once
     metrics_have_the_names_of_agent_sandbox_and_count_what_happened
     sandboxes_that_are_denied_are_tried_later_and_later_and_told_once

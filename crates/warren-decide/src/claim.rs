@@ -71,6 +71,8 @@ pub struct World {
     pub offer: Offer,
     /// When this claim was first seen.
     pub first_seen: Timestamp,
+    /// Why the server has refused what this claim needs as invalid, if it has, for the claim and the template as they are.
+    pub refused: Option<String>,
 }
 
 /// What a pool offers a claim.
@@ -162,7 +164,7 @@ pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     if world.claim.metadata.deletion_timestamp.is_some() {
         return Plan::settled(None);
     }
-    let mut plan = if expiry::is_expired(&world.claim.spec, world.conditions(), now) {
+    let mut plan = if expiry::is_expired(&world.claim, world.conditions(), now) {
         expiry::plan(world, settings, now)
     } else if let Some(deadline) = deadline::missed(world, settings, now) {
         deadline::plan(world, deadline, settings, now)
@@ -184,7 +186,9 @@ pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
 pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Timestamp) -> Plan {
     let text = failures.iter().map(|failure| failure.message.as_str()).collect::<Vec<_>>().join("\n");
     let any = |kind| failures.iter().any(|failure| failure.kind == kind);
-    let trouble = if any(FailureKind::AlreadyExists) {
+    let trouble = if any(FailureKind::Invalid) {
+        Trouble::InvalidConfiguration(text)
+    } else if any(FailureKind::AlreadyExists) {
         Trouble::CreatePending
     } else if any(FailureKind::Conflict) || any(FailureKind::NotFound) {
         Trouble::AdoptionConflict(text)
@@ -214,6 +218,7 @@ fn active(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     match found {
         Search::Bound(sandbox) => bound(world, sandbox, settings, now),
         Search::Assigned(sandbox) => match adoption::take_over(world, sandbox) {
+            Ok(_) if world.refused.is_some() => trouble(world.refusal()),
             Ok(step) => {
                 let notes = adoption::notes(world, sandbox, settings);
                 Plan { notes, ..Plan::write(step) }
@@ -238,6 +243,9 @@ fn bound(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) 
     }
     match converged {
         Err(trouble) => status::publish_bound_trouble(world, sandbox, &trouble, settings, now),
+        Ok(Some(_)) if world.refused.is_some() => {
+            status::publish_bound_trouble(world, sandbox, &world.refusal(), settings, now)
+        }
         Ok(Some(step)) => Plan::write(step),
         Ok(None) => {
             let mut plan = status::publish(world, sandbox, settings, now);
@@ -314,6 +322,7 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
     match cold::create(world) {
         Err(trouble) => status::publish_trouble(world, &trouble, settings, now),
         Ok(_) if !world.is_committed_cold() => Plan::write(cold::commit(world, settings)),
+        Ok(_) if world.refused.is_some() => status::publish_trouble(world, &world.refusal(), settings, now),
         Ok(step) => Plan { notes: cold::notes(world, settings), ..Plan::write(step) },
     }
 }
@@ -325,6 +334,11 @@ impl World {
 
     fn uid(&self) -> &str {
         self.claim.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// What the server would say again to what the claim asks for.
+    fn refusal(&self) -> Trouble {
+        Trouble::InvalidConfiguration(self.refused.clone().unwrap_or_default())
     }
 
     fn conditions(&self) -> &[k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition] {

@@ -6,6 +6,7 @@
 
 mod bounded;
 pub mod claim;
+mod lifetime;
 pub mod merge;
 pub mod network;
 pub mod node;
@@ -14,6 +15,7 @@ pub mod pod;
 pub mod pool;
 pub mod ports;
 pub mod propagation;
+pub mod route;
 pub mod sandbox;
 pub mod secure_defaults;
 pub mod semantic;

@@ -10,6 +10,7 @@ mod containers;
 mod disk;
 mod environment;
 mod fields;
+mod guest;
 mod health;
 mod host_path;
 mod image;
@@ -20,31 +21,37 @@ mod refusal;
 mod sources;
 mod status;
 mod stopping;
+mod sysctls;
+mod unsupported;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 
 pub use backoff::restart_delay;
 pub use conditions::{ISOLATION_CONDITION, LIMITS_CONDITION};
 pub use containers::{Role, all_containers};
-pub use disk::{DiskSpace, DiskUsage, Eviction, disk_eviction, disk_room, low_disk_eviction};
+pub use disk::{Amount, DiskSpace, DiskUsage, Eviction, disk_eviction, disk_room, low_disk_eviction};
 pub use environment::{EnvironmentError, environment, expand};
 pub use fields::Addresses;
+pub use guest::{Guest, GuestError, base_directory, guest, is_of_sandbox};
 pub use health::Health;
 pub use host_path::{HostPath, HostPathError, find_host_path};
 pub use image::{ImageFacts, ImageState, Images, PullPolicy};
 pub use limits::{
     DEFAULT_CPU_MILLIS, DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, DEFAULT_PIDS, Limits, LimitsError,
+    PidsLimitError, pids_limit,
 };
 pub use probe::{ProbeTiming, Tally};
 pub use quantity::{Quantity, QuantityError};
 pub use refusal::{BuiltInImage, ContainerProblem, HOST_IMAGE, Refusal, container_problem, refusal};
 pub use sources::{Reference, SourceError, Sources, TokenWish, references};
 pub use status::same_status;
+pub use sysctls::sysctls;
+pub use unsupported::BIND_MOUNT_OPTIONS;
 pub use volumes::{VolumeFile, VolumeKind, volume_files, volume_kind};
 
 /// Everything a decision about one pod rests on.
@@ -231,6 +238,8 @@ pub struct Plan {
 /// What people should hear of.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Notice {
+    /// The container that it is about; otherwise the pod.
+    pub container: Option<String>,
     /// Whether something is wrong.
     pub is_warning: bool,
     /// As kubelet spells it.
@@ -241,11 +250,15 @@ pub struct Notice {
 
 impl Notice {
     fn warning(reason: &'static str, message: String) -> Notice {
-        Notice { is_warning: true, reason, message }
+        Notice { container: None, is_warning: true, reason, message }
     }
 
     fn normal(reason: &'static str, message: String) -> Notice {
-        Notice { is_warning: false, reason, message }
+        Notice { container: None, is_warning: false, reason, message }
+    }
+
+    fn about(self, container: &Container) -> Notice {
+        Notice { container: Some(container.name.clone()), ..self }
     }
 }
 

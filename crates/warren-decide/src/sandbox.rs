@@ -25,7 +25,7 @@ use warren_api::Sandbox;
 pub use pod::PodView;
 pub use volumes::claim_name;
 
-use crate::step::{Action, Failure, Kind, Note, Step};
+use crate::step::{Action, Failure, FailureKind, Kind, Note, Stage, Step};
 use crate::{merge, ownership, propagation};
 
 /// What was seen of one sandbox, perhaps a little late.
@@ -95,6 +95,13 @@ pub fn decide(world: &World, now: Timestamp) -> Plan {
     if !matches!(view, PodView::Multiple(_)) {
         service::plan(world, &mut plan);
     }
+    // What the server has refused as invalid it would refuse again, until the spec is another.
+    let asks = |step: &Step| !matches!(step.action, Action::Delete { .. });
+    if let Some(refusal) = status::standing_refusal(&world.sandbox).filter(|_| plan.steps.iter().any(asks)) {
+        plan.steps.retain(|step| !asks(step));
+        let message = refusal.to_owned();
+        plan.problems.push(Failure { stage: Stage::Subject, kind: FailureKind::Invalid, message });
+    }
     plan
 }
 
@@ -117,7 +124,7 @@ pub fn conclude(world: &World, failures: &[Failure], settings: &Settings, now: T
         steps,
         notes,
         look_again: quiet.into_iter().chain(expiry::look_again(&world.sandbox, now)).min(),
-        retry: !failures.is_empty() && !multiple,
+        retry: failures.iter().any(|failure| !failure.is_final()) && !multiple,
         is_of_generation_only: failures.is_empty() && status::is_of_generation_only(world, &status),
     }
 }

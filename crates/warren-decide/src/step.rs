@@ -139,6 +139,8 @@ pub enum FailureKind {
     NotFound,
     /// The server said no: nothing was written.
     Refused,
+    /// The server said that the object is invalid: nothing was written, and the same object will not be taken later.
+    Invalid,
     /// There was no answer, or none that tells: it may have been written.
     Unknown,
 }
@@ -159,6 +161,12 @@ impl Failure {
     #[must_use]
     pub fn found(stage: Stage, message: impl Into<String>) -> Self {
         Self { stage, kind: FailureKind::Refused, message: message.into() }
+    }
+
+    /// Returns whether trying the same again is useless.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        self.kind == FailureKind::Invalid
     }
 }
 

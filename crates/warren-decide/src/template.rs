@@ -41,9 +41,13 @@ pub struct Plan {
 #[must_use]
 pub fn note(failures: &[Failure]) -> Option<Note> {
     let texts: Vec<&str> = failures.iter().map(|failure| failure.message.as_str()).collect();
+    let reason = match failures.iter().all(Failure::is_final) {
+        true => EventReason::InvalidConfiguration,
+        false => EventReason::ReconcilerError,
+    };
     (!texts.is_empty()).then(|| Note {
         severity: Severity::Warning,
-        reason: EventReason::ReconcilerError.as_str(),
+        reason: reason.as_str(),
         action: EventAction::Reconciling.as_str(),
         text: bounded(&texts.join("\n"), LONGEST_NOTE).into_owned(),
     })

@@ -16,6 +16,7 @@ pub mod embedded;
 pub mod escape;
 pub mod fake_world;
 pub mod foreground;
+pub mod full_disk;
 pub mod fuzz;
 pub mod gvisor;
 pub mod local_home;

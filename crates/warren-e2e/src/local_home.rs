@@ -24,13 +24,14 @@ pub struct LocalHome {
 
 /// The binary where everybody finds it: the one that was built may lie below somebody's home.
 #[derive(Debug)]
-struct OwnBinary {
+pub struct OwnBinary {
     path: PathBuf,
     _directory: TempDir,
 }
 
 impl OwnBinary {
-    fn make() -> Self {
+    /// Links or copies the binary.
+    pub fn make() -> Self {
         let directory = tempfile::tempdir().expect("make a directory");
         let open = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(directory.path(), open).expect("open the directory");
@@ -39,6 +40,11 @@ impl OwnBinary {
             .or_else(|_| std::fs::copy(warren_binary(), &path).map(drop))
             .expect("copy the binary");
         Self { path, _directory: directory }
+    }
+
+    /// The program.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -104,8 +110,10 @@ impl LocalHome {
             Some((_, binary)) => Command::new(&binary.path),
             None => Command::new(warren_binary()),
         };
+        // Not this repository's directory: `warren run` would send the repository.
+        command.current_dir("/");
         if self.user.is_some() {
-            command.env("HOME", self.path()).current_dir("/");
+            command.env("HOME", self.path());
         }
         command.env("WARREN_HOME", self.path()).env_remove("WARREN_LOG").stdin(Stdio::null());
         self.as_its_user(&mut command);
@@ -189,20 +197,32 @@ impl Drop for LocalHome {
 /// The binary: `WARREN_BIN`, or the one beside this test, built if need be.
 pub fn warren_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        if let Some(path) = std::env::var_os("WARREN_BIN") {
-            return PathBuf::from(path);
-        }
-        // target/<triple>/<profile>/deps/<this test>
-        let test = std::env::current_exe().expect("this test's own path");
-        let profile = test.ancestors().nth(2).expect("a test lies in `deps` of a profile");
-        let mut build = cargo(|name| std::env::var_os(name));
-        build.args(["build", "--quiet", "--package", "warren", "--bin", "warren"]);
-        if profile.ends_with("release") {
-            build.arg("--release");
-        }
-        let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("run cargo");
-        assert!(status.success(), "building warren failed");
-        profile.join("warren")
+    BINARY.get_or_init(|| match std::env::var_os("WARREN_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => built("warren"),
     })
+}
+
+/// The second program: `warren-service` beside `WARREN_BIN`, or the one beside this test, built if need be.
+pub fn service_binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| match std::env::var_os("WARREN_BIN") {
+        Some(path) => PathBuf::from(path).with_file_name("warren-service"),
+        None => built("warren-service"),
+    })
+}
+
+/// Builds the program of a package and returns its path.
+fn built(package: &str) -> PathBuf {
+    // target/<triple>/<profile>/deps/<this test>
+    let test = std::env::current_exe().expect("this test's own path");
+    let profile = test.ancestors().nth(2).expect("a test lies in `deps` of a profile");
+    let mut build = cargo(|name| std::env::var_os(name));
+    build.args(["build", "--quiet", "--package", package, "--bin", package]);
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    let status = build.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("run cargo");
+    assert!(status.success(), "building {package} failed");
+    profile.join(package)
 }

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use warren_e2e::conformance::target::{Target as _, UnixTarget};
 use warren_e2e::disk::SmallDisk;
 use warren_e2e::foreground::Foreground;
-use warren_testkit::privileges::skip_without_root;
+use warren_e2e::full_disk::{self, DetachedHome};
+use warren_testkit::privileges::{OrdinaryUser, skip_without_root};
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -219,6 +220,71 @@ async fn a_full_disk_does_not_keep_it_from_starting() {
     assert_eq!(home.create("after", 1000).await.0, StatusCode::CREATED);
 }
 
+/// A detached home on a small disk. `None`, with a printed reason, where there are no loop devices.
+fn detached(user: Option<OrdinaryUser>, rounds: u32) -> Option<DetachedHome> {
+    match DetachedHome::new(user, rounds) {
+        Ok(home) => Some(home),
+        Err(error) => {
+            eprintln!("skipped: no loop device with ext4 on this machine: {error}");
+            None
+        }
+    }
+}
+
+/// Rounds on one disk. The store's file keeps the room that it once had, and each round has to use that up first.
+const ROUNDS_ON_A_DISK: u32 = 10;
+
+/// `WARREN_FULL_DISK_ROUNDS=50` makes it longer.
+async fn fill_and_free(user: Option<OrdinaryUser>) {
+    let wanted = std::env::var("WARREN_FULL_DISK_ROUNDS").ok().and_then(|text| text.parse().ok());
+    let mut left: u32 = wanted.unwrap_or(3);
+    while left > 0 {
+        let rounds = left.min(ROUNDS_ON_A_DISK);
+        let Some(home) = detached(user, rounds) else { return };
+        let outcome = full_disk::run(&home, rounds).await.unwrap_or_else(|error| panic!("{error}"));
+        println!("{outcome:?}");
+        assert_eq!(outcome.rounds, rounds);
+        left -= rounds;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_is_filled_and_freed_loses_nothing_and_needs_no_restart() {
+    if skip_without_root() {
+        return;
+    }
+    fill_and_free(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ordinary_users_disk_that_is_filled_and_freed_loses_nothing_and_needs_no_restart() {
+    if skip_without_root() {
+        return;
+    }
+    let Some(user) = OrdinaryUser::find() else { return };
+    fill_and_free(Some(user)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_detached_home_starts_on_a_full_disk_whose_log_takes_nothing() {
+    if skip_without_root() {
+        return;
+    }
+    let Some(home) = detached(None, 1) else { return };
+    home.up().expect("start");
+    assert!(home.warren(&["down"]).status.success());
+    home.disk().fill().expect("fill the disk");
+    // Not even the last block of the log has room.
+    let fill =
+        "dd if=/dev/zero of=\"$PLACE/home/daemon.log\" bs=1 oflag=append conv=notrunc 2>/dev/null; true";
+    home.disk().shell(fill).expect("fill the log");
+    home.up().unwrap_or_else(|error| panic!("{error}\n{}", home.log()));
+    home.disk().make_room().expect("make room");
+    let object = json!({"metadata": {"name": "after"}});
+    let answer = home.client().expect("a client").send(Method::POST, PATH, &object).await;
+    assert_eq!(answer.expect("an answer").0, StatusCode::CREATED);
+}
+
 /// The controllers go ahead of the disk, and what they count on may be lost there. Then they begin again.
 #[tokio::test]
 async fn what_the_controllers_lose_on_a_full_disk_they_do_again() {
@@ -302,7 +368,7 @@ async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
     };
     let mut home = Home::new(disk);
     home.up();
-    let fill = "head -c 1073741824 /dev/zero > /var/fill; exec sleep 100000";
+    let fill = "head -c 5000 /dev/zero > /dev/termination-log; head -c 1073741824 /dev/zero > /var/fill; exec sleep 100000";
     for pod in [pod("small", Some(&["sleep", "100000"])), pod("large", Some(&["sh", "-c", fill]))] {
         assert_eq!(home.send(Method::POST, PODS, &pod).await.0, StatusCode::CREATED);
     }
@@ -311,9 +377,50 @@ async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
     let message = evicted["message"].as_str().expect("a message");
     assert!(message.starts_with("The node was low on resource: ephemeral-storage. "), "{message}");
     assert!(message.contains("Container main was using "), "{message}");
+    // Nothing but its logs is left of it, although it had left a message to be told.
+    let (_, pod) = home.send(Method::GET, &format!("{PODS}/large"), &Value::Null).await;
+    let directory =
+        home.disk.from_outside().join("pods").join(pod["metadata"]["uid"].as_str().expect("a uid"));
+    for name in ["containers", "volumes", "termination"] {
+        assert!(!directory.join(name).exists(), "{name} of the evicted pod is left");
+    }
     assert_eq!(home.until("small", "Running").await["phase"], "Running");
     assert_eq!(home.create("after", 100_000).await.0, StatusCode::CREATED);
     for name in ["small", "large"] {
+        home.remove(name).await;
+    }
+    home.daemon.as_ref().expect("a daemon").signal(Signal::TERM);
+    assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));
+}
+
+/// Empty files take no bytes, and each an inode.
+#[tokio::test]
+async fn a_pod_that_takes_all_inodes_is_evicted_and_others_start_again() {
+    if skip_without_root() {
+        return;
+    }
+    let disk = match SmallDisk::with_inodes(256, 4000) {
+        Ok(disk) => disk,
+        Err(error) => {
+            eprintln!("skipped: no loop device with ext4 on this machine: {error}");
+            return;
+        }
+    };
+    let mut home = Home::new(disk);
+    home.up();
+    let many = "(i=0; while : > /var/tmp/$i; do i=$((i+1)); done); exec sleep 100000";
+    for pod in [pod("few", Some(&["sleep", "100000"])), pod("many", Some(&["sh", "-c", many]))] {
+        assert_eq!(home.send(Method::POST, PODS, &pod).await.0, StatusCode::CREATED);
+    }
+    let evicted = home.until("many", "Failed").await;
+    assert_eq!(evicted["reason"], "Evicted", "{evicted}");
+    let message = evicted["message"].as_str().expect("a message");
+    assert!(message.starts_with("The node was low on resource: inodes. Threshold quantity: "), "{message}");
+    assert!(message.contains("Container main was using "), "{message}");
+    assert_eq!(home.until("few", "Running").await["phase"], "Running");
+    assert_eq!(home.send(Method::POST, PODS, &pod("after", None)).await.0, StatusCode::CREATED);
+    assert_eq!(home.until("after", "Running").await["phase"], "Running");
+    for name in ["few", "many", "after"] {
         home.remove(name).await;
     }
     home.daemon.as_ref().expect("a daemon").signal(Signal::TERM);

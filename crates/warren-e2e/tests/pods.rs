@@ -298,6 +298,54 @@ async fn a_claim_keeps_its_data_from_pod_to_pod_and_takes_it_along() {
     pods.home.assert_nothing_left();
 }
 
+/// A pod is asked to end the moment its program has begun, before the program can have a handler for that.
+#[tokio::test]
+async fn a_pod_that_is_deleted_at_once_does_not_take_its_grace_period() {
+    const GRACE: std::time::Duration = std::time::Duration::from_secs(600);
+    let Some(pods) = Pods::up().await else { return };
+    for round in 0..20 {
+        let name = format!("short-{round}");
+        let grace = GRACE.as_secs();
+        let containers = match round % 2 {
+            0 => json!([{"name": "main", "image": "warren.dev/host"}]),
+            _ => json!([container("main", UNTIL_ASKED, json!({}))]),
+        };
+        let spec = json!({"terminationGracePeriodSeconds": grace, "containers": containers});
+        create(&pods, &name, spec).await;
+        // Fails after `DEADLINE`, which is much shorter.
+        delete(&pods, &name).await;
+    }
+    pods.home.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn the_number_of_processes_is_that_of_the_annotation() {
+    let Some(pods) = Pods::up().await else { return };
+    let with = |name: &str, limit: &str| -> Pod {
+        let script = "cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/pids/pids.max 2>/dev/null; \
+                      for i in $(seq 40); do sleep 100000 & done; echo forked";
+        let pod = json!({
+            "metadata": {"name": name, "annotations": {"warren.dev/pids-limit": limit}},
+            "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
+                     "containers": [container("main", script, json!({}))]},
+        });
+        serde_json::from_value(pod).expect("a pod")
+    };
+    for (name, limit) in [("few", "20"), ("enough", "60"), ("odd", "many")] {
+        pods.api.create(&PostParams::default(), &with(name, limit)).await.expect("create the pod");
+    }
+    pods.wait("few", "fails at its limit", |pod| phase(pod) == "Failed").await;
+    pods.wait("enough", "ends well", |pod| phase(pod) == "Succeeded").await;
+    pods.wait("odd", "is refused", |pod| phase(pod) == "Failed").await;
+    let odd = pods.api.get("odd").await.expect("read the pod").status.expect("a status");
+    let message = odd.message.unwrap_or_default();
+    assert!(message.contains("annotation warren.dev/pids-limit: `many` is not a whole number"), "{message}");
+    for name in ["few", "enough", "odd"] {
+        delete(&pods, name).await;
+    }
+    pods.home.assert_nothing_left();
+}
+
 #[tokio::test]
 async fn init_containers_come_first_and_sidecars_stay_to_the_end() {
     let Some(pods) = Pods::up().await else { return };
@@ -609,4 +657,90 @@ async fn directories_of_the_host_are_shown_where_they_are_allowed_and_nothing_be
         delete(&pods, name).await;
     }
     assert!(!open.join("missing").exists());
+}
+
+#[tokio::test]
+async fn kernel_parameters_aliases_and_mount_options_are_set() {
+    let Some(pods) = Pods::up().await else { return };
+    let script = "cat /proc/sys/net/ipv4/ip_local_port_range /proc/sys/net/ipv4/tcp_keepalive_time; \
+                  hostname; grep alias.example /etc/hosts; \
+                  grep ' /data ' /proc/self/mounts | grep -c noexec; grep ' /more ' /proc/self/mounts | grep -c noexec";
+    let mounts = json!([
+        {"name": "data", "mountPath": "/data", "bindMountOptions": ["noexec"]},
+        {"name": "data", "mountPath": "more"},
+    ]);
+    let main = container("main", &format!("{script}; true"), json!({"volumeMounts": mounts}));
+    let spec = json!({
+        "hostnameOverride": "other",
+        "hostAliases": [{"ip": "192.0.2.1", "hostnames": ["alias.example", "b"]}],
+        "securityContext": {"sysctls": [
+            {"name": "net.ipv4.ip_local_port_range", "value": "2000 3000"},
+            {"name": "net/ipv4/tcp_keepalive_time", "value": "77"},
+        ]},
+        "volumes": [{"name": "data", "emptyDir": {}}],
+        "containers": [main],
+    });
+    create(&pods, "box", spec).await;
+    assert_eq!(output(&pods, "box").await, "2000\t3000\n77\nother\n192.0.2.1\talias.example\tb\n1\n0\n");
+
+    let sysctls = json!([{"name": "kernel.msgmax", "value": "1"}]);
+    let plain = container("main", "true", json!({}));
+    let spec = json!({"securityContext": {"sysctls": sysctls}, "containers": [plain]});
+    create(&pods, "forbidden", spec).await;
+    pods.wait("forbidden", "been refused", |pod| phase(pod) == "Failed").await;
+    let refused = pods.api.get("forbidden").await.expect("read the pod");
+    let status = refused.status.expect("a status");
+    assert_eq!(status.reason.as_deref(), Some("SysctlForbidden"));
+    assert!(status.message.expect("a message").contains("spec.securityContext.sysctls"));
+}
+
+/// All that was said of a pod so far, as `reason: message`.
+async fn events_about(pods: &Pods, pod: &str) -> Vec<String> {
+    let events: Api<Event> = Api::default_namespaced(pods.api.clone().into_client());
+    let all = events.list(&ListParams::default()).await.expect("list events").items;
+    all.into_iter()
+        .filter(|event| event.involved_object.name.as_deref() == Some(pod))
+        .map(|event| format!("{}: {}", event.reason.unwrap_or_default(), event.message.unwrap_or_default()))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_healthy_pod_has_kubelets_events_and_one_that_keeps_ending_backs_off() {
+    let Some(pods) = Pods::up().await else { return };
+    let claim = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Mi"}}}});
+    let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
+    let claims: Api<PersistentVolumeClaim> = Api::default_namespaced(pods.api.clone().into_client());
+    // The pod comes first, and so has to wait for it.
+    let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let main = container("main", UNTIL_ASKED, mounts);
+    create(&pods, "well", json!({"containers": [main], "volumes": volumes})).await;
+    claims.create(&PostParams::default(), &claim).await.expect("create the claim");
+    let ends = container("main", "exit 3", json!({}));
+    create(&pods, "ends", json!({"containers": [ends], "restartPolicy": "Always"})).await;
+
+    let scheduled = "Successfully assigned default/well to ";
+    for (reason, message) in [
+        ("Scheduled", scheduled),
+        ("Pulled", "Container image \"warren.dev/host\" already present on machine"),
+        ("Created", "Created container: main"),
+        ("Started", "Started container main"),
+    ] {
+        wait_for_event(&pods, "well", reason, message).await;
+    }
+    wait_for_event(
+        &pods,
+        "ends",
+        "BackOff",
+        "Back-off restarting failed container main in pod ends_default(",
+    )
+    .await;
+    delete(&pods, "well").await;
+    wait_for_event(&pods, "well", "Killing", "Stopping container main").await;
+    let said = events_about(&pods, "well").await;
+    assert!(!said.iter().any(|said| said.starts_with("FailedMount")), "{said:?}");
+    assert_eq!(said.len(), 5, "{said:?}");
+    delete(&pods, "ends").await;
+    pods.home.assert_nothing_left();
 }

@@ -64,6 +64,77 @@ fn a_second_one_says_that_there_is_one() {
 }
 
 #[test]
+fn flags_that_a_running_home_does_not_have_are_an_error_that_says_how_to_apply_them() {
+    let Some(home) = LocalHome::new() else { return };
+    let flags = ["up", "--detach", "--allow-host-path", "/usr/share"];
+    let pid = home.up();
+    let refused = home.warren(&flags);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for words in [
+        "is already running",
+        "these flags were not applied: `--allow-host-path /usr/share` (it runs without)",
+        "hint: stop it with `warren down --keep`",
+    ] {
+        assert!(refused.stderr.contains(words), "{refused:?}");
+    }
+    let refused = home.warren(&[&flags[..], &["--output", "json"]].concat());
+    let report: serde_json::Value = serde_json::from_str(&refused.stdout).expect("JSON");
+    assert_eq!(report["notApplied"].as_array().map(Vec::len), Some(1), "{report}");
+    assert_eq!(home.up(), pid, "without flags there is nothing to apply");
+
+    assert_eq!(home.warren(&["down", "--keep"]).code, Some(0));
+    for _ in 0..2 {
+        let applied = home.warren(&flags);
+        assert_eq!(applied.code, Some(0), "{applied:?}");
+    }
+}
+
+#[test]
+fn an_open_data_directory_is_closed_to_other_users_with_the_files_of_an_older_version() {
+    use std::fs::{Permissions, metadata, set_permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+    for home in [LocalHome::new(), LocalHome::of_an_ordinary_user()].into_iter().flatten() {
+        let mode = |name: &str| {
+            let path = home.path().join(name);
+            metadata(&path).unwrap_or_else(|error| panic!("{name}: {error}")).permissions().mode() & 0o777
+        };
+        let set = |name: &str, mode| {
+            set_permissions(home.path().join(name), Permissions::from_mode(mode)).expect("set the mode");
+        };
+        let secrets = [
+            "api.sock",
+            "audit.log",
+            "daemon.log",
+            "kubeconfig",
+            "lock",
+            "pki/admin.key",
+            "pki/ca.key",
+            "start.lock",
+            "store.db",
+            "store.db-wal",
+        ];
+        set("", 0o755);
+        home.up();
+        for name in secrets {
+            assert_eq!(mode(name), 0o600, "{name} of a new home");
+        }
+        // A kill leaves the store's log.
+        let pid = Pid::from_raw(home.up().cast_signed()).expect("a pid");
+        rustix::process::kill_process(pid, Signal::KILL).expect("kill the daemon");
+        for name in secrets {
+            set(name, 0o644);
+        }
+        set("pki", 0o755);
+        set("", 0o755);
+        home.up();
+        assert_eq!((mode(""), mode("pki")), (0o700, 0o700));
+        for name in secrets {
+            assert_eq!(mode(name), 0o600, "{name} of an older home");
+        }
+    }
+}
+
+#[test]
 fn it_listens_where_it_is_told_and_says_when_it_cannot() {
     if skip_without_root() {
         return;

@@ -10,6 +10,7 @@ use warren_apiserver::{ApiServer, Lost};
 use warren_controllers::telemetry::{self, BuildInfo, Telemetry};
 use warren_controllers::{Config, Controllers};
 
+use crate::event_expiry;
 use crate::home::in_process;
 
 /// How long a claim may wait in a home of one machine, where nobody adds nodes meanwhile: what is not ready by then will not be.
@@ -56,6 +57,8 @@ impl LocalControllers {
     pub fn start(server: &ApiServer, build: BuildInfo) -> LocalControllers {
         let (stop, listed) = (CancellationToken::new(), CancellationToken::new());
         let first = Attempt::begin(server, &Telemetry::new(build));
+        let client = kube::Client::new(in_process(server, "warren-event-expiry"), "default");
+        tokio::spawn(event_expiry::run(client, stop.clone()));
         let supervisor = tokio::spawn(supervise(server.clone(), first, stop.clone(), listed.clone()));
         LocalControllers { stop, listed, supervisor }
     }
@@ -65,11 +68,19 @@ impl LocalControllers {
         self.listed.cancelled().await;
     }
 
+    /// Returns when the task that keeps the controllers running has died.
+    pub async fn died(&mut self) {
+        // A task that panicked has said so already.
+        let _ = (&mut self.supervisor).await;
+    }
+
     /// Stops: no new pass begins, and those under way are finished.
     pub async fn shutdown(self) {
         self.stop.cancel();
-        // A task that panicked has said so already.
-        let _ = self.supervisor.await;
+        if !self.supervisor.is_finished() {
+            // A task that panicked has said so already.
+            let _ = self.supervisor.await;
+        }
     }
 }
 

@@ -1,11 +1,13 @@
-//! How the API server reaches the only node there is: by a stream within the process.
+//! How the API server reaches the only node there is: by a stream within the process; and how the router reaches pods.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 
 use futures::future::BoxFuture;
 use warren_apiserver::{ByteStream, NodeDialer};
 use warren_node::Node;
+use warren_router::Route;
 
 /// One read of a process's output fits in.
 const BUFFER: usize = 64 * 1024;
@@ -28,6 +30,26 @@ impl LocalDialer {
         if let Some(node) = self.node.get() {
             node.shutdown().await;
         }
+    }
+}
+
+impl warren_router::Dialer for LocalDialer {
+    /// Connects to a pod's address, which is of version 4. In an ordinary user's home the address in a pod's status is one of
+    /// version 6 that leads nowhere (`100::/64`): there, and where a pod has none, it connects the way port-forward does.
+    fn dial<'a>(
+        &'a self,
+        route: &'a Route,
+        port: u16,
+    ) -> BoxFuture<'a, io::Result<Box<dyn warren_router::Stream>>> {
+        if matches!(route.address, Some(IpAddr::V4(_))) {
+            return warren_router::ByAddress.dial(route, port);
+        }
+        Box::pin(async move {
+            let node = self.node.get().ok_or(io::ErrorKind::NotConnected)?;
+            let stream = node.connect_to_pod(&route.namespace, &route.name, port).await?;
+            stream.set_nodelay(true)?;
+            Ok(Box::new(stream) as Box<dyn warren_router::Stream>)
+        })
     }
 }
 

@@ -117,17 +117,26 @@ fn privileges(facts: &Facts) -> Finding {
     const CHECK: &str = "privileges";
     match (facts.root, &facts.ordinary_user) {
         (true, _) => Finding::ok(CHECK, "root"),
-        (false, Ok(())) if facts.ids > 1 => {
-            Finding::ok(CHECK, format!("an ordinary user with {} ids for sandboxes", facts.ids))
+        (false, Ok(())) => {
+            let (install, give) = (
+                "install `newuidmap` and `newgidmap`: `apt-get install uidmap`",
+                "give yourself ids: `usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`",
+            );
+            let (found, remedy) = match (facts.further_ids.given > 0, facts.further_ids.has_programs) {
+                (true, true) => {
+                    let ids = facts.further_ids.in_pods();
+                    return Finding::ok(CHECK, format!("an ordinary user with {ids} ids for sandboxes"));
+                }
+                (true, false) => ("an ordinary user without `newuidmap`", install.to_owned()),
+                (false, true) => ("an ordinary user without further ids", give.to_owned()),
+                (false, false) => {
+                    ("an ordinary user without `newuidmap` and further ids", format!("{install}; and {give}"))
+                }
+            };
+            let meaning = "The only user in sandboxes is their root: pods that ask for another are refused, and all files of \
+                           an image are its.";
+            Finding::bad(CHECK, Verdict::Warning, found, meaning, remedy)
         }
-        (false, Ok(())) => Finding::bad(
-            CHECK,
-            Verdict::Warning,
-            "an ordinary user without further ids",
-            "The only user in sandboxes is their root: pods that ask for another are refused, and all files of an image are its.",
-            "install `newuidmap` (`apt-get install uidmap`), and give yourself ids: `usermod --add-subuids 100000-165535 \
-             --add-subgids 100000-165535 USER`",
-        ),
         (false, Err(error)) => Finding::bad(
             CHECK,
             Verdict::Problem,

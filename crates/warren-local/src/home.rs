@@ -1,8 +1,10 @@
 //! Puts the parts together, keeps them running, and takes them apart.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +28,8 @@ use warren_oci::zygote::Zygote;
 
 use crate::controllers::LocalControllers;
 use crate::dialer::LocalDialer;
-use crate::{Config, StartError, descriptors, kubeconfig};
+use crate::router::{LocalRouter, RouterSocket};
+use crate::{Config, StartError, descriptors, kubeconfig, presentation};
 
 /// The name of the only node. Not the machine's: that may change, and with it the pods of last time would be left with
 /// a node that does not exist.
@@ -56,12 +59,14 @@ pub async fn serve(
     let dialer = LocalDialer::default();
     let pki = open_pki(&config)?;
     let server = open_server(&config, &pki, dialer.clone()).await?;
-    let controllers = LocalControllers::start(&server, config.build);
+    let mut controllers = LocalControllers::start(&server, config.build);
+    let router_socket = RouterSocket::open(&config).await?;
     let node_config = NodeConfig {
         registries: config.registries.clone(),
         runtimes,
         privileges,
         host_paths: config.host_paths.clone(),
+        own_pods: vec![router_socket.pod()],
         ..NodeConfig::local(
             NODE_NAME.to_owned(),
             config.directory.clone(),
@@ -76,11 +81,16 @@ pub async fn serve(
     let address = tcp.local_addr().map_err(|source| failed("listen on", config.listen, source))?;
     let tls = publish(&config, &pki, address)?;
     let unix = listen_unix(&config)?;
-    let listeners = [
+    let mut listeners = [
         tokio::spawn(serve_tls(server.clone(), tcp, tls, shutdown.clone())),
         tokio::spawn(serve_unix(server.clone(), unix, shutdown.clone())),
     ];
-    controllers.wait_until_listed().await;
+    let router = LocalRouter::start(&server, dialer.clone(), router_socket, NODE_NAME, shutdown.clone());
+    tokio::join!(controllers.wait_until_listed(), router.wait_until_shown());
+    let shown = tokio::spawn(presentation::present(
+        kube::Client::new(in_process(&server, "warren-controllers"), "default"),
+        config.version.clone(),
+    ));
     info!(%address, directory = %config.directory.display(), "ready");
     on_ready();
 
@@ -89,17 +99,25 @@ pub async fn serve(
         _ = interrupt.recv() => Ok(()),
         // Without it no pod can be started. The next daemon has a new one, and the same pods.
         _ = zygote_ended => Err(StartError::ZygoteEnded),
+        died = server.failed() => Err(StartError::Thread(died)),
+        _ = futures::future::select_all(&mut listeners) => Err(StartError::Died { what: "a listener of the API" }),
+        () = controllers.died() => Err(StartError::Died { what: "the task of the controllers" }),
     };
+    if let Err(error) = &outcome {
+        tracing::error!(%error, "the home cannot go on");
+    }
     info!("stopping; sandboxes run on");
     // Nobody new gets in; then those who write stop, and last the one they write to.
     shutdown.cancel();
+    shown.abort();
     let _ = std::fs::remove_file(&config.api_socket);
+    router.ended().await;
     let writers = async { tokio::join!(controllers.shutdown(), dialer.shutdown()) };
     if tokio::time::timeout(PATIENCE, writers).await.is_err() {
         info!("controllers or node cut off");
     }
     server.shutdown().await;
-    for listener in listeners {
+    for listener in listeners.into_iter().filter(|listener| !listener.is_finished()) {
         // A listener that panicked has said so already.
         let _ = listener.await;
     }
@@ -215,10 +233,13 @@ fn listen_unix(config: &Config) -> Result<UnixListener, StartError> {
         }
         _ => {}
     }
-    UnixListener::bind(path).map_err(|source| failed("listen on", path.display(), source))
+    let listener = UnixListener::bind(path).map_err(|source| failed("listen on", path.display(), source))?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))
+        .map_err(|source| failed("change the mode of", path.display(), source))?;
+    Ok(listener)
 }
 
-fn failed(action: &'static str, on: impl std::fmt::Display, source: io::Error) -> StartError {
+pub fn failed(action: &'static str, on: impl std::fmt::Display, source: io::Error) -> StartError {
     StartError::Make { action, on: on.to_string(), source }
 }
 

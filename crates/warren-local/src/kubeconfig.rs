@@ -1,4 +1,4 @@
-//! The kubeconfig file of a home.
+//! The files that tell clients how to reach a home: its kubeconfig, and the URL of its router.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -25,6 +25,11 @@ pub fn port_of_last_time(path: &Path) -> Option<u16> {
     let config: Value = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let server = config.pointer("/clusters/0/cluster/server")?.as_str()?;
     server.rsplit_once(':')?.1.parse().ok()
+}
+
+/// Returns the port in the file of a router's URL that was written before.
+pub fn router_port_of_last_time(path: &Path) -> Option<u16> {
+    fs::read_to_string(path).ok()?.trim().rsplit_once(':')?.1.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The local home: API server, controllers and node in one process, over one data directory.
+//! The local home: API server, controllers, node and router in one process, over one data directory.
 //!
 //! It puts the drivers together and decides nothing of its own: they talk to each other through the API only, here
 //! by a client that is wired to the server in process. It parses no arguments and prints nothing. Sandboxes run
@@ -9,6 +9,7 @@ mod controllers;
 mod descriptors;
 mod dialer;
 pub mod doctor;
+mod event_expiry;
 mod home;
 mod init;
 mod kubeconfig;
@@ -16,7 +17,10 @@ mod lock;
 mod member;
 mod ordinary_user;
 mod pods;
+mod presentation;
+mod private;
 mod rest;
+mod router;
 mod runtimes;
 mod threads;
 
@@ -28,10 +32,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use init::init_command;
-pub use lock::{Holder, LockError, holder, wait_for_start};
+pub use lock::{Holder, LockError, Settings, holder, wait_for_start};
 pub use member::{Member, MemberConfig, MemberError, run_member};
 pub use ordinary_user::{OrdinaryUserError, enter_user_namespace};
 pub use pods::{EndPodsError, end_pods};
+pub use private::PrivacyError;
 pub use runtimes::{NamedRuntime, RuntimeError};
 pub use warren_controllers::telemetry::BuildInfo;
 pub use warren_node::{HostPath, KubeletAccess, RegistryConfig};
@@ -57,6 +62,10 @@ pub struct Config {
     pub host_paths: Vec<HostPath>,
     /// Where programs are found: `PATH`.
     pub program_path: Option<OsString>,
+    /// Where the router listens, on loopback. With port 0, the port of last time if it is free.
+    pub router_listen: SocketAddr,
+    /// The file for the router's address.
+    pub router_url: PathBuf,
     /// Where the kubeconfig for that goes.
     pub kubeconfig: PathBuf,
     /// What to call ourselves in the lock file.
@@ -68,6 +77,9 @@ pub struct Config {
 /// A home could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// Other users could read the data directory.
+    #[error(transparent)]
+    Privacy(#[from] PrivacyError),
     /// Somebody else has it, or the lock file cannot be used.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -92,6 +104,15 @@ pub enum StartError {
     /// That process has ended.
     #[error("the zygote has ended, and no pod can be started without it")]
     ZygoteEnded,
+    /// A thread of the API server has died.
+    #[error(transparent)]
+    Thread(#[from] warren_apiserver::ThreadEnded),
+    /// A task that the home cannot do without has died.
+    #[error("{what} died, and the home cannot go on without it")]
+    Died {
+        /// Which one.
+        what: &'static str,
+    },
     /// No threads.
     #[error("start the runtime")]
     Runtime(#[source] io::Error),
@@ -111,6 +132,12 @@ pub enum StartError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// The router would be reached from other machines, and it asks for no credentials.
+    #[error("the router of a local home listens on loopback only, and {address} is not")]
+    RouterNotOnLoopback {
+        /// Where it was to listen.
+        address: SocketAddr,
     },
     /// The definitions of our resources could not be written down.
     #[error("describe the resources")]
@@ -146,13 +173,14 @@ fn answers(socket: &Path) -> bool {
 /// [`enter_user_namespace`]. After a `kill -9` at any point, the next
 /// call finds the objects, the running sandboxes and whatever has to be cleaned up.
 pub fn run(config: Config, on_ready: impl FnOnce(u32)) -> Result<(), StartError> {
+    private::tighten(&config.directory)?;
     let starting = Starting::begin(&config.directory)?;
     let pid = std::process::id();
     // Before its lock is waited for.
     if member::is_member(&config.directory) {
         return Err(StartError::Member { directory: config.directory });
     }
-    let holder = Holder { pid, version: config.version.clone() };
+    let holder = Holder { pid, version: config.version.clone(), settings: Some(Settings::of(&config)) };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.api_socket))?;
     let privileges = Privileges::of_this_process().map_err(StartError::Privileges)?;
     // Their programs are asked who they are, which is for a process with one thread, too.

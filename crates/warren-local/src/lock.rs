@@ -6,14 +6,20 @@
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use crate::Config;
+
 /// How long one that is on its way out may take: it lets the store finish, and the kernel takes it apart.
 const LEAVING: Duration = Duration::from_secs(30);
+/// The most that is read of what a holder says about itself.
+const LONGEST_HOLDER: u64 = 64 << 10;
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Who holds a home. Written to the lock file, for other daemons and for `warren down`.
@@ -24,6 +30,43 @@ pub struct Holder {
     pub pid: u32,
     /// Which version it is.
     pub version: String,
+    /// What it was started with. Nodes of clusters and older programs do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<Settings>,
+}
+
+/// What a home was started with and keeps until it is stopped, as its flags have it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Settings {
+    /// Where the API listens.
+    pub listen: SocketAddr,
+    /// Where the router listens; earlier versions have none.
+    #[serde(default)]
+    pub router_listen: Option<SocketAddr>,
+    /// Registries that are spoken to without TLS.
+    pub insecure_registries: Vec<String>,
+    /// Further runtimes, as `NAME=PATH`.
+    pub runtimes: Vec<String>,
+    /// Directories that pods may have, as `DIR` or `DIR:rw`.
+    pub host_paths: Vec<String>,
+}
+
+impl Settings {
+    /// Reads them from a configuration.
+    pub fn of(config: &Config) -> Settings {
+        Settings {
+            listen: config.listen,
+            router_listen: Some(config.router_listen),
+            insecure_registries: config.registries.insecure.clone(),
+            runtimes: config
+                .runtimes
+                .iter()
+                .map(|runtime| format!("{}={}", runtime.name, runtime.path.display()))
+                .collect(),
+            host_paths: config.host_paths.iter().map(ToString::to_string).collect(),
+        }
+    }
 }
 
 /// The lock could not be taken.
@@ -35,7 +78,7 @@ pub enum LockError {
         /// The data directory.
         directory: PathBuf,
         /// Who it is.
-        holder: Holder,
+        holder: Box<Holder>,
     },
     /// The file could not be opened, locked or written.
     #[error("lock `{}`", path.display())]
@@ -66,6 +109,7 @@ fn open(path: &Path) -> Result<File, LockError> {
         .write(true)
         .create(true)
         .truncate(false)
+        .mode(0o600)
         .open(path)
         .map_err(|source| LockError::File { path: path.to_owned(), source })
 }
@@ -107,17 +151,17 @@ impl Lock {
         let begun = Instant::now();
         while !try_lock(&file).map_err(failed)? {
             if answers() || begun.elapsed() > LEAVING {
-                let holder = read_holder(&mut file).map_err(failed)?;
+                let holder = Box::new(read_holder(&mut file).map_err(failed)?);
                 return Err(LockError::Held { directory: directory.to_owned(), holder });
             }
             #[expect(clippy::disallowed_methods, reason = "a lock cannot be waited for with a deadline")]
             std::thread::sleep(LOOK_AGAIN);
         }
         let text = serde_json::to_vec(holder).map_err(|error| failed(error.into()))?;
+        // Cut to length last: what was given back to a full disk may not be had again.
         file.rewind()
-            .and_then(|()| file.set_len(0))
             .and_then(|()| file.write_all(&text))
-            .and_then(|()| file.flush())
+            .and_then(|()| file.set_len(text.len() as u64))
             .map_err(failed)?;
         Ok(Self { _file: file })
     }
@@ -149,9 +193,11 @@ fn try_lock(file: &File) -> std::io::Result<bool> {
 fn read_holder(file: &mut File) -> std::io::Result<Holder> {
     let mut text = String::new();
     file.rewind()?;
-    // A holder writes a line; whatever else may be in the file need not be read whole.
-    file.take(4096).read_to_string(&mut text)?;
-    Ok(serde_json::from_str(&text)?)
+    // A holder writes one object; whatever else may be in the file need not be read whole.
+    file.take(LONGEST_HOLDER).read_to_string(&mut text)?;
+    // The end of an older text may still follow.
+    let first = serde_json::Deserializer::from_str(&text).into_iter().next();
+    Ok(first.ok_or(std::io::ErrorKind::UnexpectedEof)??)
 }
 
 #[cfg(test)]
@@ -159,7 +205,7 @@ mod tests {
     use super::*;
 
     fn somebody(pid: u32) -> Holder {
-        Holder { pid, version: "1.2.3".to_owned() }
+        Holder { pid, version: "1.2.3".to_owned(), settings: None }
     }
 
     #[test]

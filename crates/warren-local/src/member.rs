@@ -22,12 +22,16 @@ use warren_oci::protocol::RuntimeProgram;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
 use crate::lock::{Holder, Lock, LockError, Starting};
-use crate::{FAREWELL, NamedRuntime, RuntimeError, descriptors, home, rest, runtimes, threads};
+use crate::{
+    FAREWELL, NamedRuntime, PrivacyError, RuntimeError, descriptors, home, private, rest, runtimes, threads,
+};
 
 /// As often as kubelet: a node is lost after four that did not come.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 /// How long the node may take to leave what it is at. Dying in the middle is an ordinary day for it.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// A signal this soon after the first is the same wish once more.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
 /// How long another node on the same directory has to take a connection.
 const ANSWER: Duration = Duration::from_secs(2);
 /// In the data directory: which cluster it belongs to. A local home would take its pods for those of objects that are gone, and
@@ -82,6 +86,9 @@ pub enum MemberError {
     /// What we may do on this machine could not be found out.
     #[error("find out what this process may do")]
     Privileges(#[source] io::Error),
+    /// Other users could read the data directory.
+    #[error(transparent)]
+    Privacy(#[from] PrivacyError),
     /// Somebody else has the data directory.
     #[error(transparent)]
     Lock(#[from] LockError),
@@ -156,12 +163,13 @@ pub fn run_member(config: MemberConfig, on_ready: impl FnOnce(&Member)) -> Resul
     if privileges != Privileges::Machine {
         return Err(MemberError::NotRoot);
     }
+    private::tighten(&config.directory)?;
     let starting = Starting::begin(&config.directory)?;
     // Before its lock is waited for.
     if config.directory.join(home::STORE).exists() {
         return Err(MemberError::LocalHome { directory: config.directory });
     }
-    let holder = Holder { pid: std::process::id(), version: config.version.clone() };
+    let holder = Holder { pid: std::process::id(), version: config.version.clone(), settings: None };
     let _lock = Lock::take(&config.directory, &holder, || answers(&config.directory))?;
     // Their programs are asked who they are, which is for a process with one thread, too.
     let other_runtimes = runtimes::find(privileges, &config.runtimes, config.program_path.as_deref())?;
@@ -263,14 +271,30 @@ async fn drain(node: &Node, patience: Duration, terminate: &mut Signal, interrup
     if patience.is_zero() {
         return info!("stopping; pods run on");
     }
-    info!("stopping once the pods have left; a second signal leaves them running");
+    info!("stopping once the pods have left; another signal, later than a second, leaves them running");
+    let another = async {
+        // Supervisors, shells and people send the same wish several times at once.
+        tokio::time::sleep(SAME_SIGNAL).await;
+        another_signal(terminate, interrupt).await;
+    };
     tokio::select! {
         left = node.drain(patience) => match left {
             0 => info!("no pods are left"),
             left => warn!(left, "stopping; these pods run on"),
         },
-        _ = terminate.recv() => warn!("stopping at once; pods run on"),
-        _ = interrupt.recv() => warn!("stopping at once; pods run on"),
+        () = another => warn!("stopping at once; pods run on"),
+    }
+}
+
+/// Waits for a signal that comes from now on. One that came before is forgotten.
+async fn another_signal(terminate: &mut Signal, interrupt: &mut Signal) {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    for signal in [&mut *terminate, &mut *interrupt] {
+        while signal.poll_recv(&mut context).is_ready() {}
+    }
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
 }
 
@@ -330,6 +354,24 @@ mod tests {
         assert!(is_member(directory.path()) && answers(directory.path()));
         drop(listener);
         assert!(is_member(directory.path()) && !answers(directory.path()));
+    }
+
+    #[tokio::test]
+    async fn a_signal_that_came_before_is_not_another_one() {
+        use futures::FutureExt as _;
+        let kind = SignalKind::user_defined1();
+        let listen = || signal(kind).unwrap();
+        let (mut terminate, mut interrupt, mut witness) = (listen(), listen(), listen());
+        let mut send = async || {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::USR1).unwrap();
+            // Whoever listens has it by then.
+            witness.recv().await;
+        };
+        send().await;
+        let mut another = Box::pin(another_signal(&mut terminate, &mut interrupt));
+        assert!(another.as_mut().now_or_never().is_none(), "the same signal once more");
+        send().await;
+        another.await;
     }
 
     #[tokio::test]

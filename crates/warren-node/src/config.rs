@@ -1,7 +1,7 @@
 //! What a node is told at its start.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +44,20 @@ pub struct NodeConfig {
     pub kubelet_port: Option<u16>,
     /// Whether to serve volume claims with directories of this machine.
     pub serve_claims: bool,
+    /// Pods that this process is itself: no container is started for them.
+    pub own_pods: Vec<OwnPod>,
+}
+
+/// A pod of the API that stands for a part of the process that the node runs in. The node starts nothing for it and
+/// reports nothing about it; port-forward reaches the addresses that are named here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnPod {
+    /// The namespace of the Pod object.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Where each of its ports is served.
+    pub ports: BTreeMap<u16, SocketAddr>,
 }
 
 impl NodeConfig {
@@ -64,6 +78,7 @@ impl NodeConfig {
             heartbeat: None,
             kubelet_port: None,
             serve_claims: true,
+            own_pods: Vec::new(),
         }
     }
 }

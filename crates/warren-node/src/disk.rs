@@ -1,5 +1,5 @@
-//! Keeps pods from filling the disk: one that has more on it than it may is evicted, and when next to nothing is left, the
-//! one that has most.
+//! Keeps pods from filling the disk, with bytes or with inodes: one that has more on it than it may is evicted, and when next
+//! to nothing is left, the one that has most.
 //!
 //! Nothing tells who writes how much: quotas do, but few file systems are made with them, and an image or a file system of
 //! its own for each pod would cost more than its start. But a file system says in a microsecond how much room it has, and no
@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
-use warren_decide::pod::{DiskSpace, DiskUsage, disk_eviction, disk_room, low_disk_eviction};
+use warren_decide::pod::{Amount, DiskSpace, DiskUsage, disk_eviction, disk_room, low_disk_eviction};
 use warren_oci::cgroup_names;
 use warren_oci::privileges::Privileges;
 use warren_oci::protocol::ContainerStatus;
@@ -35,8 +35,8 @@ use crate::worker::chain;
 const PAUSE: Duration = Duration::from_secs(1);
 /// The same, while there is less and less.
 const PAUSE_WHILE_SHRINKING: Duration = Duration::from_millis(100);
-/// Less than this is not shrinking: somebody always writes something.
-const SHRINKING: u64 = 1 << 20;
+/// Less than this is not shrinking: somebody always writes something. The inodes are those of a megabyte in ordinary files.
+const SHRINKING: Amount = Amount { bytes: 1 << 20, inodes: 64 };
 /// After this long a pod's files are counted in any case, if anything on the disk has changed: what one writes while others
 /// delete is not seen in the room that is left. Kubelet's number.
 const OLDEST_LOOK: Duration = Duration::from_secs(60);
@@ -49,8 +49,8 @@ const OLDEST_LOOK_WHEN_LOW: Duration = Duration::from_secs(2);
 pub(crate) fn space(directory: &Path) -> io::Result<DiskSpace> {
     let found = rustix::fs::statvfs(directory)?;
     Ok(DiskSpace {
-        total: found.f_blocks.saturating_mul(found.f_frsize),
-        available: found.f_bavail.saturating_mul(found.f_frsize),
+        total: Amount { bytes: found.f_blocks.saturating_mul(found.f_frsize), inodes: found.f_files },
+        available: Amount { bytes: found.f_bavail.saturating_mul(found.f_frsize), inodes: found.f_favail },
     })
 }
 
@@ -58,14 +58,14 @@ pub(crate) fn space(directory: &Path) -> io::Result<DiskSpace> {
 struct Known {
     usage: DiskUsage,
     /// What may still be written before a limit is reached.
-    room: u64,
+    room: Amount,
     /// How long its processes had run by then; `None` where nobody tells, or nobody has counted them all.
     ran: Option<u64>,
     /// When they were counted, and how long that took.
     at: Instant,
     took: Duration,
     /// What the disk had lost by then, and how often it had changed; the latter is `None` as long as nobody has counted.
-    lost: u64,
+    lost: Amount,
     changes: Option<u64>,
 }
 
@@ -74,7 +74,7 @@ struct Known {
 struct Present {
     now: Instant,
     is_low: bool,
-    lost: u64,
+    lost: Amount,
     changes: u64,
 }
 
@@ -82,7 +82,8 @@ impl Known {
     /// Whether the pod's files are to be counted again, and how soon.
     fn due(&self, present: Present) -> Option<Due> {
         let oldest = if present.is_low { OLDEST_LOOK_WHEN_LOW } else { OLDEST_LOOK };
-        let may_be_over = present.lost.saturating_sub(self.lost) >= self.room;
+        let lost = present.lost.saturating_sub(self.lost);
+        let may_be_over = lost.bytes >= self.room.bytes || lost.inodes >= self.room.inodes;
         let is_old =
             present.now.saturating_duration_since(self.at) >= oldest && self.changes != Some(present.changes);
         match (may_be_over, is_old) {
@@ -125,7 +126,7 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
         last: None,
         is_low: false,
         is_unsettled: false,
-        lost: 0,
+        lost: Amount::default(),
         changes: 0,
         known: HashMap::new(),
         counting: JoinSet::new(),
@@ -167,8 +168,8 @@ struct Keeper {
     is_low: bool,
     /// Whether there is something to do although nothing has changed.
     is_unsettled: bool,
-    /// Bytes that the disk has lost since we look, whatever it was given back meanwhile.
-    lost: u64,
+    /// Bytes and inodes that the disk has lost since we look, whatever it was given back meanwhile.
+    lost: Amount,
     /// How often it was found changed.
     changes: u64,
     /// By the pods' uids.
@@ -195,12 +196,13 @@ impl Keeper {
             return PAUSE;
         }
         let lost_before = self.lost;
-        let shrunk = self.last.map_or(0, |last| last.available.saturating_sub(space.available));
+        let shrunk =
+            self.last.map_or(Amount::default(), |last| last.available.saturating_sub(space.available));
         self.lost = self.lost.saturating_add(shrunk);
         self.changes += u64::from(self.last != Some(space));
         self.last = Some(space);
 
-        self.is_low = space.available < space.reserve();
+        self.is_low = space.is_low();
         self.is_unsettled = self.is_low;
         let now = Instant::now();
         let present = Present { now, is_low: self.is_low, lost: self.lost, changes: self.changes };
@@ -211,7 +213,7 @@ impl Keeper {
             let known = self.known.entry(uid.clone()).or_insert_with(|| Known {
                 usage: DiskUsage::default(),
                 room: match is_older(&entry, self.began) {
-                    true => 0,
+                    true => Amount::default(),
                     false => disk_room(&pod, &DiskUsage::default()),
                 },
                 ran: None,
@@ -235,7 +237,8 @@ impl Keeper {
         if self.is_low && self.being_counted.is_empty() {
             self.relieve(space);
         }
-        if shrunk >= SHRINKING || self.is_low { PAUSE_WHILE_SHRINKING } else { PAUSE }
+        let is_shrinking = shrunk.bytes >= SHRINKING.bytes || shrunk.inodes >= SHRINKING.inodes;
+        if is_shrinking || self.is_low { PAUSE_WHILE_SHRINKING } else { PAUSE }
     }
 
     /// Has the next in line counted, unless it is somebody's turn.
@@ -313,7 +316,8 @@ impl Keeper {
         }
         let Some(entry) = self.shared.registry.get(&uid) else { return };
         let Some((entry, pod)) = live(entry) else { return };
-        debug!(%uid, bytes = known.usage.total(), took = ?known.took, "files of a pod counted");
+        let Amount { bytes, inodes } = known.usage.total();
+        debug!(%uid, bytes, inodes, took = ?known.took, "files of a pod counted");
         let message = match &result {
             Ok(()) => disk_eviction(&pod, &known.usage),
             // What cannot be measured cannot be limited.
@@ -402,14 +406,15 @@ mod tests {
         let at = Instant::now();
         let known = Known {
             usage: DiskUsage::default(),
-            room: 100,
+            room: Amount { bytes: 100, inodes: 10 },
             ran: None,
             at,
             took: Duration::ZERO,
-            lost: 1_000,
+            lost: Amount { bytes: 1_000, inodes: 500 },
             changes: Some(7),
         };
-        let due = |seconds, is_low, lost, changes| {
+        let due = |seconds, is_low, bytes, changes| {
+            let lost = Amount { bytes, inodes: 509 };
             known.due(Present { now: at + Duration::from_secs(seconds), is_low, lost, changes })
         };
         assert_eq!(due(1, false, 1_099, 8), None);
@@ -424,11 +429,14 @@ mod tests {
         assert_eq!(due(60, false, 1_000, 7), None, "nothing was written since");
         assert_eq!(due(2, true, 1_000, 8), Some(Due::Now), "a full disk");
         assert_eq!(due(1, true, 1_000, 8), None);
+        let lost = Amount { bytes: 1_000, inodes: 510 };
+        let present = Present { now: at + Duration::from_secs(1), is_low: false, lost, changes: 8 };
+        assert_eq!(known.due(present), Some(Due::Now), "the disk has lost all inodes that the pod may take");
     }
 
     #[test]
     fn files_are_not_counted_again_while_nobody_runs() {
-        let usage = |others| DiskUsage { others, ..DiskUsage::default() };
+        let usage = |bytes| DiskUsage { others: Amount { bytes, inodes: 1 }, ..DiskUsage::default() };
         let counted = |before, ran| unless_at_rest(before, ran, || (usage(2), Ok(()))).0;
         assert_eq!(counted(None, Some(5)), usage(2), "never counted");
         assert_eq!(counted(Some((usage(1), 5)), Some(5)), usage(1));

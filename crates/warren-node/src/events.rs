@@ -1,6 +1,15 @@
 //! Events about pods, as kubelet records them: beside the work. One that is lost is logged and holds nothing up.
+//!
+//! Trouble is written at once. The events of an ordinary life (scheduled, pulled, created, started, stopped) are written a
+//! moment later, when the node is not busy with starting pods: an event is a write, and four for each pod would make a
+//! pool's refilling and `warren run` slower. While many pods come and go, the oldest of these events are dropped, and a pod
+//! that is gone before any of them was written leaves none.
+
+mod backlog;
 
 use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Pod};
@@ -9,16 +18,21 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::{Client, Resource as _};
 use serde_json::json;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tracing::debug;
 
-/// As many may wait to be written; a pod that makes more loses some.
-const WAITING: usize = 256;
+use backlog::{Backlog, Next};
+
+/// As many may wait to be taken up by the task that writes, which it does while it writes.
+const WAITING: usize = 1024;
 /// As many are remembered, so that one that happens again is counted and not written anew.
 const REMEMBERED: usize = 1024;
 /// What the API takes as a message.
 const LONGEST_MESSAGE: usize = 1024;
 /// Kubernetes' tools look for kubelet's name.
-const COMPONENT: &str = "kubelet";
+const KUBELET: &str = "kubelet";
+/// A node that takes unassigned pods stands in for the scheduler.
+const SCHEDULER: &str = "default-scheduler";
 
 /// Whether an event is trouble.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -31,23 +45,41 @@ pub(crate) enum Severity {
 #[derive(Debug)]
 struct Happening {
     about: ObjectReference,
+    component: &'static str,
     severity: Severity,
     reason: &'static str,
     message: String,
     at: Timestamp,
 }
 
+impl Happening {
+    fn uid(&self) -> &str {
+        self.about.uid.as_deref().unwrap_or_default()
+    }
+}
+
+/// What the task that writes is told.
+#[derive(Debug)]
+enum Told {
+    /// To be written at once.
+    Now(Happening),
+    /// To be written when there is nothing better to do.
+    Later(Happening),
+    /// This pod, by uid, is gone.
+    Gone(String),
+}
+
 /// Records events. They are written one after the other, by a task that ends with the last recorder.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
-    sender: mpsc::Sender<Happening>,
+    sender: mpsc::Sender<Told>,
 }
 
 impl Events {
     /// Starts the task that writes.
     pub(crate) fn start(client: Client, node_name: String) -> Self {
         let (sender, receiver) = mpsc::channel(WAITING);
-        tokio::spawn(write(client, node_name, receiver));
+        tokio::spawn(Writer { client, node_name, known: HashMap::new() }.run(receiver));
         Self { sender }
     }
 
@@ -60,57 +92,159 @@ impl Events {
         reason: &'static str,
         message: impl Into<String>,
     ) {
-        let mut about = pod.object_ref(&());
-        about.field_path = container.map(|name| format!("spec.containers{{{name}}}"));
-        let message = message.into().chars().take(LONGEST_MESSAGE).collect();
-        let happening = Happening { about, severity, reason, message, at: Timestamp::now() };
-        if let Err(lost) = self.sender.try_send(happening) {
-            debug!(reason, %lost, "event lost");
+        self.tell(Told::Now(happening(pod, container, KUBELET, severity, reason, message.into())));
+    }
+
+    /// Records what happens in the life of every container, to be written later. Returns at once.
+    pub(crate) fn record_later(
+        &self,
+        pod: &Pod,
+        container: &str,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) {
+        let normal = Severity::Normal;
+        self.tell(Told::Later(happening(pod, Some(container), KUBELET, normal, reason, message.into())));
+    }
+
+    /// Records that a pod has its node, to be written later. Returns at once.
+    pub(crate) fn scheduled(&self, pod: &Pod, node_name: &str) {
+        let ObjectMeta { name, namespace, .. } = &pod.metadata;
+        let (name, namespace) =
+            (name.as_deref().unwrap_or_default(), namespace.as_deref().unwrap_or_default());
+        let message = format!("Successfully assigned {namespace}/{name} to {node_name}");
+        self.tell(Told::Later(happening(pod, None, SCHEDULER, Severity::Normal, "Scheduled", message)));
+    }
+
+    /// Takes note that a pod is gone.
+    pub(crate) fn gone(&self, uid: &str) {
+        self.tell(Told::Gone(uid.to_owned()));
+    }
+
+    fn tell(&self, told: Told) {
+        if let Err(lost) = self.sender.try_send(told) {
+            debug!(%lost, "event lost");
         }
     }
+}
+
+fn happening(
+    pod: &Pod,
+    container: Option<&str>,
+    component: &'static str,
+    severity: Severity,
+    reason: &'static str,
+    message: String,
+) -> Happening {
+    let mut about = pod.object_ref(&());
+    about.field_path = container.map(|name| field_path(pod, name));
+    let message = message.chars().take(LONGEST_MESSAGE).collect();
+    Happening { about, component, severity, reason, message, at: Timestamp::now() }
+}
+
+/// Where a container is in its pod, in kubelet's words.
+fn field_path(pod: &Pod, name: &str) -> String {
+    let mut first = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
+    let list = if first.any(|container| container.name == name) { "initContainers" } else { "containers" };
+    format!("spec.{list}{{{name}}}")
 }
 
 /// What makes two events the same.
 type Sameness = (Option<String>, Option<String>, &'static str, String);
 
-async fn write(client: Client, node_name: String, mut happenings: mpsc::Receiver<Happening>) {
-    let mut known: HashMap<Sameness, (String, i32)> = HashMap::new();
-    while let Some(happening) = happenings.recv().await {
+struct Writer {
+    client: Client,
+    node_name: String,
+    /// Events that were written, by what makes another the same: their names, and how often they happened.
+    known: HashMap<Sameness, (String, i32)>,
+}
+
+/// A write under way gives the writer back when it is done.
+type Write = Pin<Box<dyn Future<Output = Writer> + Send>>;
+
+impl Writer {
+    async fn run(self, mut receiver: mpsc::Receiver<Told>) {
+        let mut backlog = Backlog::new();
+        let mut idle = Some(self);
+        let mut write: Option<Write> = None;
+        loop {
+            let mut wake = None;
+            if let Some(writer) = idle.take() {
+                match backlog.next(Instant::now()) {
+                    Next::Write(happening) => write = Some(Box::pin(writer.write(*happening))),
+                    Next::Wait(until) => {
+                        wake = Some(until);
+                        idle = Some(writer);
+                    }
+                    Next::Nothing => idle = Some(writer),
+                }
+            }
+            tokio::select! {
+                told = receiver.recv() => match told {
+                    Some(told) => backlog.take(told, Instant::now()),
+                    None => return,
+                },
+                writer = finished(&mut write) => {
+                    write = None;
+                    idle = Some(writer);
+                }
+                () = sleep_until(wake) => {}
+            }
+        }
+    }
+
+    async fn write(mut self, happening: Happening) -> Self {
         let namespace = happening.about.namespace.clone().unwrap_or_else(|| "default".to_owned());
-        let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let sameness = (
             happening.about.uid.clone(),
             happening.about.field_path.clone(),
             happening.reason,
             happening.message.clone(),
         );
-        if let Some((name, count)) = known.get_mut(&sameness) {
+        if let Some((name, count)) = self.known.get_mut(&sameness) {
             *count += 1;
             let patch = json!({"count": *count, "lastTimestamp": Time(happening.at)});
             match api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
-                Ok(_) => continue,
+                Ok(_) => return self,
                 // It has expired, or its namespace is gone: written anew, or lost.
                 Err(error) => debug!(%error, "event not counted"),
             }
-            known.remove(&sameness);
+            self.known.remove(&sameness);
         }
-        let event = event(happening, &node_name);
+        let event = event(happening, &self.node_name);
         let name = event.metadata.name.clone().unwrap_or_default();
         match api.create(&PostParams::default(), &event).await {
             Ok(_) => {
-                if known.len() >= REMEMBERED {
-                    known.clear();
+                if self.known.len() >= REMEMBERED {
+                    self.known.clear();
                 }
-                known.insert(sameness, (name, 1));
+                self.known.insert(sameness, (name, 1));
             }
             Err(error) => debug!(%error, "event not written"),
         }
+        self
+    }
+}
+
+async fn finished(write: &mut Option<Write>) -> Writer {
+    match write {
+        Some(write) => write.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep_until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }
 
 fn event(happening: Happening, node_name: &str) -> Event {
-    let Happening { about, severity, reason, message, at } = happening;
+    let Happening { about, component, severity, reason, message, at } = happening;
     let pod = about.name.clone().unwrap_or_default();
+    let host = (component == KUBELET).then(|| node_name.to_owned());
     Event {
         metadata: ObjectMeta {
             // The form that the Kubernetes libraries give to event names: unique by time, found by object.
@@ -132,8 +266,8 @@ fn event(happening: Happening, node_name: &str) -> Event {
         first_timestamp: Some(Time(at)),
         last_timestamp: Some(Time(at)),
         event_time: None::<MicroTime>,
-        source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: Some(node_name.to_owned()) }),
-        reporting_component: Some(COMPONENT.to_owned()),
+        source: Some(EventSource { component: Some(component.to_owned()), host }),
+        reporting_component: Some(component.to_owned()),
         reporting_instance: Some(node_name.to_owned()),
         ..Event::default()
     }

@@ -46,6 +46,7 @@ use upgrade::{Handshake, SpdyHandshake};
 
 pub use listen::{AccessError, KubeletAccess};
 pub(crate) use listen::{Identity, serve as serve_port};
+pub(crate) use port_forward::connect_to_pod;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 

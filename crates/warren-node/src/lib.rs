@@ -14,6 +14,7 @@ mod directory_watch;
 mod disk;
 mod drain;
 mod events;
+mod guest_program;
 mod images;
 mod kubelet;
 mod log_file;
@@ -39,7 +40,7 @@ mod usage;
 mod volumes;
 mod worker;
 
-pub use config::{NodeConfig, RegistryConfig};
+pub use config::{NodeConfig, OwnPod, RegistryConfig};
 pub use kubelet::{AccessError, KubeletAccess};
 pub use network::remove_network;
 pub use node::{Node, StartError, home_id};

@@ -14,7 +14,7 @@ use kube::runtime::{WatchStreamExt as _, watcher as watch_objects};
 use kube::{Api, Client};
 use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, error, info, warn};
@@ -26,10 +26,11 @@ use warren_oci::privileges::Privileges;
 use warren_oci::zygote::Zygote;
 
 use crate::claims;
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, OwnPod};
 use crate::disk;
 use crate::drain;
 use crate::events::Events;
+use crate::guest_program;
 use crate::images::Images;
 use crate::kubelet::{self, AccessError, Identity, KubeletAccess};
 use crate::network::{self, Network, Reach};
@@ -58,12 +59,18 @@ pub(crate) struct Shared {
     pub(crate) network: Option<Arc<Network>>,
     pub(crate) usage: Usage,
     pub(crate) pods: PathBuf,
+    own_pods: Vec<OwnPod>,
     ids: Mutex<IdAllocator>,
 }
 
 impl Shared {
     pub(crate) fn ids(&self) -> MutexGuard<'_, IdAllocator> {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the pod of this name if it stands for a part of this process.
+    pub(crate) fn own_pod(&self, namespace: &str, name: &str) -> Option<&OwnPod> {
+        self.own_pods.iter().find(|own| own.namespace == namespace && own.name == name)
     }
 
     /// Returns when the node knows its pods.
@@ -142,6 +149,7 @@ impl Node {
             claims: config.data_dir.join("volumes"),
             runtimes: config.runtimes.clone(),
             host_paths: config.host_paths.clone(),
+            guest: guest_program::install(&config.data_dir).map_err(at(&config.data_dir))?,
         };
         let reach = match config.privileges {
             Privileges::Machine => Reach::Devices,
@@ -176,6 +184,7 @@ impl Node {
             network,
             usage: Usage::default(),
             pods,
+            own_pods: config.own_pods.clone(),
             ids: Mutex::new(ids),
         });
         let serving = config.serve_claims.then(|| {
@@ -218,6 +227,12 @@ impl Node {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         kubelet::serve(self.shared.clone(), stream)
+    }
+
+    /// Connects to a port of a pod, as port-forward does: on the pod's own loopback.
+    pub async fn connect_to_pod(&self, namespace: &str, name: &str, port: u16) -> io::Result<TcpStream> {
+        self.shared.wait_until_listed().await;
+        kubelet::connect_to_pod(&self.shared, namespace, name, port).await
     }
 
     /// Serves kubelet's HTTP API on a port, with TLS, to those whom the API server lets. The future goes on for ever unless the
@@ -373,6 +388,10 @@ fn show(shared: &Arc<Shared>, workers: &mut JoinSet<String>, pod: Pod) {
     let Some(uid) = pod.metadata.uid.clone() else { return };
     let bound_to =
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
+    let name = |name: &Option<String>| name.clone().unwrap_or_default();
+    if shared.own_pod(&name(&pod.metadata.namespace), &name(&pod.metadata.name)).is_some() {
+        return;
+    }
     let known = shared.registry.get(&uid);
     if known.is_none() && bound_to.is_some_and(|name| name != shared.facts.name) {
         return;

@@ -1,6 +1,6 @@
 //! The images of one pod: what has been found out about each, those that are here, and those that are on their way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +31,8 @@ pub(crate) struct PodImages {
     found: BTreeMap<String, Arc<Image>>,
     /// How often in a row each could not be had.
     failures: BTreeMap<String, u32>,
+    /// Those that were pulled and not started on since.
+    pulled: BTreeSet<String>,
     pulls: JoinSet<Outcome>,
     changes: watch::Receiver<u64>,
 }
@@ -50,6 +52,7 @@ impl PodImages {
             states: Images::new(),
             found: BTreeMap::new(),
             failures: BTreeMap::new(),
+            pulled: BTreeSet::new(),
             pulls: JoinSet::new(),
             changes: shared.images.changes(),
         }
@@ -68,11 +71,7 @@ impl PodImages {
         };
         let events = self.shared.events.clone();
         match present {
-            Ok(Some(image)) => {
-                let message = format!("Container image \"{name}\" already present on machine");
-                events.record(pod, None, Severity::Normal, "Pulled", message);
-                self.has_come(name, image);
-            }
+            Ok(Some(image)) => self.has_come(name, image),
             Ok(None) if policy == PullPolicy::Never => {
                 let message = format!("Container image \"{name}\" is not present with pull policy of Never");
                 events.record(pod, None, Severity::Warning, "ErrImageNeverPull", message.clone());
@@ -121,6 +120,7 @@ impl PodImages {
                     image.size
                 );
                 events.record(&pod, None, Severity::Normal, "Pulled", message);
+                self.pulled.insert(name.clone());
                 self.has_come(name, image);
             }
             Err(problem) => {
@@ -133,6 +133,11 @@ impl PodImages {
                 self.has_failed(name, "ErrImagePull", message);
             }
         }
+    }
+
+    /// Returns whether an image was pulled for this pod since that was last asked, which was an event of its own.
+    pub(crate) fn was_pulled(&mut self, name: &str) -> bool {
+        self.pulled.remove(name)
     }
 
     fn has_come(&mut self, name: String, image: Arc<Image>) {

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSecurityContext};
 use warren_decide::network::{Mode, proxy_environment};
 use warren_decide::pod::{
-    Addresses, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError, SourceError, Sources,
-    VolumeKind, address_without_network, all_containers, environment, expand, volume_kind,
+    Addresses, BIND_MOUNT_OPTIONS, BuiltInImage, EnvironmentError, HostPath, Limits, LimitsError,
+    PidsLimitError, SourceError, Sources, VolumeKind, address_without_network, all_containers,
+    base_directory, environment, expand, guest, is_of_sandbox, pids_limit, sysctls, volume_kind,
 };
 use warren_image::manifest::RunConfig;
 use warren_image::store::Image;
@@ -18,9 +19,12 @@ use warren_image::user::{self, UserError};
 use warren_oci::cgroup_names;
 use warren_oci::host_image::{HostImage, INIT_PATH};
 use warren_oci::idmap::IdRange;
-use warren_oci::protocol::{ContainerRequest, LogFile, Overlay, PodRequest, Rootfs, RuntimeProgram};
+use warren_oci::protocol::{
+    Activation, ContainerRequest, LogFile, Overlay, PodRequest, Rootfs, RuntimeProgram,
+};
 use warren_oci::spec::{self, CpuQuota, Mount, MountKind, Process, Spec, StandardInput, User};
 
+use crate::guest_program::GUEST_PATH;
 use crate::network::{self, Lease};
 use crate::pod_etc;
 use crate::termination;
@@ -44,6 +48,8 @@ pub(crate) struct Builder {
     pub(crate) runtimes: BTreeMap<String, RuntimeProgram>,
     /// The directories of the host that pods may have.
     pub(crate) host_paths: Vec<HostPath>,
+    /// The program of the guest daemon.
+    pub(crate) guest: PathBuf,
 }
 
 /// One run of a container.
@@ -51,7 +57,6 @@ pub(crate) struct Run<'a> {
     pub(crate) name: &'a str,
     /// How often it was started before.
     pub(crate) attempt: u32,
-    pub(crate) ids: IdRange,
     pub(crate) image: &'a ContainerImage,
 }
 
@@ -68,6 +73,8 @@ pub(crate) enum RequestError {
     Source(#[from] SourceError),
     #[error(transparent)]
     Limits(#[from] LimitsError),
+    #[error(transparent)]
+    PidsLimit(#[from] PidsLimitError),
     #[error(transparent)]
     User(#[from] UserError),
     #[error("image \"{0}\" has not been found yet")]
@@ -106,9 +113,9 @@ impl PodDirectory {
         self.0.join("volumes").join(name)
     }
 
-    /// Where its containers and volumes write.
-    pub(crate) fn written(&self) -> [PathBuf; 2] {
-        ["containers", "volumes"].map(|name| self.0.join(name))
+    /// Where its containers and volumes write, and where the messages are kept that containers leave.
+    pub(crate) fn written(&self) -> [PathBuf; 3] {
+        ["containers", "volumes", "termination"].map(|name| self.0.join(name))
     }
 
     /// The pod's network, if it has one.
@@ -145,7 +152,10 @@ impl Builder {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
         let spec = pod.spec.as_ref();
         let name = spec
-            .and_then(|spec| spec.hostname.as_deref())
+            .and_then(|spec| {
+                let override_ = spec.hostname_override.as_deref().filter(|name| !name.is_empty());
+                override_.or(spec.hostname.as_deref())
+            })
             .or(pod.metadata.name.as_deref())
             .unwrap_or("sandbox");
         let hostname: String = name.chars().take(LONGEST_HOSTNAME).collect();
@@ -162,11 +172,12 @@ impl Builder {
         };
         let mut images = all_containers(pod).filter_map(|(_, container)| container.image.as_deref());
         let lease = directory.lease();
+        let has_aliases =
+            spec.is_some_and(|spec| spec.host_aliases.as_ref().is_some_and(|list| !list.is_empty()));
         // The built-in image has them for a pod without a network.
-        if lease.is_some() || images.any(|image| BuiltInImage::named(image).is_none()) {
+        if lease.is_some() || has_aliases || images.any(|image| BuiltInImage::named(image).is_none()) {
             let path = directory.own_layer();
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            pod_etc::write(&path, &hostname, namespace, lease.filter(Lease::is_reachable).as_ref())
+            pod_etc::write(&path, &hostname, pod, lease.filter(Lease::is_reachable).as_ref())
                 .map_err(|source| RequestError::Directory { path, source })?;
         }
         Ok(PodRequest {
@@ -177,7 +188,13 @@ impl Builder {
             ids,
             network: None,
             runtime,
+            activation: guest(pod).ok().flatten().map(|guest| Activation {
+                container: guest.container.name.clone(),
+                ports: guest.ports,
+                args: vec![GUEST_PATH.to_owned()],
+            }),
             proxy_port: lease.filter(|lease| !lease.is_reachable()).map(|_| network::PROXY_PORT),
+            sysctls: sysctls(pod),
             containers: Vec::new(),
             trace: false,
         })
@@ -191,16 +208,33 @@ impl Builder {
         directory: &PodDirectory,
         sources: &Sources,
     ) -> Result<ContainerRequest, RequestError> {
-        let Run { name, attempt, ids, image } = *run;
+        let Run { name, attempt, image } = *run;
         let container = all_containers(pod).find(|(_, container)| container.name == name);
         let (_, container) = container.ok_or_else(|| RequestError::NoContainer(name.to_owned()))?;
         let lease = directory.lease();
         let pod_ip = self.pod_ip(pod, directory);
         let own_variables = environment(pod, container, &self.addresses(&pod_ip), sources)?;
         let values: HashMap<String, String> = own_variables.iter().cloned().collect();
-        let mut base = self.base(image, directory)?;
+        if guest(pod).ok().flatten().is_some_and(|guest| guest.container.name == name) {
+            let path = directory.own_layer();
+            pod_etc::add_program(&path, GUEST_PATH, &self.guest)
+                .map_err(|source| RequestError::Directory { path, source })?;
+        }
+        let base = self.base(image, directory)?;
+        let working_directory = [container.working_dir.as_deref(), Some(&base.config.working_dir)];
+        let working_directory = working_directory.into_iter().flatten().find(|path| !path.is_empty());
+        let working_directory = working_directory.unwrap_or("/");
 
         let mut variables = base.config.env.clone();
+        if is_of_sandbox(pod) {
+            let said = |name: &str| {
+                let in_image =
+                    base.config.env.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+                values.get(name).map(String::as_str).or(in_image)
+            };
+            let directory = base_directory(said("SANDBOX_BASE_DIR"), base.has_app, working_directory);
+            variables.extend(sandbox_environment(directory));
+        }
         if let Some(lease) = lease.filter(|lease| lease.mode == Mode::Restricted) {
             let proxy = SocketAddrV4::new(lease.gateway, network::PROXY_PORT);
             variables
@@ -208,12 +242,9 @@ impl Builder {
         }
         variables.retain(|line| line.split_once('=').is_none_or(|(name, _)| !values.contains_key(name)));
         variables.extend(own_variables.iter().map(|(name, value)| format!("{name}={value}")));
-        let working_directory = [container.working_dir.as_deref(), Some(&base.config.working_dir), Some("/")];
-        let working_directory = working_directory.into_iter().flatten().find(|path| !path.is_empty());
-
         let process = Process {
             env: variables,
-            cwd: working_directory.unwrap_or("/").into(),
+            cwd: working_directory.into(),
             user: user(pod, container, &base.user),
             ..Process::new(command(container, &values, &base.config).ok_or(RequestError::NoCommand)?)
         };
@@ -228,10 +259,12 @@ impl Builder {
         if matches!(image, ContainerImage::Stored(_))
             && spec.process.args.first().is_some_and(|word| word == INIT_PATH)
         {
-            base.rootfs.files.push((self.image.init(), INIT_PATH.into()));
+            let path = directory.own_layer();
+            pod_etc::add_program(&path, INIT_PATH, &self.image.init())
+                .map_err(|source| RequestError::Directory { path, source })?;
         }
         spec.mounts.extend(self.volume_mounts(pod, container, directory, sources, &values)?);
-        spec.mounts.extend(termination_mount(container, attempt, directory, ids)?);
+        spec.mounts.extend(termination_mount(container, attempt, directory));
         spec.process.capabilities = capabilities(container);
         // Privileges that are gained inside are the pod's own and no more, so whoever asks for it may have it.
         spec.process.no_new_privileges =
@@ -239,7 +272,7 @@ impl Builder {
         spec.linux.resources = spec::Limits {
             memory_bytes: Some(limits.memory_bytes),
             cpu: cpu_quota(limits.cpu_millis, warren_sys::process::online_processors()),
-            pids: Some(limits.pids),
+            pids: Some(pids_limit(pod)?),
             ..spec::Limits::default()
         };
         let log = directory.log(name, attempt);
@@ -278,6 +311,8 @@ impl Builder {
             if for_reading || mount.read_only == Some(true) {
                 options.push("ro".to_owned());
             }
+            let asked = mount.bind_mount_options.iter().flatten();
+            options.extend(asked.filter(|option| BIND_MOUNT_OPTIONS.contains(&option.as_str())).cloned());
             let mut inside = match (&mount.sub_path_expr, &mount.sub_path) {
                 (Some(words), _) => expand(words, values),
                 (None, given) => given.clone().unwrap_or_default(),
@@ -312,7 +347,8 @@ impl Builder {
             if !inside.is_empty() {
                 options.push(format!("X-mount.subdir={inside}"));
             }
-            let destination = PathBuf::from(&mount.mount_path);
+            // A path that is not absolute is taken from the root, as kubelet does.
+            let destination = PathBuf::from("/").join(&mount.mount_path);
             mounts.push(Mount { destination, kind, source: Some(source), options });
         }
         Ok(mounts)
@@ -330,12 +366,14 @@ impl Builder {
                 user: User::default(),
                 rootfs: {
                     let mut rootfs = self.image.rootfs();
-                    // Without a network, the image's own will do.
-                    if let Some(root) = rootfs.overlays.first_mut().filter(|_| directory.lease().is_some()) {
+                    // For a pod without files of its own in `/etc`, the image's will do.
+                    if let Some(root) = rootfs.overlays.first_mut().filter(|_| directory.own_layer().is_dir())
+                    {
                         root.lower.insert(0, directory.own_layer());
                     }
                     rootfs
                 },
+                has_app: false,
             }),
             ContainerImage::Stored(image) => {
                 let mut config = image.config.config.clone();
@@ -349,10 +387,10 @@ impl Builder {
                 }
                 let mut lower = vec![directory.own_layer()];
                 lower.extend(image.layers.iter().cloned());
-                let rootfs =
-                    Rootfs { overlays: vec![Overlay { target: "/".into(), lower }], files: Vec::new() };
+                let rootfs = Rootfs { overlays: vec![Overlay { target: "/".into(), lower }] };
                 let user = User { uid: found.uid, gid: found.gid, additional_gids: Vec::new() };
-                Ok(Base { config, user, rootfs })
+                let has_app = image.layers.iter().any(|layer| layer.join("app").is_dir());
+                Ok(Base { config, user, rootfs, has_app })
             }
         }
     }
@@ -363,6 +401,17 @@ struct Base {
     config: RunConfig,
     user: User,
     rootfs: Rootfs,
+    /// Whether it has a directory `/app`.
+    has_app: bool,
+}
+
+/// What programs in a sandbox can tell by that they are in one.
+fn sandbox_environment(directory: &str) -> [String; 3] {
+    [
+        "IS_SANDBOXED=true".to_owned(),
+        concat!("SANDBOX_VERSION=", env!("CARGO_PKG_VERSION")).to_owned(),
+        format!("ALLOWED_ROOT_DIRECTORY={directory}"),
+    ]
 }
 
 /// `command` replaces the image's entry point and its arguments, `args` only the arguments.
@@ -413,21 +462,11 @@ fn user(pod: &Pod, container: &Container, image: &User) -> User {
 }
 
 /// Where the container leaves what is to be told when it ends.
-fn termination_mount(
-    container: &Container,
-    attempt: u32,
-    directory: &PodDirectory,
-    ids: IdRange,
-) -> Result<Option<Mount>, RequestError> {
-    let Some(destination) = container.termination_message_path.as_deref().filter(|path| !path.is_empty())
-    else {
-        return Ok(None);
-    };
-    let path = termination::path(directory, &container.name, attempt);
-    let source = Some(path.clone());
-    termination::make(&path, ids).map_err(|source| RequestError::Directory { path, source })?;
+fn termination_mount(container: &Container, attempt: u32, directory: &PodDirectory) -> Option<Mount> {
+    let destination = container.termination_message_path.as_deref().filter(|path| !path.is_empty())?;
+    let source = Some(termination::path(directory, &container.name, attempt));
     let options = vec!["nosuid".to_owned(), "nodev".to_owned(), "noexec".to_owned()];
-    Ok(Some(Mount { destination: destination.into(), kind: MountKind::Bind, source, options }))
+    Some(Mount { destination: destination.into(), kind: MountKind::Message, source, options })
 }
 
 /// How much of the processors a container may use; `None` for one that may use all there are: the kernel goes through the quotas of all

@@ -159,6 +159,7 @@ async fn ask(shared: &Shared, pod: &Pod, wish: &TokenWish) -> kube::Result<(Stri
                 uid: pod.metadata.uid.clone(),
             }),
             expiration_seconds: Some(wish.seconds),
+            ..TokenRequestSpec::default()
         }),
         ..TokenRequest::default()
     };

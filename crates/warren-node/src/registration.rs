@@ -58,7 +58,7 @@ impl MachineFacts {
         MachineFacts {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory_kib.unwrap_or(0) * 1024,
-            disk_bytes: disk::space(pods).map_or(0, |space| space.total),
+            disk_bytes: disk::space(pods).map_or(0, |space| space.total.bytes),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             architecture: match std::env::consts::ARCH {
                 "x86_64" => "amd64",

@@ -1,12 +1,10 @@
-//! What a container leaves to be told when it ends: a file that it finds at its `terminationMessagePath`, or the end of its log.
+//! What a container leaves to be told when it ends: what it wrote to its `terminationMessagePath`, or the end of its log.
 
 use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Container;
-use warren_oci::idmap::IdRange;
 
 use crate::pod_request::PodDirectory;
 
@@ -17,19 +15,9 @@ const MOST_LINES_FROM_LOG: usize = 80;
 /// Where the end of a log is looked for: lines carry their time, and may be long.
 const END_OF_LOG: u64 = 64 << 10;
 
-/// The file of one run of a container.
+/// Where the shim keeps the message of one run of a container, if it has left one.
 pub(crate) fn path(directory: &PodDirectory, container: &str, attempt: u32) -> PathBuf {
     directory.0.join("termination").join(container).join(attempt.to_string())
-}
-
-/// Makes the file, open to whomever the container runs as.
-pub(crate) fn make(path: &Path, ids: IdRange) -> io::Result<()> {
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    fs::write(path, "")?;
-    std::os::unix::fs::chown(path, ids.to_host(0), ids.to_host(0))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o666))
 }
 
 /// What a run that ended with `exit_code` left.
@@ -40,7 +28,7 @@ pub(crate) fn read(
     exit_code: i32,
 ) -> Option<String> {
     let mut message = Vec::new();
-    // The file is ours; that it is missing means that the container never started.
+    // The file is ours; without one the container has left no message.
     let file = fs::File::open(path(directory, &container.name, attempt)).ok();
     file.and_then(|file| file.take(LONGEST_MESSAGE).read_to_end(&mut message).ok());
     if !message.is_empty() {

@@ -158,7 +158,10 @@ impl Worker {
             self.find().await;
             loop {
                 let look_again = match self.settle().await {
-                    Ok(Rest::Gone) => return,
+                    Ok(Rest::Gone) => {
+                        self.shared.events.gone(&self.uid);
+                        return;
+                    }
                     Ok(Rest::Until(time)) => time.map(until),
                     Err(problem) => {
                         warn!(error = %chain(&problem), "pod not settled; trying again");
@@ -362,7 +365,11 @@ impl Worker {
         // and if the API refuses, the pod is removed again.
         let binding = steps.contains(&Step::Bind).then(|| {
             let (shared, pod) = (self.shared.clone(), pod.clone());
-            tokio::spawn(async move { bind(&shared, &pod).await })
+            tokio::spawn(async move {
+                bind(&shared, &pod).await?;
+                shared.events.scheduled(&pod, &shared.facts.name);
+                Ok::<_, kube::Error>(())
+            })
         });
         let mut starts: Vec<(String, u32)> = Vec::new();
         let mut new_sandbox = false;
@@ -385,7 +392,7 @@ impl Worker {
                     Ok(())
                 }
                 Step::AskToStop { names, grace } => self.ask_to_stop(pod, names, grace).await,
-                Step::Kill { names } => self.kill(names).await,
+                Step::Kill { names } => self.kill(pod, names).await,
                 Step::Remove => self.remove().await,
                 Step::DeleteObject => self.delete_object(pod).await,
             };
@@ -395,11 +402,13 @@ impl Worker {
             }
         }
         if result.is_ok() && !starts.is_empty() {
+            let wanted = starts.clone();
             result = if new_sandbox {
                 self.start_sandbox(pod, starts).await
             } else {
                 self.start_containers(pod, starts).await
             };
+            self.say_started(pod, &wanted);
         }
         if let Some(binding) = binding {
             match binding.await {
@@ -429,7 +438,8 @@ impl Worker {
         let notices: BTreeSet<Notice> = notices.into_iter().collect();
         for notice in notices.difference(&self.noticed) {
             let severity = if notice.is_warning { Severity::Warning } else { Severity::Normal };
-            self.shared.events.record(pod, None, severity, notice.reason, notice.message.clone());
+            let container = notice.container.as_deref();
+            self.shared.events.record(pod, container, severity, notice.reason, notice.message.clone());
         }
         self.noticed = notices;
     }

@@ -90,6 +90,8 @@ fn pod_request(
         network: None,
         runtime: None,
         proxy_port: None,
+        sysctls: Vec::new(),
+        activation: None,
         containers: vec![ContainerRequest {
             name: "main".to_owned(),
             attempt: 0,

@@ -21,6 +21,7 @@ pub const CAPABILITIES: &[&str] = &[
 pub const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
+    "/proc/cmdline",
     "/proc/interrupts",
     "/proc/kcore",
     "/proc/keys",

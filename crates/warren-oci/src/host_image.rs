@@ -178,7 +178,7 @@ impl HostImage {
             let lower = self.covers.of(directory).into_iter().chain([directory.clone()]).collect();
             Overlay { target: directory.clone(), lower }
         }));
-        Rootfs { overlays, files: vec![(self.init(), INIT_PATH.into())] }
+        Rootfs { overlays }
     }
 
     /// The default command of the image.

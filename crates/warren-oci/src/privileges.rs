@@ -188,10 +188,27 @@ pub fn become_namespace_root() -> Result<(), EnterError> {
     mount::keep_mounts_private().map_err(EnterError::NoRights)
 }
 
-/// How many ids the pods of this process's user can have: 1 without further ones.
-pub fn ids_of_this_user() -> u32 {
-    let ranges = Ranges::of(rustix::process::geteuid().as_raw());
-    ranges.map_or(1, |ranges| 1 + ranges.users.1.min(ranges.groups.1))
+/// The further ids that pods of an ordinary user can have, and what of it is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FurtherIds {
+    /// Users and groups that the user was given in both `/etc/subuid` and `/etc/subgid`.
+    pub given: u32,
+    /// Whether `newuidmap` and `newgidmap` are installed, which hand them out.
+    pub has_programs: bool,
+}
+
+impl FurtherIds {
+    /// Those of this process's user.
+    pub fn of_this_user() -> Self {
+        let (users, groups) = given_ids(rustix::process::geteuid().as_raw());
+        let given = users.zip(groups).map_or(0, |(users, groups)| users.1.min(groups.1));
+        Self { given, has_programs: mapping_programs().is_some() }
+    }
+
+    /// Users and groups that exist in a pod, from 0 on: 1 if there is only its root.
+    pub fn in_pods(self) -> u32 {
+        if self.has_programs { 1 + self.given } else { 1 }
+    }
 }
 
 /// The one map that everybody may make.
@@ -213,20 +230,9 @@ struct Ranges {
 
 impl Ranges {
     fn of(user: u32) -> Option<Self> {
-        let program = |name: &str| {
-            ["/usr/bin", "/usr/local/bin", "/bin"]
-                .iter()
-                .map(|directory| Path::new(directory).join(name))
-                .find(|path| path.is_file())
-        };
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let name = user_name(&read("/etc/passwd"), user);
-        Some(Self {
-            users: range(&read("/etc/subuid"), user, name.as_deref())?,
-            groups: range(&read("/etc/subgid"), user, name.as_deref())?,
-            for_users: program("newuidmap")?,
-            for_groups: program("newgidmap")?,
-        })
+        let (users, groups) = given_ids(user);
+        let (for_users, for_groups) = mapping_programs()?;
+        Some(Self { users: users?, groups: groups?, for_users, for_groups })
     }
 
     /// A process that stays behind, where those programs have their rights, and maps this one when it is told to.
@@ -268,6 +274,26 @@ impl Helper {
         drop(self.go);
         matches!(self.child.wait(), Ok(Exit::Code(0))) && told
     }
+}
+
+/// The first id of a range, and how many there are.
+type GivenRange = (u32, u32);
+
+/// Returns the ranges of users and of groups that a user was given.
+fn given_ids(user: u32) -> (Option<GivenRange>, Option<GivenRange>) {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let name = user_name(&read("/etc/passwd"), user);
+    let range = |path: &str| range(&read(path), user, name.as_deref());
+    (range("/etc/subuid"), range("/etc/subgid"))
+}
+
+/// The programs that map ranges of users and of groups, if both are installed.
+fn mapping_programs() -> Option<(PathBuf, PathBuf)> {
+    let program = |name: &str| {
+        let directories = ["/usr/bin", "/usr/local/bin", "/bin"].into_iter();
+        directories.map(|directory| Path::new(directory).join(name)).find(|path| path.is_file())
+    };
+    Some((program("newuidmap")?, program("newgidmap")?))
 }
 
 fn user_name(passwd: &str, user: u32) -> Option<String> {

@@ -38,6 +38,12 @@ pub struct PodRequest {
     /// that listens there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_port: Option<u16>,
+    /// Kernel parameters of its namespaces, set before any program of it runs: names with dots, and values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sysctls: Vec<(String, String)>,
+    /// A program of the node's that is started at the first connection to one of its ports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Activation>,
     /// Containers to start at once, in order; more can follow by [`Call::Start`].
     #[serde(default)]
     pub containers: Vec<ContainerRequest>,
@@ -64,6 +70,21 @@ pub enum RuntimeKind {
     Gvisor,
     /// Like `runc`: containers are made of the host's namespaces, and share those of their pod.
     Plain,
+}
+
+/// A program that is started by socket activation. The shim listens on ports in the pod's network,
+/// from before the pod's first program runs. At the first connection it starts the program in a running
+/// container, as that container's user, and hands it the listening sockets: the program's standard input
+/// is a `SOCK_SEQPACKET` socket with one message that carries the descriptors. When the program has
+/// ended, the next connection starts it again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activation {
+    /// The container that it runs in. Connections wait while that does not run.
+    pub container: String,
+    /// The ports.
+    pub ports: Vec<u16>,
+    /// Program and arguments, as the container sees them.
+    pub args: Vec<String>,
 }
 
 /// A pod's device, address and routes.
@@ -104,9 +125,6 @@ pub struct ContainerRequest {
 pub struct Rootfs {
     /// The first must have the target `/`.
     pub overlays: Vec<Overlay>,
-    /// Files of the host that appear read-only: (source, destination).
-    #[serde(default)]
-    pub files: Vec<(PathBuf, PathBuf)>,
 }
 
 /// One overlay.
@@ -348,8 +366,10 @@ pub enum RefusalReason {
     Invalid,
     /// The container could not be set up.
     CreateFailed,
-    /// The program could not be run: not found, not executable, no such user or directory.
+    /// The program could not be run: not found, no such user or directory.
     StartFailed,
+    /// The program was found and cannot be executed: no permission, or not a program.
+    NotExecutable,
     /// The kernel refused something else.
     Failed,
     /// The runtime that keeps the pod's containers has no such thing.

@@ -127,10 +127,10 @@ pub struct Root {
 pub struct Mount {
     /// Absolute path inside. Missing directories, or a missing file for a file, are made.
     pub destination: PathBuf,
-    /// `bind`, `tmpfs` or `memory`.
+    /// `bind`, `tmpfs`, `memory` or `message`.
     #[serde(rename = "type")]
     pub kind: MountKind,
-    /// The host's file or directory for `bind`.
+    /// The host's file or directory for `bind`; for `message`, where the host keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<PathBuf>,
     /// `ro`, `nosuid`, `nodev`, `noexec` and their opposites; `idmap` (owners are shifted so that the host's root is
@@ -150,6 +150,9 @@ pub enum MountKind {
     Tmpfs,
     /// Memory that the pod's containers share; `source` is its name, see [`crate::protocol::MemoryVolume`].
     Memory,
+    /// An empty file in memory that takes at most a page, for a message that the container leaves. Its first bytes are written to
+    /// `source` when the container has ended, unless it is empty.
+    Message,
 }
 
 /// Linux matters.

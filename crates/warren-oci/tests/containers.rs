@@ -70,6 +70,67 @@ fn init_ends_on_a_polite_request() {
     pod.shutdown();
 }
 
+/// The kernel discards a signal that the first process of a pid namespace does not handle, and a program handles none before it has
+/// come to it.
+#[test]
+fn a_request_to_end_reaches_a_first_process_that_handles_it_only_later() {
+    if skipped() {
+        return;
+    }
+    let home = Home::new();
+    let script =
+        "until [ -e /tmp/go ]; do sleep 0.01; done; trap 'exit 7' TERM; while :; do sleep 0.01; done";
+    let pod = home.pod("early", vec![home.container("early", "main", &["sh", "-c", script])]);
+    pod.wait("main", |container| matches!(container.status, ContainerStatus::Running { .. }));
+    let signal = Call::Signal { target: Target::Container("main".to_owned()), signal: libc::SIGTERM };
+    pod.client.call(signal, drop).unwrap();
+    assert_eq!(pod.shell("touch /tmp/go").stderr, "");
+    let state = pod.wait("main", |container| matches!(container.status, ContainerStatus::Exited { .. }));
+    assert!(matches!(state.status, ContainerStatus::Exited { exit, .. } if exit.code == 7), "{state:?}");
+    pod.shutdown();
+}
+
+#[test]
+fn a_message_takes_one_page_of_memory_and_its_beginning_is_kept() {
+    if skipped() {
+        return;
+    }
+    let home = Home::new();
+    let container = |name: &str, script: &str| {
+        let mut container = home.container("message", name, &["sh", "-c", script]);
+        container.spec.mounts.push(Mount {
+            destination: "/dev/termination-log".into(),
+            kind: MountKind::Message,
+            source: Some(home.directory("message").join("messages").join(name)),
+            options: vec!["nosuid".to_owned(), "nodev".to_owned(), "noexec".to_owned()],
+        });
+        container
+    };
+    let pod = home.pod(
+        "message",
+        vec![
+            container("short", "echo first > /dev/termination-log; echo second > /dev/termination-log"),
+            container(
+                "long",
+                "yes 2>&- | head -c 1000000 2>&- > /dev/termination-log; stat -c %b /dev/termination-log",
+            ),
+            container("none", "test -w /dev/termination-log"),
+        ],
+    );
+    for name in ["short", "long", "none"] {
+        pod.wait(name, |container| matches!(container.status, ContainerStatus::Exited { .. }));
+    }
+    let kept = |name: &str| std::fs::read(home.directory("message").join("messages").join(name));
+    assert_eq!(kept("short").unwrap(), b"second\n");
+    let long = kept("long").unwrap();
+    assert!(long.len() == 4096 && long.starts_with(b"y\ny\n"), "{} bytes", long.len());
+    assert_eq!(kept("none").unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    let log = std::fs::read_to_string(home.directory("message").join("logs/long/0.log")).unwrap();
+    let blocks: u64 = log.lines().last().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(blocks * 512 <= 64 << 10, "no more than the largest page: {log}");
+    pod.shutdown();
+}
+
 #[test]
 fn exec_keeps_streams_apart_and_passes_input_and_exit_code() {
     if skipped() {
@@ -113,6 +174,7 @@ fn what_cannot_be_run_is_refused_with_the_reason() {
         "{refusal}"
     );
     let refusal = pod.start(Pod::request(&["/etc/passwd"])).unwrap_err();
+    assert_eq!(refusal.reason, RefusalReason::NotExecutable);
     assert!(refusal.message.contains("ermission denied"), "{refusal}");
     let mut request = Pod::request(&["true"]);
     request.container = "other".to_owned();
@@ -385,7 +447,12 @@ fn a_container_after_one_that_could_not_be_made_is_as_shut_in_as_any() {
     }
     let home = Home::new();
     let mut broken = home.container("second", "broken", &["true"]);
-    broken.rootfs.files.push(("/no/such/file".into(), "/x".into()));
+    broken.spec.mounts.push(Mount {
+        destination: "/x".into(),
+        kind: MountKind::Bind,
+        source: Some("/no/such/file".into()),
+        options: Vec::new(),
+    });
     let failing = home.container("second", "failing", &["/no/such/program"]);
     let pod = home.pod("second", vec![broken, failing, home.container("second", "main", &["/.warren/init"])]);
     pod.wait("broken", |container| matches!(container.status, ContainerStatus::Failed { .. }));

@@ -51,12 +51,17 @@ fn the_hosts_processes_files_and_secrets_are_not_there() {
     // The mount table tells of the container's mounts and of none of the host's.
     let mounts = pod.shell("cut -d' ' -f2 /proc/self/mounts").stdout;
     assert!(
-        mounts.lines().all(|path| ["/proc", "/sys", "/dev", "/usr", "/.warren"]
-            .iter()
-            .any(|known| path.starts_with(known))
-            || path == "/"),
+        mounts
+            .lines()
+            .all(|path| ["/proc", "/sys", "/dev", "/usr"].iter().any(|known| path.starts_with(known))
+                || path == "/"),
         "{mounts}"
     );
+    // Neither does it say where the home is, nor the kernel how it was started.
+    let data = home.data.to_str().unwrap();
+    let table = pod.shell("cat /proc/self/mountinfo /proc/self/mounts /proc/cmdline").stdout;
+    assert!(!table.contains(data) && !table.contains("root="), "{table}");
+    assert_eq!(pod.shell("wc -c < /proc/cmdline").stdout, "0\n");
     let devices = pod.shell("ls /dev | tr '\\n' ' '").stdout;
     assert_eq!(
         devices.trim(),

@@ -146,6 +146,8 @@ impl Home {
             network: None,
             runtime: None,
             proxy_port: None,
+            sysctls: Vec::new(),
+            activation: None,
             containers,
             trace: false,
         }

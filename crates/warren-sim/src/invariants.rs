@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
 use warren_api::template::NetworkPolicyManagement;
@@ -103,6 +103,7 @@ impl Ledger {
     ) -> Result<(), String> {
         let latest = now.checked_add(self.clock_tolerance).unwrap_or(now);
         let Some(object) = commit.after.as_ref().or(commit.before.as_ref()) else { return Ok(()) };
+        judge_conditions(object)?;
         match object {
             Any::Sandbox(_) => self.sandbox(server, commit, intent, latest),
             Any::SandboxClaim(_) => self.claim(server, commit, latest),
@@ -402,6 +403,26 @@ impl Ledger {
             false => Err(format!("{by} deleted sandbox {name}, which claim {} has", owner.name)),
         }
     }
+}
+
+/// Judges what a sandbox or a claim says: all of it about one generation, and none of it from before the object existed.
+fn judge_conditions(object: &Any) -> Result<(), String> {
+    let (kind, name, conditions) = (object.kind(), object.name(), object.conditions());
+    let created = object.meta().creation_timestamp.as_ref();
+    for condition in conditions {
+        let Condition { type_, observed_generation, last_transition_time, .. } = condition;
+        if *observed_generation != conditions[0].observed_generation {
+            return Err(format!(
+                "{kind} {name}: {type_} is about generation {observed_generation:?}, others not"
+            ));
+        }
+        if created.is_some_and(|created| last_transition_time < created) {
+            return Err(format!(
+                "{kind} {name}: {type_} changed at {last_transition_time:?}, before it existed"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Judges the deletion of what only its user may delete.

@@ -182,6 +182,9 @@ fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(
     match phase {
         "Succeeded" => says(Reason::PodSucceeded, 1),
         "Failed" => says(Reason::PodFailed, 1),
+        _ if server.is_invalid(Kind::Pod, &sandbox.spec.blueprint.pod_template.spec) => {
+            return says(Reason::InvalidConfiguration, 0);
+        }
         _ => says(Reason::DependenciesReady, 1),
     }?;
     let named = ownership::annotation(&sandbox.metadata, annotations::POD_NAME);
@@ -313,6 +316,7 @@ fn check_claim(
         "WarmPoolNotFound" => pool.is_none(),
         "TemplateNotFound" => pool.is_some() && template.is_none(),
         "ReconcilerError" => blocked,
+        "InvalidConfiguration" => template.is_some_and(|template| is_refused(server, template)),
         _ => false,
     };
     if true_reason { Ok(()) } else { wrong("has no sandbox, and that is not why") }
@@ -326,7 +330,8 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool, config: &Config) -> Resul
         server.all(Kind::Sandbox).filter(|sandbox| sandbox.is_controlled_by(uid)).collect();
     let template =
         server.get(Kind::SandboxTemplate, &pool.spec.sandbox_template_ref.name).and_then(SandboxTemplate::of);
-    if members.len() > desired || (template.is_some() && members.len() < desired) {
+    let can_grow = template.is_some_and(|template| !is_refused(server, template));
+    if members.len() > desired || (can_grow && members.len() < desired) {
         return Err(format!("pool {name} should have {desired} members and has {}", members.len()));
     }
     let status = pool.status.clone().unwrap_or_default();
@@ -341,7 +346,14 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool, config: &Config) -> Resul
     }
     if let Some(template) = template {
         let yardstick = Yardstick::new(template);
-        let replaced = Strategy::of(pool) != Strategy::OnReplenish;
+        let pod = &template.spec.blueprint.pod_template.spec;
+        // Members that cannot be ready keep a rolling update from replacing those that are.
+        let stops = is_refused(server, template) || server.is_invalid(Kind::Pod, pod);
+        let replaced = match Strategy::of(pool) {
+            Strategy::OnReplenish => false,
+            Strategy::Recreate => true,
+            Strategy::RollingUpdate { .. } => !stops,
+        };
         let stale = |any: &&&Any| Sandbox::of(any).is_some_and(|member| yardstick.is_stale(member));
         if let Some(member) = members.iter().find(stale).filter(|_| replaced) {
             return Err(format!("member {} of pool {name} is stale", member.name()));
@@ -356,6 +368,11 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool, config: &Config) -> Resul
         }
     }
     Ok(())
+}
+
+/// Returns whether the server takes no sandbox made from a template.
+fn is_refused(server: &Server, template: &SandboxTemplate) -> bool {
+    server.is_invalid(Kind::Sandbox, &template.spec.blueprint.pod_template.spec)
 }
 
 /// How many members a pool should have: what it asks for, within the cap that holds for all.

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Map, Value, json};
 use warren_controllers::server::{Answer, Refusal};
@@ -21,6 +22,8 @@ pub use garbage::Chore;
 
 /// The finalizer by which the server holds an object that is deleted in the foreground.
 const FOREGROUND: &str = "foregroundDeletion";
+/// The image with which a server that refuses a kind takes no object of that kind.
+pub const REFUSED_IMAGE: &str = "v3";
 /// The one namespace.
 pub const NAMESPACE: &str = "default";
 
@@ -104,9 +107,24 @@ pub struct Server {
     /// How many changes were stored.
     pub commits: u64,
     garbage_may_be: bool,
+    /// The kind of which objects with [`REFUSED_IMAGE`] are invalid, if there is one.
+    refuses: Option<Kind>,
 }
 
 impl Server {
+    /// An empty server that takes no object of a kind with [`REFUSED_IMAGE`].
+    #[must_use]
+    pub fn refusing(kind: Option<Kind>) -> Self {
+        Self { refuses: kind, ..Self::default() }
+    }
+
+    /// Returns whether an object of a kind with this pod spec is invalid here.
+    #[must_use]
+    pub fn is_invalid(&self, kind: Kind, pod: &PodSpec) -> bool {
+        let is_refused = |container: &Container| container.image.as_deref() == Some(REFUSED_IMAGE);
+        self.refuses == Some(kind) && pod.containers.iter().any(is_refused)
+    }
+
     /// The log of a kind, from a place on.
     #[must_use]
     pub fn log(&self, kind: Kind, from: usize) -> &[Change] {
@@ -173,6 +191,13 @@ impl Server {
         if self.objects[slot(kind)].contains_key(&name) {
             return Err(refusal(FailureKind::AlreadyExists, format!("{kind} {name} already exists")));
         }
+        // By the request itself: what is kept of a pod does not say which images it has.
+        let pod = if kind == Kind::Pod { &value["spec"] } else { &value["spec"]["podTemplate"]["spec"] };
+        let mut containers = pod["containers"].as_array().into_iter().flatten();
+        if self.refuses == Some(kind) && containers.any(|container| container["image"] == REFUSED_IMAGE) {
+            return Err(refusal(FailureKind::Invalid, format!("{kind} {name} is invalid: its image")));
+        }
+        let metadata = &mut value["metadata"];
         self.last_uid += 1;
         let uid = format!("uid-{}", self.last_uid);
         metadata["name"] = json!(name);

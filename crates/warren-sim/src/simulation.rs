@@ -179,7 +179,12 @@ impl Simulation {
         }
         Self {
             clock: Clock::default(),
-            server: Server::default(),
+            // By the seed itself, for the same reason.
+            server: Server::refusing(match seed % 7 {
+                5 => Some(Kind::Pod),
+                6 => Some(Kind::Sandbox),
+                _ => None,
+            }),
             nodes: Nodes::new(temper),
             ledger: Ledger::new(faults.clock_tolerance()),
             faults,

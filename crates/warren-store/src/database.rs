@@ -1,5 +1,8 @@
 //! The SQLite file: one table of objects and the version counter.
 
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +47,15 @@ pub enum OpenError {
         #[source]
         source: rusqlite::Error,
     },
+    /// The file could not be made its owner's alone.
+    #[error("create store {} for its owner only", path.display())]
+    Private {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The file was written by a newer program.
     #[error("store {} has schema version {found}, this program knows up to {known}", path.display())]
     NewerSchema {
@@ -67,7 +79,7 @@ pub enum OpenError {
     },
     /// The writer thread could not be started.
     #[error("start the writer thread")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] io::Error),
 }
 
 pub(crate) struct Database {
@@ -79,6 +91,7 @@ impl Database {
     /// Opens or creates the file and reads everything in it.
     pub fn open(path: &Path) -> Result<(Database, u64, Vec<Arc<Object>>), OpenError> {
         let failed = |source| OpenError::Database { path: path.to_owned(), source };
+        make_private(path).map_err(|source| OpenError::Private { path: path.to_owned(), source })?;
         let mut connection = Connection::open(path).map_err(failed)?;
         // Exclusive: one process owns the file, and the log's index then lives in memory instead of a shared mapping. First of
         // all, because the first look at the file decides about that mapping.
@@ -162,6 +175,27 @@ impl Database {
             tracing::warn!(%error, "store checkpoint failed");
         }
     }
+}
+
+/// Creates the file if it is missing, and takes it and its neighbours away from other users. SQLite gives the neighbours that it
+/// creates the mode of the file.
+fn make_private(path: &Path) -> io::Result<()> {
+    let neighbour = |suffix: &str| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(suffix);
+        PathBuf::from(name)
+    };
+    File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    for file in [path.to_owned(), neighbour("-wal"), neighbour("-shm"), neighbour("-journal")] {
+        match fs::metadata(&file) {
+            Ok(metadata) if metadata.permissions().mode() & 0o077 != 0 => {
+                fs::set_permissions(&file, Permissions::from_mode(0o600))?;
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
@@ -275,13 +309,40 @@ mod tests {
         migrate(&mut connection, LATER).unwrap();
         drop(connection);
         let path = directory.path().join("store.db");
-        let before = std::fs::read(&path).unwrap();
+        let before = fs::read(&path).unwrap();
         let error = Database::open(&path).err().unwrap();
         assert_eq!(
             error.to_string(),
             format!("store {} has schema version 3, this program knows up to 1", path.display())
         );
-        assert_eq!(std::fs::read(&path).unwrap(), before);
+        assert_eq!(fs::read(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn files_of_the_store_are_for_their_owner_only_also_those_of_an_older_program() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store.db");
+        let modes = || -> Vec<(String, u32)> {
+            let entries = fs::read_dir(directory.path()).unwrap().map(Result::unwrap);
+            let mut modes: Vec<_> = entries
+                .map(|entry| {
+                    let name = entry.file_name().into_string().unwrap();
+                    (name, entry.metadata().unwrap().permissions().mode() & 0o777)
+                })
+                .collect();
+            modes.sort();
+            modes
+        };
+        let expected = [("store.db".to_owned(), 0o600), ("store.db-wal".to_owned(), 0o600)];
+        let (database, ..) = Database::open(&path).unwrap();
+        assert_eq!(modes(), expected);
+        for name in ["store.db", "store.db-wal"] {
+            fs::set_permissions(directory.path().join(name), Permissions::from_mode(0o644)).unwrap();
+        }
+        // Killed: the log stays.
+        std::mem::forget(database);
+        make_private(&path).unwrap();
+        assert_eq!(modes(), expected);
     }
 
     #[test]
@@ -308,7 +369,7 @@ mod tests {
         drop(connection);
         let error = Database::open(&directory.path().join("store.db")).err().unwrap();
         assert!(matches!(error, OpenError::Damaged { .. }) && error.to_string().contains("pods"), "{error}");
-        std::fs::write(directory.path().join("store.db"), "this is no database at all, but text".repeat(100))
+        fs::write(directory.path().join("store.db"), "this is no database at all, but text".repeat(100))
             .unwrap();
         assert!(matches!(
             Database::open(&directory.path().join("store.db")),

@@ -30,6 +30,8 @@ pub use database::OpenError;
 pub use key::Key;
 pub use object::{Meta, Object, Owner};
 pub use selector::{FieldSelector, Filter, LabelSelector, Requirement, SelectorError};
-pub use store::{Action, Expect, List, ListError, ListRequest, Storage, Store, Write, WriteError};
+pub use store::{
+    Action, Expect, List, ListError, ListRequest, Storage, Store, WRITER_THREAD, Write, WriteError,
+};
 pub use watch::{Change, ChangeKind, Expired, Watch, WatchFrom};
 pub use writer::{CommitError, Urgency};

@@ -18,6 +18,9 @@ const NEW_BODY: usize = 1024;
 /// With more writes than these waiting for the disk, nobody writes ahead of it.
 const FURTHEST_AHEAD: usize = 256;
 
+/// The thread that commits.
+pub const WRITER_THREAD: &str = "store-writer";
+
 /// Where a store keeps its objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Storage {
@@ -40,6 +43,8 @@ pub(crate) struct Shared {
     committed: RwLock<Committed>,
     pub(crate) disk: DiskTimes,
     in_memory: bool,
+    /// Whether the writer thread has panicked.
+    pub(crate) failed: watch::Sender<bool>,
 }
 
 /// The newest state, ahead of what is committed: writes are checked against it, so that two writers in the same
@@ -232,12 +237,13 @@ impl Store {
             committed: RwLock::new(Committed::load(version, objects)),
             disk: DiskTimes::default(),
             in_memory: database.is_none(),
+            failed: watch::Sender::new(false),
         });
         let thread = match database {
             None => None,
             Some(database) => {
                 let shared = Arc::clone(&shared);
-                let thread = std::thread::Builder::new().name("store-writer".to_owned());
+                let thread = std::thread::Builder::new().name(WRITER_THREAD.to_owned());
                 Some(thread.spawn(move || writer::run(&shared, database)).map_err(OpenError::Thread)?)
             }
         };
@@ -255,6 +261,21 @@ impl Store {
         {
             tracing::error!("the store's writer thread panicked");
         }
+    }
+
+    /// Ends the writer thread and leaves the store open, so that a test can take the thread's part.
+    #[cfg(test)]
+    pub(crate) fn without_its_writer(&self) -> Arc<Shared> {
+        self.close();
+        self.shared.head().closed = false;
+        Arc::clone(&self.shared)
+    }
+
+    /// Returns when the writer thread has panicked. From then on every write is refused, and only a new process helps.
+    pub async fn failed(&self) {
+        let mut failed = self.shared.failed.subscribe();
+        // The sender lives as long as `self`.
+        let _ = failed.wait_for(|failed| *failed).await;
     }
 
     /// How long the disk takes, as metrics in the text form of Prometheus.

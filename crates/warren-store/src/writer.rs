@@ -44,7 +44,12 @@ impl CommitError {
 /// moment between two waits for the disk.
 const AHEAD: i32 = 10;
 
+/// Runs until the store is closed. If this thread panics, every write that waits is refused, and [`Store::failed`] returns.
+///
+/// [`Store::failed`]: crate::Store::failed
 pub(crate) fn run(shared: &Shared, mut database: Database) {
+    let _refuse_on_panic = RefuseOnPanic(shared);
+    let mut health = Health::default();
     if let Err(error) = rustix::process::nice(-AHEAD) {
         tracing::debug!(%error, "the writer goes no sooner than others");
     }
@@ -53,14 +58,65 @@ pub(crate) fn run(shared: &Shared, mut database: Database) {
         let outcome = database.commit(jobs.iter().flat_map(|job| &job.changes));
         shared.disk.commits.observe(began.elapsed());
         match outcome {
-            Ok(()) => publish(shared, jobs),
-            Err(error) => fail(shared, jobs, CommitError(Arc::new(error))),
+            Ok(()) => {
+                publish(shared, jobs);
+                health.succeeded();
+            }
+            Err(error) => {
+                let error = CommitError(Arc::new(error));
+                fail(shared, jobs, &error);
+                health.failed(&error);
+            }
         }
         if database.needs_checkpoint() {
             checkpoint(shared, &mut database);
         }
     }
     database.checkpoint();
+}
+
+/// Closes the store if its thread panics, so that no write waits for an answer that never comes, and no object that was never
+/// acknowledged keeps its name.
+struct RefuseOnPanic<'a>(&'a Shared);
+
+impl Drop for RefuseOnPanic<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let refused = {
+            let mut head = self.0.head();
+            head.closed = true;
+            head.pending.clear();
+            head.losses.send_modify(|losses| *losses += 1);
+            std::mem::take(&mut head.queue)
+        };
+        // A sender that is dropped tells its receiver that the store is closed.
+        drop(refused);
+        self.0.failed.send_replace(true);
+    }
+}
+
+/// Says when commits begin to fail and when they succeed again, not for each of them: a full disk refuses thousands.
+#[derive(Default)]
+struct Health {
+    failures: u64,
+}
+
+impl Health {
+    fn succeeded(&mut self) {
+        let failures = std::mem::take(&mut self.failures);
+        if failures > 0 {
+            tracing::info!(failures, "store commits succeed again");
+        }
+    }
+
+    fn failed(&mut self, error: &CommitError) {
+        self.failures += 1;
+        if self.failures == 1 {
+            tracing::error!(%error, cause = %error.0, "store commits fail; writes are refused");
+        }
+    }
 }
 
 fn checkpoint(shared: &Shared, database: &mut Database) {
@@ -148,8 +204,7 @@ fn publish(shared: &Shared, jobs: Vec<Job>) {
 
 /// Fails the batch, and everything queued behind it: those writes were checked against a state that now never comes. Nor do those
 /// who were answered already write anything more that follows from it.
-fn fail(shared: &Shared, jobs: Vec<Job>, error: CommitError) {
-    tracing::error!(%error, cause = %error.0, writes = jobs.len(), "store commit failed");
+fn fail(shared: &Shared, jobs: Vec<Job>, error: &CommitError) {
     let lost: Vec<Job> = {
         let mut head = shared.head();
         head.pending.clear();
@@ -161,5 +216,39 @@ fn fail(shared: &Shared, jobs: Vec<Job>, error: CommitError) {
     };
     for job in lost {
         let _ = job.done.send(Err(error.clone()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Action, Expect, Key, Storage, Store, Write, WriteError};
+
+    #[tokio::test]
+    async fn a_writer_that_panics_refuses_what_waits_and_keeps_no_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&Storage::File(directory.path().join("store.db"))).unwrap();
+        let create = |name: &str| Write {
+            key: Key::new("things", "a", name),
+            expect: Expect::Absent,
+            action: Action::Put(json!({"metadata": {"name": name}}).into()),
+        };
+        store.write_one(create("before")).await.unwrap();
+        let shared = store.without_its_writer();
+        let waits = store.submit(vec![create("waits")], None, Urgency::Awaited).unwrap();
+        assert!(store.newest(&Key::new("things", "a", "waits")).is_some(), "it is on its way");
+
+        let thread = std::thread::spawn(move || {
+            let _refuse_on_panic = RefuseOnPanic(&shared);
+            panic!("a test of panics");
+        });
+        assert!(thread.join().is_err());
+        store.failed().await;
+        assert!(matches!(waits.on_disk().await, Err(WriteError::Closed)));
+        assert!(store.newest(&Key::new("things", "a", "waits")).is_none());
+        assert!(matches!(store.write_one(create("waits")).await, Err(WriteError::Closed)));
+        assert!(store.get(&Key::new("things", "a", "before")).is_some(), "reads go on");
     }
 }

@@ -155,18 +155,6 @@ pub fn restrict(
         attribute.attr_set |= libc::MOUNT_ATTR_IDMAP;
         attribute.userns_fd = namespace.as_raw_fd() as u64;
     }
-    set_attributes(mount, &attribute, recursive)
-}
-
-/// Lets programs be run from a copy of a mount that forbids it. Refused where the original is not ours to change, as it is for ordinary
-/// users.
-pub fn allow_programs(mount: BorrowedFd<'_>) -> io::Result<()> {
-    let no_exec = u64::from(MountAttrFlags::MOUNT_ATTR_NOEXEC.bits());
-    let attribute = libc::mount_attr { attr_set: 0, attr_clr: no_exec, propagation: 0, userns_fd: 0 };
-    set_attributes(mount, &attribute, false)
-}
-
-fn set_attributes(mount: BorrowedFd<'_>, attribute: &libc::mount_attr, recursive: bool) -> io::Result<()> {
     let recursive = if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is an empty C string, the structure is initialised and outlives the call, its size is given, and
     // the descriptors are borrowed for its duration.
@@ -176,7 +164,7 @@ fn set_attributes(mount: BorrowedFd<'_>, attribute: &libc::mount_attr, recursive
             mount.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH | recursive,
-            std::ptr::from_ref(attribute),
+            std::ptr::from_ref(&attribute),
             size_of::<libc::mount_attr>(),
         )
     };

@@ -132,6 +132,24 @@ pub fn fork(_proof: SingleThreaded) -> io::Result<Fork> {
     }
 }
 
+/// Has a command start in a session of its own, and so in a process group of its own.
+pub fn start_in_new_session(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+    // SAFETY: between fork and exec only `setsid` is called, a system call that takes no lock.
+    unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+}
+
+/// Has a command start in a session of its own with its standard input, a terminal, as the controlling one.
+pub fn start_on_terminal(command: &mut std::process::Command) {
+    use std::os::unix::process::CommandExt as _;
+    let take = || {
+        rustix::process::setsid()?;
+        Ok(rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?)
+    };
+    // SAFETY: between fork and exec there are two system calls, which take no lock.
+    unsafe { command.pre_exec(take) };
+}
+
 /// What a cloned process starts out with.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct CloneOptions<'fd> {

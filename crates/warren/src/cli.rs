@@ -1,13 +1,16 @@
 //! The command line: every subcommand and flag, with the text that `--help` shows.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use warren_local::{HostPath, NamedRuntime};
 
-use crate::{controller, node, oci};
+use crate::run::Publication;
+use crate::{controller, node, oci, router};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
 #[derive(Debug, Parser)]
@@ -19,26 +22,55 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a command in a sandbox of its own, and delete the sandbox afterwards.
-    Run(Run),
+    /// Run a command on this checkout in a sandbox of its own, and delete the sandbox afterwards.
+    Run(Box<Run>),
+    /// List sandboxes.
+    #[command(alias = "ls", alias = "ps")]
+    List(List),
+    /// Run a command in a sandbox that exists.
+    Exec(Exec),
+    /// Open a shell in a sandbox.
+    Shell(Shell),
+    /// Copy a file or a directory into a sandbox or out of it.
+    Cp(Cp),
+    /// Print the log of a sandbox.
+    Logs(Logs),
+    /// Print the events about a sandbox, its claim and its pod.
+    Events(Events),
+    /// Say why a sandbox is not Ready, and what to do about it.
+    Explain(Explain),
+    /// Delete sandboxes, or claims with their sandboxes.
+    #[command(alias = "stop", alias = "rm")]
+    Delete(Delete),
     /// Start the local home: the API, the controllers and the node, in one process.
     Up(Up),
     /// Stop the local home.
     Down(Down),
     /// Run the controllers for a cluster, with the flags of agent-sandbox's controller.
     Controller(Box<controller::Flags>),
+    /// Pass requests on to the sandboxes of a cluster, with the flags of agent-sandbox's router.
+    Router(Box<router::Flags>),
     /// Take pods of a cluster and run them on this machine, as its kubelet would.
     Node(Box<node::Node>),
+    /// Serve the runtime API of a sandbox: run commands, read and write files.
+    Guest(Guest),
+    /// Serve sandboxes as MCP tools to an agent (`warren-service mcp`).
+    #[command(disable_help_flag = true)]
+    Mcp(Service),
     /// Bring images to the local home, list and remove them.
     Image(Image),
     /// Print where the kubeconfig of the local home is.
     Kubeconfig(Kubeconfig),
+    /// Print the URL of the local home's router, for SDKs that connect to sandboxes directly.
+    RouterUrl(RouterUrl),
     /// Print manifests that were written for `v1alpha1` as `v1beta1`.
     Migrate(Migrate),
     /// Say what this machine lacks for sandboxes, and how to mend it.
     Doctor(Doctor),
     /// Run containers from bundles, as other OCI runtimes do (`runc`, `crun`).
     Oci(oci::Oci),
+    /// Print a script that completes commands and options in a shell.
+    Completion(Completion),
     /// Print the version.
     Version(Version),
     /// What `up --detach` starts: the local home without a terminal.
@@ -52,6 +84,14 @@ pub struct Home {
     /// The data directory [default: `/var/lib/warren` for root, else `$XDG_DATA_HOME/warren`]
     #[arg(long, env = "WARREN_HOME", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
+}
+
+/// Arguments for `warren-service`, which has the help for them.
+#[derive(Args, Debug)]
+pub struct Service {
+    /// Flags and subcommands; `--help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    pub arguments: Vec<OsString>,
 }
 
 /// How results are printed.
@@ -73,21 +113,92 @@ pub struct Output {
 }
 
 #[derive(Args, Debug)]
-pub struct Run {
+pub struct Guest {
+    /// The address to listen on
+    #[arg(long, env = "WARREN_GUEST_LISTEN", default_value = "0.0.0.0:8888", value_name = "ADDRESS")]
+    pub listen: SocketAddr,
+    /// Serve sandboxd's REST API too, on this address, usually port 8080
+    #[arg(long, env = "WARREN_GUEST_REST_LISTEN", value_name = "ADDRESS")]
+    pub rest_listen: Option<SocketAddr>,
+    /// Serve sandboxd's gRPC API too, on this address, usually port 9090
+    #[arg(long, env = "WARREN_GUEST_GRPC_LISTEN", value_name = "ADDRESS")]
+    pub grpc_listen: Option<SocketAddr>,
+    /// Where paths begin and commands run [default: `/app` if it is there, else `/workspace`]
+    #[arg(long, env = "SANDBOX_BASE_DIR", value_name = "DIR")]
+    pub base_dir: Option<PathBuf>,
+}
+
+/// Which API to use, and where in it.
+#[derive(Args, Clone, Debug)]
+pub struct Place {
     #[command(flatten)]
     pub home: Home,
     /// Use the API that this kubeconfig names instead of the local home
     #[arg(long, value_name = "FILE", conflicts_with = "data_dir")]
     pub kubeconfig: Option<PathBuf>,
+    /// The namespace
+    #[arg(long, short, default_value = warren_client::connect::DEFAULT_NAMESPACE)]
+    pub namespace: String,
+}
+
+/// Examples for `warren run --help`.
+const RUN_EXAMPLES: &str = "\
+Examples:
+  warren run -- cargo test                         this checkout, in a sandbox of its own
+  warren run --sync-back -- cargo fmt              the same, and changed files come back
+  warren run 'make && ./run-tests'                 one string is a line for a shell
+  warren run --no-sync --image busybox -- sh       an image, and nothing of this machine
+  warren run --allow-host pypi.org,files.pythonhosted.org -- pip install -r requirements.txt
+  warren run --pool python -- pytest               a sandbox that waits in a warm pool
+
+The exit code is the command's: 126 if it cannot be executed, 127 if it is not found, 128 and the number of the signal \
+that ended it; 124 after `--timeout`, 125 if Warren itself failed.";
+
+#[derive(Args, Debug)]
+#[command(after_help = RUN_EXAMPLES)]
+pub struct Run {
+    #[command(flatten)]
+    pub place: Place,
     /// A name for the sandbox [default: `run-` and ten random characters]
     #[arg(long)]
     pub name: Option<String>,
-    /// The namespace to create it in
-    #[arg(long, short, default_value = warren_client::connect::DEFAULT_NAMESPACE)]
-    pub namespace: String,
     /// The image; the default is this machine's own `/usr`, read-only, under a writable layer
     #[arg(long, default_value = "warren.dev/host")]
     pub image: String,
+    /// Take a sandbox of this warm pool
+    #[arg(long, value_name = "POOL", conflicts_with_all = OF_A_NEW_SANDBOX)]
+    pub pool: Option<String>,
+    /// Make a sandbox from this template
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "pool", conflicts_with_all = OF_A_NEW_SANDBOX)]
+    pub template: Option<String>,
+    /// Leave the sandbox running afterwards, and print its name
+    #[arg(long)]
+    pub keep: bool,
+    /// The same, if the command fails
+    #[arg(long, conflicts_with = "keep")]
+    pub keep_on_failure: bool,
+    /// Send this directory instead of the checkout that the current directory is in
+    #[arg(long, value_name = "DIR", conflicts_with = "no_sync")]
+    pub sync: Option<PathBuf>,
+    /// Send no files
+    #[arg(long)]
+    pub no_sync: bool,
+    /// Send the files and run no command; the sandbox is kept
+    #[arg(long, conflicts_with_all = ["no_sync", "command", "sync_back"])]
+    pub sync_only: bool,
+    /// Do not send files of this pattern, in the syntax of `.gitignore`; a file `.warrenignore` may hold more
+    #[arg(long, value_name = "PATTERN", conflicts_with = "no_sync")]
+    pub exclude: Vec<String>,
+    /// Send the files however many and large they are
+    #[arg(long, conflicts_with = "no_sync")]
+    pub sync_large: bool,
+    /// Bring changed files back afterwards: those that git does not ignore, or those of this pattern (`dist/**`)
+    #[arg(long, value_name = "GLOB", num_args = 0..=1, require_equals = true, default_missing_value = "",
+        conflicts_with = "no_sync")]
+    pub sync_back: Option<String>,
+    /// Let files from the sandbox replace those that were changed here meanwhile
+    #[arg(long, requires = "sync_back")]
+    pub overwrite: bool,
     /// Most memory it may use, as a Kubernetes quantity such as `512Mi`
     #[arg(long, value_name = "QUANTITY")]
     pub memory: Option<String>,
@@ -97,30 +208,160 @@ pub struct Run {
     /// Most it may write to the disk, as a Kubernetes quantity such as `2Gi`
     #[arg(long, value_name = "QUANTITY")]
     pub disk: Option<String>,
+    /// Who runs it: the name of a RuntimeClass, such as `gvisor`
+    #[arg(long, value_name = "CLASS")]
+    pub runtime: Option<String>,
     /// What it reaches; without it, the home's default: named hosts through a proxy
     #[arg(long, value_enum, value_name = "MODE")]
     pub network: Option<Network>,
     /// A host that it may reach, instead of the default ones: a name, `*.` and a name, or a block of addresses
-    #[arg(long, value_name = "HOST", value_delimiter = ',')]
-    pub allow: Vec<String>,
+    #[arg(long, alias = "allow", value_name = "HOST", value_delimiter = ',')]
+    pub allow_host: Vec<String>,
     /// A port of those hosts, or several as `FIRST-LAST`, instead of 443 and 80
     #[arg(long, value_name = "PORT", value_delimiter = ',')]
     pub allow_port: Vec<String>,
+    /// Show a port of the sandbox on this machine while the command runs; HERE 0 takes a free one
+    #[arg(long, short, value_name = "[[ADDRESS:]HERE:]PORT")]
+    pub publish: Vec<Publication>,
     /// Set an environment variable; without a value, pass on the one from here
     #[arg(long, short, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
-    /// The directory to run the command in
+    /// The directory that files are sent to and the command runs in [default: `/workspace` if files are sent]
     #[arg(long, short, value_name = "DIR")]
     pub workdir: Option<String>,
+    /// End the command after this time, such as `90s` or `1h30m`, with exit code 124
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub timeout: Option<Duration>,
+    /// Pass standard input on; this is always done
+    #[arg(long, short)]
+    pub interactive: bool,
+    /// Give the command a terminal, even if this is not run on one
+    #[arg(long, short)]
+    pub tty: bool,
     /// How long to wait for the sandbox to become Ready
     #[arg(long, default_value = "60", value_name = "SECONDS")]
     pub ready_timeout: u64,
     /// Print how long each step took, to standard error
     #[arg(long)]
     pub timings: bool,
-    /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    /// The command and its arguments, or one string for a shell
+    #[arg(required_unless_present = "sync_only", trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+/// Options that say what a new sandbox is like; one of a pool or template is as the template says.
+const OF_A_NEW_SANDBOX: [&str; 8] =
+    ["image", "memory", "cpus", "disk", "runtime", "network", "allow_host", "allow_port"];
+
+/// Reads a duration such as `90s`, or a number of seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    if let Ok(seconds) = text.parse() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    warren_api::go_duration::parse(text).map_err(|error| error.to_string())
+}
+
+#[derive(Args, Debug)]
+pub struct List {
+    #[command(flatten)]
+    pub place: Place,
+    /// Those of all namespaces
+    #[arg(long, short = 'A', conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  warren exec mine -- cargo test\n  warren exec mine 'cd src && ls'")]
+pub struct Exec {
+    #[command(flatten)]
+    pub place: Place,
+    /// Set an environment variable; without a value, pass on the one from here
+    #[arg(long, short, value_name = "NAME[=VALUE]")]
+    pub env: Vec<String>,
+    /// The directory to run the command in
+    #[arg(long, short, value_name = "DIR")]
+    pub workdir: Option<String>,
+    /// The container; the default is the pod's default container
+    #[arg(long, short, value_name = "NAME")]
+    pub container: Option<String>,
+    /// Pass standard input on; this is always done
+    #[arg(long, short)]
+    pub interactive: bool,
+    /// Give the command a terminal, even if this is not run on one
+    #[arg(long, short)]
+    pub tty: bool,
+    /// The sandbox, or its claim
+    pub sandbox: String,
+    /// The command and its arguments, or one string for a shell
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct Shell {
+    #[command(flatten)]
+    pub place: Place,
+    /// The sandbox, or its claim
+    pub sandbox: String,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  warren cp notes.txt mine:/workspace/\n  warren cp mine:/workspace/report.xml ."
+)]
+pub struct Cp {
+    #[command(flatten)]
+    pub place: Place,
+    /// A path of this machine, or `SANDBOX:PATH`
+    pub source: String,
+    /// The other one of the two
+    pub target: String,
+}
+
+#[derive(Args, Debug)]
+pub struct Logs {
+    #[command(flatten)]
+    pub place: Place,
+    /// Go on as the log grows
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Print only so many lines of its end
+    #[arg(long, value_name = "LINES")]
+    pub tail: Option<i64>,
+    /// The container; the default is the pod's only one
+    #[arg(long, short, value_name = "NAME")]
+    pub container: Option<String>,
+    /// The sandbox, or its claim
+    pub sandbox: String,
+}
+
+#[derive(Args, Debug)]
+pub struct Events {
+    #[command(flatten)]
+    pub place: Place,
+    /// The sandbox, or its claim
+    pub sandbox: String,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Explain {
+    #[command(flatten)]
+    pub place: Place,
+    /// The sandbox, or its claim
+    pub sandbox: String,
+}
+
+#[derive(Args, Debug)]
+pub struct Delete {
+    #[command(flatten)]
+    pub place: Place,
+    /// The sandboxes, or their claims
+    #[arg(required = true, value_name = "SANDBOX")]
+    pub sandboxes: Vec<String>,
 }
 
 /// How much network a sandbox has.
@@ -167,9 +408,12 @@ pub struct Up {
 /// Where the API listens, besides the socket in the data directory.
 #[derive(Args, Clone, Debug)]
 pub struct Listen {
-    /// The address for kubectl and SDKs (TLS); port 0 takes a free one, the same as last time if possible
-    #[arg(long, env = "WARREN_LISTEN", value_name = "ADDRESS", default_value = "127.0.0.1:0")]
-    pub listen: SocketAddr,
+    /// The address for kubectl and SDKs (TLS); port 0 takes a free one, the same as last time if possible [default: 127.0.0.1:0]
+    #[arg(long, env = "WARREN_LISTEN", value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
+    /// The address of the router, on loopback (HTTP, for this user's programs only); port 0 as above [default: 127.0.0.1:0]
+    #[arg(long, env = "WARREN_ROUTER_LISTEN", value_name = "ADDRESS")]
+    pub router_listen: Option<SocketAddr>,
 }
 
 #[derive(Args, Debug)]
@@ -275,6 +519,14 @@ pub struct Kubeconfig {
 }
 
 #[derive(Args, Debug)]
+pub struct RouterUrl {
+    #[command(flatten)]
+    pub home: Home,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
 pub struct Migrate {
     /// Files with one or more YAML documents each; `-` is standard input
     #[arg(required = true, value_name = "FILE")]
@@ -287,6 +539,16 @@ pub struct Doctor {
     pub home: Home,
     #[command(flatten)]
     pub output: Output,
+}
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example:\n  warren completion bash > ~/.local/share/bash-completion/completions/warren"
+)]
+pub struct Completion {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
 }
 
 #[derive(Args, Debug)]

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use warren_controllers::leader::Election;
 use warren_controllers::telemetry::{BuildInfo, RateLimit, Telemetry};
-use warren_controllers::{BindAddress, Config, Endpoints, Program};
+use warren_controllers::{BindAddress, Config, Endpoints, Program, SecureServing};
 
 use crate::version::BUILD;
 
@@ -50,27 +50,40 @@ pub fn controller(flags: &Flags) -> anyhow::Result<()> {
     };
     let metrics = address("--metrics-bind-address", metrics)?;
     let health = address("--health-probe-bind-address", &flags.health_probe_bind_address)?;
+    let tls = flags.metrics_tls.serving()?;
     for (flag, why) in flags.meaningless.given() {
         warn!(flag, why, "flag without effect");
+    }
+    for flag in flags.metrics_tls.without_effect() {
+        warn!(flag, why = "`--metrics-secure-serving` is not given", "flag without effect");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .thread_name("warren")
         .enable_all()
         .build()
         .context("start the runtime")?;
-    runtime.block_on(serve(flags, config, limit, metrics, health))
+    runtime.block_on(serve(flags, config, limit, Addresses { metrics, health }, tls))
+}
+
+/// Where operators ask.
+struct Addresses {
+    metrics: Option<BindAddress>,
+    health: Option<BindAddress>,
 }
 
 async fn serve(
     flags: &Flags,
     config: Config,
     limit: Option<RateLimit>,
-    metrics: Option<BindAddress>,
-    health: Option<BindAddress>,
+    Addresses { metrics, health }: Addresses,
+    tls: Option<SecureServing>,
 ) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     watch_signals(shutdown.clone()).context("listen for signals")?;
-    let endpoints = Endpoints::open(metrics.as_ref(), health.as_ref()).await?;
+    let mut endpoints = Endpoints::open(metrics.as_ref(), health.as_ref()).await?;
+    if let Some(tls) = tls {
+        endpoints = endpoints.secure_metrics(tls).context("serve metrics over TLS")?;
+    }
     let telemetry = Telemetry::new(BUILD);
     let (telemetry, exporter) = match flags.enable_tracing {
         true => {
@@ -98,7 +111,7 @@ async fn serve(
 }
 
 /// A second signal ends us the usual way, without waiting for anything.
-fn watch_signals(shutdown: CancellationToken) -> io::Result<()> {
+pub fn watch_signals(shutdown: CancellationToken) -> io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::spawn(async move {
         let mut next = async || {

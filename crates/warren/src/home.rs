@@ -1,9 +1,8 @@
 //! The local home from the outside: where it is, whether it runs, starting it in the background.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
@@ -11,12 +10,11 @@ use serde::{Deserialize, Serialize};
 use warren_client::connect::{self, ConnectError};
 use warren_client::home::{DataDir, Surroundings};
 use warren_client::kube::Client;
+use warren_local::Settings;
 
 use crate::cli;
+use crate::log;
 use crate::progress;
-
-/// How much of what daemons said is kept, and as much again of what they said before.
-const LONGEST_LOG: u64 = 10 << 20;
 
 /// The one line that a detached daemon writes to its standard output, for the process that started it.
 #[derive(Debug, Deserialize, Serialize)]
@@ -31,6 +29,8 @@ pub enum Report {
     Running {
         /// That one's process.
         pid: u32,
+        /// What it was started with, if it says so.
+        settings: Option<Settings>,
     },
     /// It did not start.
     Failed {
@@ -51,6 +51,14 @@ pub struct NeverStarted {
 pub fn data_dir(home: &cli::Home) -> anyhow::Result<DataDir> {
     let path = DataDir::locate(home.data_dir.as_deref(), &Surroundings::of_this_process())?;
     Ok(DataDir::create(&path)?)
+}
+
+/// Connects to the API that the arguments name; without a kubeconfig to the local home.
+pub async fn connect_to(place: &cli::Place) -> anyhow::Result<Client> {
+    match &place.kubeconfig {
+        Some(path) => Ok(connect::from_kubeconfig(path).await?),
+        None => connect(&place.home).await,
+    }
 }
 
 /// Connects to the local home, and starts it first if it is not running.
@@ -75,12 +83,17 @@ pub fn start(
     flags: Option<(&cli::Listen, &cli::Registries, &cli::Runtimes, &cli::HostPaths)>,
 ) -> anyhow::Result<Report> {
     let log_path = data_dir.daemon_log();
-    let log = open_log(&log_path).with_context(|| format!("open `{}`", log_path.display()))?;
+    let log = log::open(&log_path).with_context(|| format!("open `{}`", log_path.display()))?;
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut command = Command::new(&program);
     command.arg("daemon").arg("--data-dir").arg(data_dir.path());
     if let Some((listen, registries, runtimes, host_paths)) = flags {
-        command.arg("--listen").arg(listen.listen.to_string());
+        if let Some(address) = listen.listen {
+            command.arg("--listen").arg(address.to_string());
+        }
+        if let Some(address) = listen.router_listen {
+            command.arg("--router-listen").arg(address.to_string());
+        }
         for registry in &registries.insecure_registry {
             command.arg("--insecure-registry").arg(registry);
         }
@@ -124,12 +137,4 @@ pub fn start(
             )
         }
     }
-}
-
-/// Opens the log for appending. One that has grown long is put aside first, in place of the one before it.
-fn open_log(path: &Path) -> std::io::Result<File> {
-    if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() > LONGEST_LOG) {
-        std::fs::rename(path, path.with_extension("log.1"))?;
-    }
-    File::options().create(true).append(true).open(path)
 }

@@ -1,31 +1,55 @@
 //! The `warren` binary: it parses arguments, asks the other crates for what they mean, and renders the answer.
 //! It decides nothing about sandboxes and never opens the store. Every role is a subcommand; start at [`cli`].
 
+/// Replaces the standard library's `eprint!`, which panics if standard error cannot be written. A daemon's standard error is a file on
+/// the disk that its sandboxes fill.
+macro_rules! eprint {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stderr(), $($words)*);
+    }};
+}
+
+/// Replaces the standard library's `eprintln!`, for the same reason.
+macro_rules! eprintln {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod cli;
 mod controller;
 mod doctor;
 mod down;
+mod environment;
+mod glob;
+mod guest;
 mod home;
 mod image;
-mod interrupt;
 mod kubeconfig;
+mod log;
 mod migrate;
 mod node;
 mod oci;
 mod progress;
 mod report;
+mod router;
 mod run;
+mod sandboxes;
+mod service;
+mod signals;
 mod terminal;
 mod timings;
 mod up;
 mod version;
+mod words;
 
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use clap::Parser as _;
 use cli::Command;
-use tracing_subscriber::EnvFilter;
 
 /// An API server makes and drops trees of small strings all day long, in several threads; glibc's allocator spent a third of a
 /// busy daemon's time on that.
@@ -36,18 +60,37 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const OWN_FAILURE: u8 = 125;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse_from(controller::normalise(std::env::args_os()));
+    let words = controller::normalise(std::env::args_os());
+    let runs_a_command = words.get(1).is_some_and(|word| word == "run" || word == "exec" || word == "shell");
+    let failure = if runs_a_command { OWN_FAILURE } else { 1 };
+    let cli = match cli::Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() && runs_a_command => {
+            // If standard error is closed there is no other place to say it.
+            let _ = error.print();
+            return ExitCode::from(OWN_FAILURE);
+        }
+        Err(error) => error.exit(),
+    };
     match &cli.command {
         Command::Controller(flags) => {
-            log(flags.logging.zap_log_level, flags.logging.as_json(std::io::stderr().is_terminal()));
+            log::begin(flags.logging.zap_log_level, flags.logging.as_json(std::io::stderr().is_terminal()));
+            log::write_by_thread(None);
         }
-        Command::Up(_) | Command::Daemon(_) => log("info", false),
+        // A home's own user is the only one who asks its router for anything.
+        Command::Up(_) | Command::Daemon(_) => log::begin("info,warren_router::access=off", false),
+        Command::Router(flags) => {
+            let access = if flags.access_log { "" } else { ",warren_router::access=off" };
+            log::begin(&format!("info,kube_client=off{access}"), false);
+            log::write_by_thread(None);
+        }
         // The library says each failed request as well as we do, only shorter.
-        Command::Node(_) => log("info,kube_client=off", false),
-        _ => log("warn", false),
+        Command::Node(_) => log::begin("info,kube_client=off", false),
+        _ => log::begin("warn", false),
     }
-    let failure = if matches!(cli.command, Command::Run(_)) { OWN_FAILURE } else { 1 };
-    match carry_out(cli.command) {
+    let outcome = carry_out(cli.command);
+    log::finish();
+    match outcome {
         // Exit codes have eight bits; the protocol carries them as text.
         Ok(code) => ExitCode::from(code as u8),
         Err(error) => {
@@ -60,28 +103,36 @@ fn main() -> ExitCode {
 fn carry_out(command: Command) -> anyhow::Result<i32> {
     match command {
         Command::Run(arguments) => return run::run(&arguments),
+        Command::List(_)
+        | Command::Exec(_)
+        | Command::Shell(_)
+        | Command::Cp(_)
+        | Command::Logs(_)
+        | Command::Events(_)
+        | Command::Explain(_)
+        | Command::Delete(_) => return sandboxes::carry_out(&command),
         Command::Doctor(arguments) => return doctor::doctor(&arguments),
         Command::Oci(arguments) => return oci::oci(&arguments),
         Command::Up(arguments) => up::up(&arguments)?,
         Command::Down(arguments) => down::down(&arguments)?,
         Command::Controller(flags) => controller::controller(&flags)?,
+        Command::Router(flags) => router::router(&flags)?,
         Command::Node(arguments) => node::node(&arguments)?,
+        Command::Guest(arguments) => guest::guest(&arguments)?,
+        Command::Mcp(arguments) => match service::exec("mcp", &arguments)? {},
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
+        Command::RouterUrl(arguments) => kubeconfig::router_url(&arguments)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
+        Command::Completion(arguments) => {
+            let mut script = Vec::new();
+            let mut command = <cli::Cli as clap::CommandFactory>::command();
+            clap_complete::generate(arguments.shell, &mut command, "warren", &mut script);
+            // A reader that has seen enough is no failure.
+            let _ = std::io::stdout().write_all(&script);
+        }
         Command::Version(arguments) => version::version(&arguments),
         Command::Daemon(arguments) => up::daemon(&arguments)?,
     }
     Ok(0)
-}
-
-/// Diagnostics go to standard error; `WARREN_LOG` chooses what is said.
-fn log(default: &str, as_json: bool) {
-    let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new(default));
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    match as_json {
-        true => lines.json().init(),
-        false => lines.init(),
-    }
 }

@@ -1,5 +1,6 @@
 //! `warren node`: this machine as a node of a cluster.
 
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use warren_client::home::DataDir;
 use warren_local::{KubeletAccess, Member, MemberConfig, RegistryConfig};
 
 use crate::cli::{Format, Output, Registries, Runtimes};
+use crate::log;
 use crate::up::credential_files;
 
 /// Where kubelets listen.
@@ -79,7 +81,10 @@ pub fn node(arguments: &Node) -> anyhow::Result<()> {
         drain: Duration::from_secs(arguments.drain_timeout),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    warren_local::run_member(config, |member| announce(&data_dir, member, arguments.output.output))?;
+    warren_local::run_member(config, |member| {
+        log::write_by_thread(None);
+        announce(&data_dir, member, arguments.output.output);
+    })?;
     Ok(())
 }
 
@@ -90,7 +95,8 @@ fn announce(data_dir: &DataDir, member: &Member, format: Format) {
             let line = json!({
                 "dataDir": data_dir.path(), "pid": pid, "name": name, "server": server, "listen": listen,
             });
-            println!("{line}");
+            // A reader that has gone is no reason to end.
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
         Format::Text => {
             eprintln!("This machine takes pods as the node `{name}` of {server} (process {pid}).");

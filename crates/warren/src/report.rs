@@ -6,10 +6,15 @@ use warren_client::connect::ConnectError;
 use warren_client::exec::ExecError;
 use warren_client::home::DataDirError;
 use warren_client::sandbox::{SandboxError, WaitError};
+use warren_client::sync::SyncError;
+use warren_client::sync::back::BackError;
+use warren_client::sync::manifest::ManifestError;
 use warren_controllers::RunError;
 use warren_local::OrdinaryUserError;
 
 use crate::home::NeverStarted;
+use crate::service::NoService;
+use crate::up::NotApplied;
 
 /// Prints an error and a hint.
 pub fn print(error: &anyhow::Error) {
@@ -24,6 +29,14 @@ pub fn print(error: &anyhow::Error) {
 pub fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
+        if let Some(message) = status_message(cause) {
+            // The rest of the chain is the same answer in the library's words.
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
+            text.push_str(message);
+            break;
+        }
         let cause = cause.to_string();
         if text.is_empty() {
             text = cause;
@@ -33,6 +46,17 @@ pub fn chain(error: &anyhow::Error) -> String {
         }
     }
     text
+}
+
+/// Returns what the server says in its answer, if an error is an answer of the server.
+fn status_message<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a str> {
+    use warren_client::kube::Error;
+    let error =
+        error.downcast_ref::<Error>().or_else(|| Some(error.downcast_ref::<Box<Error>>()?.as_ref()))?;
+    match error {
+        Error::Api(status) if !status.message.is_empty() => Some(status.message.as_str()),
+        _ => None,
+    }
 }
 
 /// The exit code that belongs to an error, if it is a special one: a command that could not be started ends like it
@@ -63,6 +87,12 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             "`warren doctor` says what keeps ordinary users from sandboxes, or become root".to_owned(),
         );
     }
+    if is::<NotApplied>(error) {
+        return Some(
+            "stop it with `warren down --keep`, which leaves its sandboxes running, and repeat the command"
+                .to_owned(),
+        );
+    }
     if is::<NeverStarted>(error) || is::<ConnectError>(error) {
         return Some("start the local home with `warren up --detach`".to_owned());
     }
@@ -87,9 +117,34 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     {
         return Some("choose another name with `--name`, or leave it out to get a new one".to_owned());
     }
+    match error.downcast_ref() {
+        Some(ManifestError::TooLarge { .. }) => {
+            return Some(
+                "leave files out with `--exclude PATTERN` or a line in `.warrenignore`, or send them all with `--sync-large`"
+                    .to_owned(),
+            );
+        }
+        Some(ManifestError::NoGit { .. } | ManifestError::Git { .. }) => {
+            return Some("send no files with `--no-sync`".to_owned());
+        }
+        _ => {}
+    }
+    if let Some(SyncError::Remote { .. }) = error.downcast_ref() {
+        return Some("the image needs `/bin/sh` and `tar` for files; `--no-sync` sends none".to_owned());
+    }
+    if let Some(BackError::Conflict { .. }) = error.downcast_ref() {
+        return Some("keep the sandbox's versions with `--overwrite`".to_owned());
+    }
     if let Some(RunError::Bind { .. }) = error.downcast_ref() {
         return Some(
             "choose another address with `--metrics-bind-address` or `--health-probe-bind-address`; `0` is none"
+                .to_owned(),
+        );
+    }
+    if is::<NoService>(error) {
+        return Some(
+            "`warren-service` comes with every release; put it beside `warren` or into a directory of PATH, \
+             or build it with `cargo build --release --package warren-service`"
                 .to_owned(),
         );
     }
@@ -108,6 +163,15 @@ fn is<E: std::error::Error + Send + Sync + 'static>(error: &anyhow::Error) -> bo
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn answer_of_the_server_is_said_in_its_own_words() {
+        let status = warren_client::kube::core::Status::failure("namespaces \"x\" not found", "NotFound");
+        let source = Box::new(warren_client::kube::Error::Api(Box::new(status)));
+        let key = warren_client::sandbox::SandboxKey { namespace: "x".to_owned(), name: "s".to_owned() };
+        let error = anyhow::Error::from(SandboxError { action: "create", sandbox: key, source });
+        assert_eq!(chain(&error), "create sandbox `x/s`: namespaces \"x\" not found");
+    }
 
     #[test]
     fn a_cause_is_said_once() {

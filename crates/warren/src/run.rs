@@ -1,54 +1,57 @@
-//! `warren run`: a sandbox for one command.
+//! `warren run`: a sandbox for one command, with this checkout in it.
 //!
-//! The sandbox is created with a lease (`shutdownTime` with the policy `Delete`), so one whose `run` was killed
-//! ends by itself; renewing it is the only write besides the create and the delete, and a short command never
-//! comes to it.
+//! The sandbox has a lease ([`holding`](warren_client::holding)), so that it ends by itself if this process is killed.
+//! Renewing the lease is the only write besides the create and the delete, and a short command never comes to it.
 
-use std::collections::BTreeMap;
+mod files;
+mod publish;
+mod refused;
+mod wanted;
+
 use std::time::Duration;
 
 use anyhow::Context as _;
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, ResourceRequirements};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::io::{AsyncRead, Empty};
 use tokio::sync::mpsc;
-use warren_api::annotations;
-use warren_api::blueprint::{PodMetadata, PodTemplate, SandboxBlueprint};
-use warren_api::sandbox::ShutdownPolicy;
-use warren_api::{Sandbox, SandboxSpec};
-use warren_client::exec::{Exec, ExecError, ExecRequest, Streams};
+use warren_client::exec::{self, Exec, ExecError, ExecRequest, Streams};
+use warren_client::holding::{Held, Holding, LEASE};
 use warren_client::kube::Client;
-use warren_client::sandbox::{self, SandboxKey};
+use warren_client::sync::Place;
 
 use crate::cli;
+use crate::environment;
 use crate::home;
 use crate::image;
-use crate::interrupt::{self, Interrupt};
 use crate::progress;
+use crate::signals::{Response, Signal, Signals};
 use crate::terminal::{self, RawMode};
 use crate::timings::Timings;
+use crate::words;
+use files::Files;
+use publish::Listening;
+pub use publish::Publication;
 
-/// How long a sandbox outlives a `run` that was killed. Long enough that a laptop's short sleep or a busy
-/// machine does not end a command that still runs; renewed at a third of it.
-const LEASE: Duration = Duration::from_secs(300);
-
-/// The one container of the pod.
-const CONTAINER: &str = "sandbox";
-
-/// Names of images that are never fetched.
-const BUILT_IN: &str = "warren.dev/";
-
-/// How a shell reports a command that a closed pipe ended.
+/// The exit code of a command that a closed pipe ended.
 const BROKEN_PIPE: i32 = 128 + 13;
+
+/// The exit code of a command that took too long, as `timeout` has it.
+const TIMED_OUT: i32 = 124;
+
+/// How long a command may take to end after it was told to.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The variable that tells commands in one container apart.
+pub const MARK: &str = "WARREN_EXEC";
+
+/// How long passing on a signal may take.
+const FORWARD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs the command and returns its exit code.
 pub fn run(arguments: &cli::Run) -> anyhow::Result<i32> {
     let mut timings = Timings::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
     let code = runtime.block_on(session(arguments, &mut timings));
-    // A read of standard input may still be going on in a thread; nobody waits for it.
+    // A read of standard input may still be going on in a thread; it is not waited for.
     runtime.shutdown_background();
     if arguments.timings {
         eprint!("{}", timings.table());
@@ -57,97 +60,297 @@ pub fn run(arguments: &cli::Run) -> anyhow::Result<i32> {
 }
 
 async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<i32> {
-    let tty = terminal::interactive();
-    let wanted = wanted(arguments)?;
-    let mut interrupt = Interrupt::listen().context("listen for signals")?;
+    let tty = arguments.tty || terminal::interactive();
+    let variables = environment::variables(&arguments.env, tty, |name| std::env::var(name).ok())?;
+    let files = Files::choose(arguments)?;
+    let name = arguments.name.clone().unwrap_or_else(random_name);
+    let new = wanted::wanted(arguments, &name, files.workdir())?;
+    let mut signals = Signals::listen().context("listen for signals")?;
+    let listening = Listening::begin(&arguments.publish).await?;
     timings.mark("prepare");
     let client = tokio::select! {
-        signal = interrupt.wait() => return Ok(interrupt::exit_code(signal)),
-        client = connect(arguments) => client?,
+        signal = signals.ending() => return Ok(signal.exit_code()),
+        client = home::connect_to(&arguments.place) => client?,
     };
     timings.mark("connect");
-    if brings_image(arguments) {
-        // Now, and not while the sandbox waits for it: a person sees how far it is, and no deadline runs.
+    if wanted::brings_image(arguments) {
+        // Before the sandbox exists: progress is shown, and no deadline runs.
         tokio::select! {
-            signal = interrupt.wait() => return Ok(interrupt::exit_code(signal)),
+            signal = signals.ending() => return Ok(signal.exit_code()),
             pulled = image::pull(&client, &arguments.image, true) => pulled?,
         };
         timings.mark("image");
     }
 
-    // Not given up at a signal: whether the server has made the sandbox is known only when it answers.
-    let created = sandbox::create(&client, &arguments.namespace, &wanted).await?;
+    // Not given up at a signal: only the answer says if the server has made the object.
+    let namespace = &arguments.place.namespace;
+    let holding = match (&arguments.pool, &arguments.template) {
+        (Some(pool), _) => Holding::of_pool(&client, namespace, &name, pool).await?,
+        (_, Some(template)) => Holding::of_template(&client, namespace, &name, template).await?,
+        _ => Holding::sandbox(&client, namespace, new).await?,
+    };
     timings.mark("create");
-    let key = SandboxKey::of(&created);
 
+    let variables = environment::script(&variables);
+    let mut session = Session { client: &client, arguments, tty, variables: &variables, files };
+    let mut held = None;
     let result = tokio::select! {
-        signal = interrupt.wait() => Ok(interrupt::exit_code(signal)),
-        result = serve(&client, created.clone(), arguments, tty, timings) => result,
-        never = sandbox::keep(&client, &key, LEASE) => match never {},
+        result = session.serve(&holding, listening, &mut held, &mut signals, timings) => result,
+        never = holding.keep(&client) => match never {},
     };
     timings.mark("command");
+    signals.end_at_the_next();
 
-    if let Err(error) = sandbox::delete(&client, &created).await {
+    let failed = !matches!(result, Ok(0));
+    let keep = arguments.keep || arguments.sync_only || arguments.keep_on_failure && failed;
+    let ended = match keep && held.is_some() {
+        true => holding.stay(&client).await,
+        false => holding.delete(&client).await,
+    };
+    if let Err(error) = ended {
         let error = anyhow::Error::from(error)
-            .context(format!("the sandbox is left to end by itself within {} s", LEASE.as_secs()));
+            .context(format!("the sandbox ends by itself within {} s", LEASE.as_secs()));
         // The command's own result matters more than this one.
-        eprintln!("warning: {error:#}");
+        eprintln!("warning: {}", crate::report::chain(&error));
     }
     timings.mark("delete");
+    if let Some(held) = &held {
+        if keep {
+            say_kept(&holding.key().name, arguments);
+        }
+        if failed {
+            refused::say(&client, &held.place, arguments).await;
+        }
+    }
     result
 }
 
-async fn connect(arguments: &cli::Run) -> anyhow::Result<Client> {
-    match &arguments.kubeconfig {
-        Some(path) => Ok(warren_client::connect::from_kubeconfig(path).await?),
-        None => home::connect(&arguments.home).await,
+fn say_kept(name: &str, arguments: &cli::Run) {
+    if arguments.sync_only {
+        println!("{name}");
+    }
+    eprintln!(
+        "Kept sandbox `{name}`: `warren exec {name} -- COMMAND` runs more in it, `warren delete {name}` ends it"
+    );
+}
+
+/// Everything that a run needs once its sandbox is asked for.
+struct Session<'a> {
+    client: &'a Client,
+    arguments: &'a cli::Run,
+    tty: bool,
+    variables: &'a str,
+    files: Files,
+}
+
+impl Session<'_> {
+    /// Waits for the sandbox, sends files, runs the command, and brings files back.
+    async fn serve(
+        &mut self,
+        holding: &Holding,
+        listening: Listening,
+        held: &mut Option<Held>,
+        signals: &mut Signals,
+        timings: &mut Timings,
+    ) -> anyhow::Result<i32> {
+        let place = tokio::select! {
+            signal = signals.ending() => return Ok(signal.exit_code()),
+            ready = self.ready(holding) => held.insert(ready?).place.clone(),
+        };
+        timings.mark("ready");
+        listening.serve(self.client, &place);
+        let request = tokio::select! {
+            signal = signals.ending() => return Ok(signal.exit_code()),
+            request = self.prepare(&place, timings) => request?,
+        };
+        let (request, sent) = match request {
+            (Some(request), sent) => (request, sent),
+            (None, _) => return Ok(0),
+        };
+        let code = command(self.client, request, self.arguments.timeout, "", signals).await?;
+        if let (Some(sent), Some(glob)) = (sent, &self.arguments.sync_back) {
+            timings.mark("command");
+            let back = self.files.bring_back(self.client, &place, &sent, glob, self.arguments.overwrite);
+            let back = tokio::select! {
+                signal = signals.ending() => return Ok(signal.exit_code()),
+                back = back => back,
+            };
+            match (back, code) {
+                // The command's failure is the more important one, and its exit code is what callers look at.
+                (Err(error), 1..) => crate::report::print(&error),
+                (back, _) => back?,
+            }
+        }
+        Ok(code)
+    }
+
+    async fn ready(&self, holding: &Holding) -> anyhow::Result<Held> {
+        let within = Duration::from_secs(self.arguments.ready_timeout);
+        let what = || format!("waiting for sandbox `{}` to become Ready", holding.key());
+        Ok(progress::show_if_slow(what, holding.ready(self.client, within)).await?)
+    }
+
+    /// Sends what the command needs, and returns how to run it; nothing, if it is only to be sent.
+    async fn prepare(
+        &mut self,
+        place: &Place,
+        timings: &mut Timings,
+    ) -> anyhow::Result<(Option<ExecRequest>, Option<warren_client::sync::pack::SentFiles>)> {
+        let sent = self.files.send(self.client, place).await?;
+        if sent.is_some() {
+            timings.mark("sync");
+        }
+        if self.arguments.sync_only {
+            return Ok((None, sent));
+        }
+        let file = match self.variables {
+            "" => None,
+            variables => match store_variables(self.client, place, variables).await {
+                // An image without a shell does without the kind of terminal.
+                Err(_) if self.arguments.env.is_empty() => None,
+                stored => Some(stored?),
+            },
+        };
+        let program = words::program(&self.arguments.command);
+        let request = ExecRequest {
+            namespace: place.namespace.clone(),
+            pod: place.pod.clone(),
+            container: Some(place.container.clone()),
+            command: words::prepared(program, file.as_deref(), self.directory()),
+            stdin: self.tty || !terminal::stdin_is_null(),
+            tty: self.tty,
+        };
+        Ok((Some(request), sent))
+    }
+
+    /// Returns the directory to change to, if the container does not start there by itself.
+    fn directory(&self) -> Option<&str> {
+        let new = self.arguments.pool.is_none() && self.arguments.template.is_none();
+        let directory = self.files.directory();
+        directory.filter(|directory| !new || Some(*directory) != self.files.workdir())
     }
 }
 
-/// Whether the image is one that the local home has to have fetched.
-fn brings_image(arguments: &cli::Run) -> bool {
-    arguments.kubeconfig.is_none() && !arguments.image.starts_with(BUILT_IN)
+/// Writes standard input to a file that only its owner may read, in memory where possible, and prints its name.
+const STORE: &str = r#"
+umask 077
+for directory in /dev/shm /tmp; do
+    if { cat > "$directory/$1"; } 2>/dev/null; then echo "$directory"; exit 0; fi
+done
+echo 'neither /dev/shm nor /tmp can be written to' >&2
+exit 1
+"#;
+
+/// Puts the variables into a file in the sandbox, and returns its path.
+pub async fn store_variables(client: &Client, place: &Place, variables: &str) -> anyhow::Result<String> {
+    let name = format!(".warren-{}", random_name());
+    let mut directory = exec::Bounded::new(64);
+    let request = place.script(STORE, &[&name], true);
+    let captured = exec::capture(client, request, variables.as_bytes(), &mut directory).await?;
+    let directory = String::from_utf8_lossy(&directory.kept).trim().to_owned();
+    anyhow::ensure!(
+        captured.code == 0 && matches!(directory.as_str(), "/dev/shm" | "/tmp"),
+        "pass the environment to the sandbox: {}",
+        captured.complaint
+    );
+    Ok(format!("{directory}/{name}"))
 }
 
-/// Waits for the sandbox and runs the command in it.
-async fn serve(
+/// Runs a command with this process's streams and signals, and returns its exit code. Signals go to commands that have
+/// `mark` in their environment; an empty mark means all commands in the container.
+pub async fn command(
     client: &Client,
-    created: Sandbox,
-    arguments: &cli::Run,
-    tty: bool,
-    timings: &mut Timings,
+    request: ExecRequest,
+    timeout: Option<Duration>,
+    mark: &str,
+    signals: &mut Signals,
 ) -> anyhow::Result<i32> {
-    let key = SandboxKey::of(&created);
-    let within = Duration::from_secs(arguments.ready_timeout);
-    let ready = progress::show_if_slow(
-        || format!("waiting for sandbox `{key}` to become Ready"),
-        sandbox::wait_ready(client, created, within),
-    )
-    .await?;
-    timings.mark("ready");
-
-    let request = ExecRequest {
-        namespace: key.namespace,
-        pod: sandbox::pod_name(&ready),
-        container: Some(CONTAINER.to_owned()),
-        command: arguments.command.clone(),
-        stdin: tty || !terminal::stdin_is_null(),
-        tty,
+    let place = Place {
+        namespace: request.namespace.clone(),
+        pod: request.pod.clone(),
+        container: request.container.clone().unwrap_or_default(),
     };
+    let pumping = attach(client, request);
+    tokio::pin!(pumping);
+    let mut deadline = timeout.map(|timeout| tokio::time::Instant::now() + timeout);
+    let mut gives_up_with = None;
+    let mut requests_to_end = 0;
+    loop {
+        let end = deadline.unwrap_or_else(|| tokio::time::Instant::now() + Duration::from_secs(3600));
+        let signal = tokio::select! {
+            // The command's own end counts, also when it comes together with a signal.
+            biased;
+            code = &mut pumping => {
+                let code = code?;
+                return Ok(if gives_up_with == Some(TIMED_OUT) { TIMED_OUT } else { code });
+            }
+            signal = signals.next() => signal,
+            () = tokio::time::sleep_until(end), if deadline.is_some() => {
+                if let Some(code) = gives_up_with {
+                    return Ok(code);
+                }
+                if let Some(timeout) = timeout {
+                    eprintln!("error: the command took longer than {timeout:?}, and is ended");
+                }
+                gives_up_with = Some(TIMED_OUT);
+                Signal::TERM
+            }
+        };
+        let response = signal.response(requests_to_end);
+        requests_to_end += usize::from(signal.ends());
+        let passed_on = response == Response::Forward && forward(client, &place, signal, mark).await;
+        if signal.ends() && !passed_on {
+            return Ok(gives_up_with.unwrap_or(signal.exit_code()));
+        }
+        if signal.ends() && signal != Signal::INT {
+            gives_up_with.get_or_insert(signal.exit_code());
+            deadline = Some(tokio::time::Instant::now() + GRACE);
+        }
+    }
+}
+
+/// Sends a signal (`$1`) to the commands that were started from outside: their parent is not in the sandbox. With `$2`,
+/// to their process groups, as a terminal does; with `$3`, only to those that have it in their environment.
+const FORWARD: &str = r#"
+for directory in /proc/[0-9]*; do
+    pid=${directory#/proc/}
+    if [ "$pid" = 1 ] || [ "$pid" = $$ ]; then continue; fi
+    if [ -n "$3" ] && ! grep -q "$3" "$directory/environ"; then continue; fi
+    while read -r key value; do
+        if [ "$key" = PPid: ]; then
+            if [ "$value" = 0 ]; then
+                { [ -n "$2" ] && kill -s "$1" -- "-$pid"; } 2>/dev/null || kill -s "$1" "$pid"
+            fi
+            break
+        fi
+    done < "$directory/status"
+done 2>/dev/null
+:
+"#;
+
+/// Passes a signal on to the command. Returns false if that did not work.
+async fn forward(client: &Client, place: &Place, signal: Signal, mark: &str) -> bool {
+    let group = if signal.is_for_the_group() { "group" } else { "" };
+    let request = place.script(FORWARD, &[signal.name(), group, mark], false);
+    let sending = exec::capture(client, request, tokio::io::empty(), tokio::io::sink());
+    let sent = tokio::time::timeout(FORWARD_PATIENCE, sending).await;
+    matches!(sent, Ok(Ok(captured)) if captured.code == 0)
+}
+
+async fn attach(client: &Client, request: ExecRequest) -> Result<i32, ExecError> {
     let exec = Exec::start(client, request.clone()).await?;
-    timings.mark("exec");
     let ended = if request.stdin {
-        pump(exec, tty, tokio::io::stdin()).await
+        pump(exec, request.tty, tokio::io::stdin()).await
     } else {
         let nothing: Empty = tokio::io::empty();
-        pump(exec, tty, nothing).await
+        pump(exec, request.tty, nothing).await
     };
     match ended {
         // `warren run -- yes | head` is a success of `head`; it ends like `yes` would have.
         Err(ExecError::Output { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => {
             Ok(BROKEN_PIPE)
         }
-        ended => Ok(ended?),
+        ended => ended,
     }
 }
 
@@ -165,161 +368,22 @@ async fn pump<I: AsyncRead + Unpin>(exec: Exec, tty: bool, stdin: I) -> Result<i
     ended
 }
 
-/// The sandbox that the arguments ask for.
-fn wanted(arguments: &cli::Run) -> anyhow::Result<Sandbox> {
-    let limits =
-        [("memory", &arguments.memory), ("cpu", &arguments.cpus), ("ephemeral-storage", &arguments.disk)];
-    let limits: BTreeMap<String, Quantity> = limits
-        .into_iter()
-        .filter_map(|(resource, quantity)| Some((resource.to_owned(), Quantity(quantity.clone()?))))
-        .collect();
-    let env = arguments.env.iter().map(|text| variable(text)).collect::<anyhow::Result<Vec<_>>>()?;
-    let container = Container {
-        name: CONTAINER.to_owned(),
-        image: Some(arguments.image.clone()),
-        // An image runs what it likes and ends when it likes. Here it has to wait for the command, as the built-in image does.
-        command: brings_image(arguments).then(warren_local::init_command),
-        image_pull_policy: brings_image(arguments).then(|| "IfNotPresent".to_owned()),
-        env: (!env.is_empty()).then_some(env),
-        working_dir: arguments.workdir.clone(),
-        resources: (!limits.is_empty())
-            .then(|| ResourceRequirements { limits: Some(limits), ..ResourceRequirements::default() }),
-        ..Container::default()
-    };
-    let pod = PodSpec {
-        containers: vec![container],
-        restart_policy: Some("Never".to_owned()),
-        // What runs here is over when the command is; nothing is left to say goodbye to.
-        termination_grace_period_seconds: Some(0),
-        automount_service_account_token: Some(false),
-        enable_service_links: Some(false),
-        ..PodSpec::default()
-    };
-    let name = arguments.name.clone().unwrap_or_else(random_name);
-    Ok(Sandbox::new(
-        &name,
-        SandboxSpec {
-            blueprint: SandboxBlueprint {
-                pod_template: PodTemplate { metadata: metadata(arguments)?, spec: pod.into() },
-                ..SandboxBlueprint::default()
-            },
-            shutdown_time: Some(Time(sandbox::lease_end(Timestamp::now(), LEASE))),
-            shutdown_policy: ShutdownPolicy::Delete,
-            ..SandboxSpec::default()
-        },
-    ))
+/// Makes a file without a name, for an archive of unknown size.
+pub fn temporary_file() -> std::io::Result<std::fs::File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(std::env::temp_dir(), flags, Mode::from_raw_mode(0o600))?.into())
 }
 
-/// What the pod says of its network.
-fn metadata(arguments: &cli::Run) -> anyhow::Result<PodMetadata> {
-    let hosts = arguments.allow.join(",");
-    let ports = arguments.allow_port.join(",");
-    let narrowed = !hosts.is_empty() || !ports.is_empty();
-    if let Some(mode) = arguments.network.filter(|mode| narrowed && *mode != cli::Network::Restricted) {
-        anyhow::bail!(
-            "`--allow` and `--allow-port` are for `--network restricted`; `{}` has no list",
-            mode.name()
-        );
-    }
-    let said = [
-        (annotations::NETWORK, arguments.network.map(|mode| mode.name().to_owned()).unwrap_or_default()),
-        (annotations::NETWORK_ALLOWED_HOSTS, hosts),
-        (annotations::NETWORK_ALLOWED_PORTS, ports),
-    ];
-    let said = said.into_iter().filter(|(_, value)| !value.is_empty());
-    let annotations = said.map(|(key, value)| (key.to_owned(), value)).collect();
-    Ok(PodMetadata { annotations, ..PodMetadata::default() })
-}
-
-/// Chosen here and not by `generateName`: then it is known before the request is sent.
-fn random_name() -> String {
+/// Chosen here and not by `generateName`, so that it is known before the request is sent.
+pub fn random_name() -> String {
     let random: String = std::iter::repeat_with(fastrand::alphanumeric).take(10).collect();
     format!("run-{}", random.to_ascii_lowercase())
 }
 
-/// `NAME=VALUE`, or `NAME` for the value it has here.
-fn variable(text: &str) -> anyhow::Result<EnvVar> {
-    let (name, value) = match text.split_once('=') {
-        Some((name, value)) => (name, value.to_owned()),
-        None => {
-            let value = std::env::var(text).with_context(|| format!("pass on `{text}` with `--env`"))?;
-            (text, value)
-        }
-    };
-    anyhow::ensure!(!name.is_empty(), "`--env {text}` names no variable");
-    Ok(EnvVar { name: name.to_owned(), value: Some(value), value_from: None })
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-
-    fn sandbox(arguments: &[&str]) -> serde_json::Value {
-        let cli = cli::Cli::parse_from([&["warren", "run"], arguments].concat());
-        let cli::Command::Run(run) = cli.command else { panic!("not a run") };
-        serde_json::to_value(wanted(&run).expect("valid arguments")).expect("serialize")
-    }
-
-    #[test]
-    fn flags_reach_the_container() {
-        let arguments =
-            ["--memory", "64Mi", "--cpus", "500m", "-e", "A=b=c", "-w", "/tmp", "--", "true", "--help"];
-        let sandbox = sandbox(&arguments);
-        let container = &sandbox["spec"]["podTemplate"]["spec"]["containers"][0];
-        assert_eq!(container["resources"]["limits"], serde_json::json!({ "memory": "64Mi", "cpu": "500m" }));
-        assert_eq!(container["env"], serde_json::json!([{ "name": "A", "value": "b=c" }]));
-        assert_eq!(container["workingDir"], "/tmp");
-    }
-
-    #[test]
-    fn the_network_and_the_disk_are_said_to_the_pod() {
-        let words = [
-            "--network",
-            "restricted",
-            "--allow",
-            "a.example,*.b.example",
-            "--allow-port",
-            "8443",
-            "--disk",
-            "1Gi",
-            "true",
-        ];
-        let template = &sandbox(&words)["spec"]["podTemplate"];
-        assert_eq!(
-            template["metadata"]["annotations"],
-            serde_json::json!({
-                "warren.dev/network": "restricted",
-                "warren.dev/network-allowed-hosts": "a.example,*.b.example",
-                "warren.dev/network-allowed-ports": "8443",
-            })
-        );
-        let limits = &template["spec"]["containers"][0]["resources"]["limits"];
-        assert_eq!(*limits, serde_json::json!({ "ephemeral-storage": "1Gi" }));
-        let cli =
-            cli::Cli::parse_from(["warren", "run", "--network", "full", "--allow", "a.example", "true"]);
-        let cli::Command::Run(run) = cli.command else { panic!("not a run") };
-        wanted(&run).unwrap_err();
-    }
-
-    #[test]
-    fn an_image_of_ones_own_waits_for_the_command() {
-        let container =
-            |arguments: &[&str]| sandbox(arguments)["spec"]["podTemplate"]["spec"]["containers"][0].clone();
-        let own = container(&["--image", "busybox", "true"]);
-        assert_eq!(own["command"], serde_json::json!(["/.warren/init"]));
-        assert_eq!(own["imagePullPolicy"], "IfNotPresent");
-        assert!(container(&["true"]).get("command").is_none());
-        assert!(container(&["--kubeconfig", "x", "--image", "busybox", "true"]).get("command").is_none());
-    }
-
-    #[test]
-    fn a_run_that_is_killed_leaves_a_sandbox_that_expires() {
-        let sandbox = sandbox(&["true"]);
-        assert_eq!(sandbox["spec"]["shutdownPolicy"], "Delete");
-        assert!(sandbox["spec"]["shutdownTime"].is_string());
-    }
 
     #[test]
     fn names_differ_and_are_valid() {

@@ -1,7 +1,9 @@
 //! `warren up` and the daemon that `up --detach` starts.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,11 +11,14 @@ use std::process::Command;
 use anyhow::Context as _;
 use serde_json::json;
 use warren_client::home::DataDir;
-use warren_local::{LockError, RegistryConfig, StartError};
+use warren_local::{LockError, RegistryConfig, Settings, StartError};
 
 use crate::cli::{self, Format};
 use crate::home::{self, Report};
-use crate::{report, version};
+use crate::{log, report, version};
+
+/// Where the API listens if no address is given: on loopback, on a port that is free.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Runs the home here, or in the background.
 pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
@@ -21,8 +26,7 @@ pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
     if arguments.detach {
         let flags = (&arguments.listen, &arguments.registries, &arguments.runtimes, &arguments.host_paths);
         let report = home::start(&data_dir, Some(flags))?;
-        announce(&data_dir, &report, arguments.output.output);
-        return Ok(());
+        return settle(&data_dir, &report, arguments);
     }
     go_on_as_namespace_root(&data_dir)?;
     let config = config(
@@ -33,15 +37,87 @@ pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
         &arguments.host_paths,
     )?;
     let outcome = warren_local::run(config, |pid| {
-        announce(&data_dir, &Report::Ready { pid }, arguments.output.output);
+        log::write_by_thread(None);
+        announce(&data_dir, &Report::Ready { pid }, &[], arguments.output.output);
     });
     match outcome {
         Err(StartError::Lock(LockError::Held { holder, .. })) => {
-            announce(&data_dir, &Report::Running { pid: holder.pid }, arguments.output.output);
-            Ok(())
+            let report = Report::Running { pid: holder.pid, settings: holder.settings };
+            settle(&data_dir, &report, arguments)
         }
         outcome => Ok(outcome?),
     }
+}
+
+/// Flags that a home which was already running does not have.
+#[derive(Debug, thiserror::Error)]
+#[error("the local home was already running (process {pid}), and these flags were not applied: {}", flags.join(", "))]
+pub struct NotApplied {
+    /// The process that runs the home.
+    pub pid: u32,
+    /// The flags with what the running home has instead.
+    pub flags: Vec<String>,
+}
+
+/// Says that the home runs. Fails if it has run all along with other flags than were given now.
+fn settle(data_dir: &DataDir, report: &Report, arguments: &cli::Up) -> anyhow::Result<()> {
+    let not_applied = match report {
+        Report::Running { settings, .. } => not_applied(arguments, settings.as_ref()),
+        Report::Ready { .. } | Report::Failed { .. } => Vec::new(),
+    };
+    announce(data_dir, report, &not_applied, arguments.output.output);
+    match report {
+        Report::Running { pid, .. } if !not_applied.is_empty() => {
+            Err(NotApplied { pid: *pid, flags: not_applied }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Lists the flags that were given and that a running home does not have. A flag that was not given is left as it is.
+fn not_applied(given: &cli::Up, running: Option<&Settings>) -> Vec<String> {
+    let mut differing = Vec::new();
+    let mut compare = |flag: &str, wanted: Vec<String>, has: Option<&[String]>| {
+        let sorted = |list: &[String]| list.iter().cloned().collect::<BTreeSet<_>>();
+        if wanted.is_empty() || has.is_some_and(|has| sorted(has) == sorted(&wanted)) {
+            return;
+        }
+        let has = match has {
+            None => "the running version does not say what it has".to_owned(),
+            Some([]) => "it runs without".to_owned(),
+            Some(has) => format!("it runs with {}", has.join(",")),
+        };
+        differing.push(format!("`{flag} {}` ({has})", wanted.join(",")));
+    };
+    let listens = |running: SocketAddr, wanted: SocketAddr| {
+        // Port 0 is any port.
+        running == wanted || (wanted.port() == 0 && running.ip() == wanted.ip())
+    };
+    for (flag, wanted, has) in [
+        ("--listen", given.listen.listen, running.map(|running| running.listen)),
+        ("--router-listen", given.listen.router_listen, running.and_then(|running| running.router_listen)),
+    ] {
+        let wanted = wanted.filter(|wanted| !has.is_some_and(|has| listens(has, *wanted)));
+        let has = has.map(|has| vec![has.to_string()]);
+        compare(flag, wanted.iter().map(ToString::to_string).collect(), has.as_deref());
+    }
+    compare(
+        "--insecure-registry",
+        given.registries.insecure_registry.clone(),
+        running.map(|running| &*running.insecure_registries),
+    );
+    let runtimes = given.runtimes.runtime.iter();
+    compare(
+        "--runtime",
+        runtimes.map(|runtime| format!("{}={}", runtime.name, runtime.path.display())).collect(),
+        running.map(|running| &*running.runtimes),
+    );
+    compare(
+        "--allow-host-path",
+        given.host_paths.allow_host_path.iter().map(ToString::to_string).collect(),
+        running.map(|running| &*running.host_paths),
+    );
+    differing
 }
 
 /// Runs the home for a process that waits for one line on our standard output.
@@ -61,13 +137,14 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
         &arguments.host_paths,
     )?;
     let outcome = warren_local::run(config, |pid| {
+        log::write_by_thread(Some(&data_dir.daemon_log()));
         tell(&Report::Ready { pid });
         // Nobody reads on; from here on standard output goes where the log goes.
         let _ = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
     });
     match outcome {
         Err(StartError::Lock(LockError::Held { holder, .. })) => {
-            tell(&Report::Running { pid: holder.pid });
+            tell(&Report::Running { pid: holder.pid, settings: holder.settings });
             Ok(())
         }
         Err(error) => {
@@ -103,7 +180,9 @@ fn config(
         directory: data_dir.path().to_owned(),
         api_socket: data_dir.api_socket(),
         kubeconfig: data_dir.kubeconfig(),
-        listen: listen.listen,
+        listen: listen.listen.unwrap_or(LISTEN),
+        router_listen: listen.router_listen.unwrap_or(LISTEN),
+        router_url: data_dir.router_url(),
         registries: RegistryConfig {
             credential_files: credential_files(|name| std::env::var_os(name)),
             insecure: registries.insecure_registry.clone(),
@@ -138,22 +217,31 @@ fn tell(report: &Report) {
 }
 
 /// Says that the home runs, and how to use it.
-fn announce(data_dir: &DataDir, report: &Report, format: Format) {
+fn announce(data_dir: &DataDir, report: &Report, not_applied: &[String], format: Format) {
     let (pid, state) = match report {
         Report::Ready { pid } => (pid, "is ready"),
-        Report::Running { pid } => (pid, "is already running"),
+        Report::Running { pid, .. } => (pid, "is already running"),
         Report::Failed { .. } => return,
     };
     let kubeconfig = data_dir.kubeconfig();
+    let router_url = std::fs::read_to_string(data_dir.router_url()).ok();
+    let router_url = router_url.as_deref().map(str::trim_end);
     match format {
         Format::Json => {
             let started = matches!(report, Report::Ready { .. });
-            let line = json!({ "dataDir": data_dir.path(), "kubeconfig": kubeconfig, "pid": pid, "started": started });
-            println!("{line}");
+            let mut line = json!({ "dataDir": data_dir.path(), "kubeconfig": kubeconfig, "pid": pid, "routerUrl": router_url, "started": started });
+            if !not_applied.is_empty() {
+                line["notApplied"] = json!(not_applied);
+            }
+            // A reader that has gone is no reason to end.
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
         Format::Text => {
             eprintln!("The local home in `{}` {state} (process {pid}).", data_dir.path().display());
             eprintln!("Use it with `kubectl --kubeconfig {} get sandboxes`.", kubeconfig.display());
+            if let Some(url) = router_url {
+                eprintln!("SDKs reach its sandboxes at {url}.");
+            }
         }
     }
 }
@@ -161,6 +249,48 @@ fn announce(data_dir: &DataDir, report: &Report, format: Format) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_that_a_running_home_does_not_have_are_named() {
+        use clap::Parser as _;
+        let differ = |words: &[&str], running: Option<&Settings>| {
+            let words = ["warren", "up", "--detach"].iter().chain(words);
+            match cli::Cli::parse_from(words).command {
+                cli::Command::Up(up) => not_applied(&up, running),
+                other => panic!("{other:?}"),
+            }
+        };
+        let running = Settings {
+            router_listen: Some(LISTEN),
+            listen: LISTEN,
+            insecure_registries: vec!["b.test".to_owned(), "a.test".to_owned()],
+            runtimes: Vec::new(),
+            host_paths: vec!["/srv".to_owned()],
+        };
+        for same in [
+            &[][..],
+            &["--listen", "127.0.0.1:0"],
+            &["--allow-host-path", "/srv"],
+            &["--insecure-registry", "a.test,b.test"],
+        ] {
+            assert_eq!(differ(same, Some(&running)), Vec::<String>::new(), "{same:?}");
+        }
+        for (words, expected) in [
+            (["--listen", "127.0.0.1:6443"], "`--listen 127.0.0.1:6443` (it runs with 127.0.0.1:0)"),
+            (
+                ["--router-listen", "127.0.0.1:8080"],
+                "`--router-listen 127.0.0.1:8080` (it runs with 127.0.0.1:0)",
+            ),
+            (["--allow-host-path", "/srv:rw"], "`--allow-host-path /srv:rw` (it runs with /srv)"),
+            (["--runtime", "kata=/bin/kata"], "`--runtime kata=/bin/kata` (it runs without)"),
+            (["--insecure-registry", "a.test"], "`--insecure-registry a.test` (it runs with b.test,a.test)"),
+        ] {
+            assert_eq!(differ(&words, Some(&running)), [expected]);
+        }
+        assert_eq!(differ(&[], None), Vec::<String>::new());
+        let unknown = "`--allow-host-path /srv` (the running version does not say what it has)";
+        assert_eq!(differ(&["--allow-host-path", "/srv"], None), [unknown]);
+    }
 
     #[test]
     fn credentials_are_where_other_tools_leave_them() {

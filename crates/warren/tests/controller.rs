@@ -30,6 +30,11 @@ fn the_arguments_of_an_existing_deployment_are_taken() {
         "--extensions",
         "-cluster-domain=cluster.local",
         "--metrics-bind-address=127.0.0.1:0",
+        "-metrics-secure-serving",
+        "--metrics-cert-dir=",
+        "--tls-min-version=VersionTLS12",
+        "-tls-cipher-suites",
+        "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
         "--health-probe-bind-address",
         "127.0.0.1:0",
         "--enable-tracing=false",
@@ -107,6 +112,11 @@ fn values_that_make_no_sense_end_it_before_anything_is_contacted() {
         ("--sandbox-concurrent-workers=9000000000000000000", "must be 100000 at most"),
         ("--sandbox-template-concurrent-workers=9000000000000000000", "must be 100000 at most"),
         ("--metrics-bind-address=x", "use `--metrics-bind-address`: `x` is not an address"),
+        ("--tls-min-version=TLS1.2", "use `--tls-min-version`: `TLS1.2` is none of VersionTLS10, "),
+        (
+            "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,RC4",
+            "use `--tls-cipher-suites`: `RC4` is none of TLS_AES_128_GCM_SHA256, ",
+        ),
         // Also of what has no effect.
         ("--api-connections=0", "`--api-connections` must be greater than 0"),
         ("--sandbox-write-behind-window=-1s", "must not be negative"),
@@ -133,6 +143,21 @@ fn values_that_make_no_sense_end_it_before_anything_is_contacted() {
         // As Go's flag package ends.
         assert_eq!(output.status.code(), Some(2), "{argument}: {}", said(&output));
     }
+}
+
+#[test]
+fn a_certificate_that_is_missing_ends_it_and_is_named() {
+    let addresses = ["--metrics-bind-address=127.0.0.1:0", "--health-probe-bind-address=0"];
+    let certificates = ["--metrics-secure-serving", "--metrics-cert-dir=/nonexistent/certificates"];
+    let output = controller(&[&["--kubeconfig=/nonexistent"], &addresses[..], &certificates[..]].concat());
+    let said_of_it = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{said_of_it}");
+    let file = "error: serve metrics over TLS: read `/nonexistent/certificates/tls.crt`: No such file";
+    assert!(said_of_it.contains(file), "{said_of_it}");
+
+    let output = controller(&[&["--kubeconfig=/nonexistent"], &addresses[..], &certificates[1..]].concat());
+    assert!(said(&output).contains("--metrics-cert-dir"), "{}", said(&output));
+    assert!(said(&output).contains("`--metrics-secure-serving` is not given"), "{}", said(&output));
 }
 
 #[test]

@@ -242,6 +242,35 @@ fn what_a_bundle_asks_for_is_done() {
 }
 
 #[test]
+fn a_missing_working_directory_is_made_inside_the_container() {
+    if skipped() {
+        return;
+    }
+    let bench = Bench::new("cwd");
+    std::os::unix::fs::symlink("/tmp", bench.bundle().join("rootfs/link")).unwrap();
+    for (cwd, seen) in
+        [("/work/deep/er", "/work/deep/er"), ("/link/../made", "/made"), ("/link/new", "/tmp/new")]
+    {
+        let mut config = bench.config("pwd -P");
+        config["process"]["cwd"] = json!(cwd);
+        config["root"]["readonly"] = json!(true);
+        bench.write(&config);
+        let output = bench.run();
+        assert_eq!(
+            (text(&output.stdout), text(&output.stderr)),
+            (format!("{seen}\n"), String::new()),
+            "{cwd}"
+        );
+    }
+    // The name of a descriptor leads nowhere.
+    let mut config = bench.config("pwd");
+    config["process"]["cwd"] = json!("/proc/self/fd/5/new");
+    bench.write(&config);
+    assert!(!bench.run().status.success());
+    bench.assert_nothing_left();
+}
+
+#[test]
 fn what_cannot_be_done_is_refused_and_leaves_nothing() {
     if skipped() {
         return;

@@ -4,11 +4,10 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use warren_store::{
-    Action, Expect, Filter, LabelSelector, Object, Requirement, Store, WatchFrom, Write, WriteError,
-};
+use warren_store::{Action, Expect, Filter, LabelSelector, Object, Store, WatchFrom, Write, WriteError};
 
 use super::policy::list;
+use crate::label_selector;
 use crate::server::Inner;
 
 /// Keeps the rules of aggregated roles up to date, until the server stops.
@@ -48,7 +47,8 @@ fn changes(store: &Store) -> Vec<Write> {
     let mut writes = Vec::new();
     for (object, role) in &roles {
         let selectors = role["aggregationRule"]["clusterRoleSelectors"].as_array();
-        let selectors: Vec<LabelSelector> = selectors.into_iter().flatten().map(selector).collect();
+        let selectors: Vec<LabelSelector> =
+            selectors.into_iter().flatten().map(label_selector::read).collect();
         if selectors.is_empty() {
             continue;
         }
@@ -74,25 +74,4 @@ fn changes(store: &Store) -> Vec<Write> {
         writes.push(Write { key: object.key.clone(), expect, action: Action::Put(role.into()) });
     }
     writes
-}
-
-/// A `LabelSelector` object. One that cannot be read was refused when it was written, and selects nothing.
-fn selector(value: &Value) -> LabelSelector {
-    let mut requirements = Vec::new();
-    for (label, wanted) in value["matchLabels"].as_object().into_iter().flatten() {
-        let wanted = wanted.as_str().unwrap_or_default().to_owned();
-        requirements.push(Requirement::In(label.clone(), vec![wanted]));
-    }
-    for expression in value["matchExpressions"].as_array().into_iter().flatten() {
-        let key = expression["key"].as_str().unwrap_or_default().to_owned();
-        let values = expression["values"].as_array().into_iter().flatten();
-        let values = values.filter_map(|value| Some(value.as_str()?.to_owned())).collect();
-        requirements.push(match expression["operator"].as_str() {
-            Some("NotIn") => Requirement::NotIn(key, values),
-            Some("Exists") => Requirement::Exists(key),
-            Some("DoesNotExist") => Requirement::Absent(key),
-            _ => Requirement::In(key, values),
-        });
-    }
-    LabelSelector::new(requirements)
 }

@@ -33,6 +33,23 @@ fn view() -> Vec<Value> {
         rule(READ, &[""], &["bindings", "pods/status", "namespaces/status", "pods/log"]),
         rule(READ, &[""], &["namespaces"]),
         rule(READ, &["", "events.k8s.io"], &["events"]),
+        rule(
+            READ,
+            &["apps"],
+            &[
+                "daemonsets",
+                "daemonsets/status",
+                "deployments",
+                "deployments/scale",
+                "deployments/status",
+                "replicasets",
+                "replicasets/scale",
+                "replicasets/status",
+                "statefulsets",
+                "statefulsets/scale",
+                "statefulsets/status",
+            ],
+        ),
         rule(READ, &["discovery.k8s.io"], &["endpointslices"]),
         rule(READ, &["networking.k8s.io"], &["networkpolicies"]),
     ]
@@ -59,6 +76,19 @@ fn edit() -> Vec<Value> {
         ),
         rule(&["create"], &[""], &["serviceaccounts/token"]),
         rule(WRITE, &["", "events.k8s.io"], &["events"]),
+        rule(
+            WRITE,
+            &["apps"],
+            &[
+                "daemonsets",
+                "deployments",
+                "deployments/scale",
+                "replicasets",
+                "replicasets/scale",
+                "statefulsets",
+                "statefulsets/scale",
+            ],
+        ),
         rule(WRITE, &["networking.k8s.io"], &["networkpolicies"]),
         rule(READ_WRITE, &["coordination.k8s.io"], &["leases"]),
     ]

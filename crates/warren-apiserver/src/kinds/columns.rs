@@ -401,6 +401,88 @@ pub(super) const NETWORK_POLICY: &[Column] = &[
     AGE,
 ];
 
+const CONTAINERS: Column = Column {
+    name: "Containers",
+    priority: 1,
+    description: "Names of each container in the template.",
+    cell: |object, _| of_containers(object, "name"),
+    ..COLUMN
+};
+const IMAGES: Column = Column {
+    name: "Images",
+    priority: 1,
+    description: "Images referenced by each container in the template.",
+    cell: |object, _| of_containers(object, "image"),
+    ..COLUMN
+};
+const SELECTOR: Column = Column {
+    name: "Selector",
+    priority: 1,
+    cell: |object, _| crate::label_selector::text(&object["spec"]["selector"]).into(),
+    ..COLUMN
+};
+const READY_OF_WANTED: Column = Column {
+    name: "Ready",
+    description: "Number of the pod with ready state",
+    cell: |object, _| {
+        let ready = count(&object["status"]["readyReplicas"]);
+        format!("{ready}/{}", count(&object["spec"]["replicas"])).into()
+    },
+    ..COLUMN
+};
+const COUNT: Column = Column { type_: "integer", ..COLUMN };
+
+pub(super) const DEPLOYMENT: &[Column] = &[
+    NAME,
+    READY_OF_WANTED,
+    Column { name: "Up-to-date", cell: |object, _| count(&object["status"]["updatedReplicas"]), ..COLUMN },
+    Column { name: "Available", cell: |object, _| count(&object["status"]["availableReplicas"]), ..COLUMN },
+    AGE,
+    CONTAINERS,
+    IMAGES,
+    SELECTOR,
+];
+
+pub(super) const REPLICA_SET: &[Column] = &[
+    NAME,
+    Column { name: "Desired", cell: |object, _| count(&object["spec"]["replicas"]), ..COUNT },
+    Column { name: "Current", cell: |object, _| count(&object["status"]["replicas"]), ..COUNT },
+    Column { name: "Ready", cell: |object, _| count(&object["status"]["readyReplicas"]), ..COUNT },
+    AGE,
+    CONTAINERS,
+    IMAGES,
+    SELECTOR,
+];
+
+pub(super) const STATEFUL_SET: &[Column] = &[NAME, READY_OF_WANTED, AGE, CONTAINERS, IMAGES];
+
+pub(super) const DAEMON_SET: &[Column] = &[
+    NAME,
+    Column { name: "Desired", cell: |set, _| count(&set["status"]["desiredNumberScheduled"]), ..COUNT },
+    Column { name: "Current", cell: |set, _| count(&set["status"]["currentNumberScheduled"]), ..COUNT },
+    Column { name: "Ready", cell: |set, _| count(&set["status"]["numberReady"]), ..COUNT },
+    Column { name: "Up-to-date", cell: |set, _| count(&set["status"]["updatedNumberScheduled"]), ..COUNT },
+    Column { name: "Available", cell: |set, _| count(&set["status"]["numberAvailable"]), ..COUNT },
+    Column {
+        name: "Node Selector",
+        cell: |set, _| pairs(&set["spec"]["template"]["spec"]["nodeSelector"]),
+        ..COLUMN
+    },
+    AGE,
+    CONTAINERS,
+    IMAGES,
+    SELECTOR,
+];
+
+fn of_containers(object: &Value, field: &str) -> Value {
+    let containers = object["spec"]["template"]["spec"]["containers"].as_array().into_iter().flatten();
+    containers.filter_map(|container| container[field].as_str()).collect::<Vec<_>>().join(",").into()
+}
+
+fn count(number: &Value) -> Value {
+    number.as_i64().unwrap_or(0).into()
+}
+
 pub(super) const RUNTIME_CLASS: &[Column] =
     &[NAME, Column { name: "Handler", cell: |class, _| class["handler"].clone(), ..COLUMN }, AGE];
 

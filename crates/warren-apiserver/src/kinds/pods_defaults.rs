@@ -10,31 +10,53 @@ pub(super) fn default(pod: &mut Value) {
         default_status(status);
     }
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
-    set_default(spec, "restartPolicy", "Always");
-    set_default(spec, "terminationGracePeriodSeconds", 30);
+    default_spec(spec);
     if spec.get("terminationGracePeriodSeconds").and_then(Value::as_i64).is_some_and(|seconds| seconds < 0) {
         // Once that meant at once, and is now the shortest wait that there is.
         spec.insert("terminationGracePeriodSeconds".to_owned(), 1.into());
     }
+    set_default(spec, "enableServiceLinks", true);
+    let host_network = spec.get("hostNetwork") == Some(&Value::Bool(true));
+    for_each_container(spec, |container| {
+        default_requests(container);
+        if host_network {
+            default_host_ports(container);
+        }
+    });
+}
+
+/// Fills in what a pod and a template for pods have in common.
+pub(super) fn default_spec(spec: &mut Map<String, Value>) {
+    set_default(spec, "restartPolicy", "Always");
+    set_default(spec, "terminationGracePeriodSeconds", 30);
     set_default(spec, "dnsPolicy", "ClusterFirst");
     set_default(spec, "securityContext", Map::new());
     set_default(spec, "schedulerName", "default-scheduler");
-    set_default(spec, "enableServiceLinks", true);
     // Either name of the service account stands for both.
     if let Some(account) = spec.get("serviceAccountName").or_else(|| spec.get("serviceAccount")).cloned() {
         spec.insert("serviceAccountName".to_owned(), account.clone());
         spec.insert("serviceAccount".to_owned(), account);
     }
-    let host_network = spec.get("hostNetwork") == Some(&Value::Bool(true));
-    for list in ["initContainers", "containers", "ephemeralContainers"] {
-        let containers = spec.get_mut(list).and_then(Value::as_array_mut);
-        for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
-            default_container(container, host_network);
-        }
-    }
+    for_each_container(spec, default_container);
     let volumes = spec.get_mut("volumes").and_then(Value::as_array_mut);
     for volume in volumes.into_iter().flatten().filter_map(Value::as_object_mut) {
         default_volume(volume);
+    }
+}
+
+fn for_each_container(spec: &mut Map<String, Value>, change: impl Fn(&mut Map<String, Value>)) {
+    for list in ["initContainers", "containers", "ephemeralContainers"] {
+        let containers = spec.get_mut(list).and_then(Value::as_array_mut);
+        containers.into_iter().flatten().filter_map(Value::as_object_mut).for_each(&change);
+    }
+}
+
+fn default_host_ports(container: &mut Map<String, Value>) {
+    let ports = container.get_mut("ports").and_then(Value::as_array_mut);
+    for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
+        if let Some(number) = port.get("containerPort").cloned() {
+            set_default(port, "hostPort", number);
+        }
     }
 }
 
@@ -75,20 +97,16 @@ fn default_tolerations(spec: &mut Map<String, Value>) {
     }
 }
 
-fn default_container(container: &mut Map<String, Value>, host_network: bool) {
+fn default_container(container: &mut Map<String, Value>) {
     let image = container.get("image").and_then(Value::as_str).unwrap_or_default();
     let policy = if pulls_always(image) { "Always" } else { "IfNotPresent" };
     set_default(container, "imagePullPolicy", policy);
     set_default(container, "terminationMessagePath", "/dev/termination-log");
     set_default(container, "terminationMessagePolicy", "File");
     set_default(container, "resources", Map::new());
-    default_requests(container);
     let ports = container.get_mut("ports").and_then(Value::as_array_mut);
     for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
         set_default(port, "protocol", "TCP");
-        if host_network && let Some(number) = port.get("containerPort").cloned() {
-            set_default(port, "hostPort", number);
-        }
     }
     let variables = container.get_mut("env").and_then(Value::as_array_mut);
     for variable in variables.into_iter().flatten() {

@@ -9,20 +9,31 @@ use crate::metadata::{LABEL_RULE, check_qualified_name, is_dns_label};
 use crate::status::FieldError;
 
 pub(super) fn validate(pod: &Value, errors: &mut Vec<FieldError>) {
-    let spec = &pod["spec"];
+    validate_spec(&pod["spec"], "spec", &[], errors);
+}
+
+/// Checks the spec of a pod or of a template for pods. `further_volumes` names volumes that containers may mount although
+/// the spec does not list them.
+pub(super) fn validate_spec(
+    spec: &Value,
+    path: &str,
+    further_volumes: &[&str],
+    errors: &mut Vec<FieldError>,
+) {
     if !spec.is_object() {
-        errors.push(FieldError::required("spec.containers", ""));
+        errors.push(FieldError::required(format!("{path}.containers"), ""));
         return;
     }
-    let volumes = validate_volumes(spec, errors);
+    let mut volumes = validate_volumes(spec, path, errors);
+    volumes.extend(further_volumes);
     let mut names = HashSet::new();
     for list in ["initContainers", "containers"] {
         let containers = spec[list].as_array().map(Vec::as_slice).unwrap_or_default();
         if list == "containers" && containers.is_empty() {
-            errors.push(FieldError::required("spec.containers", ""));
+            errors.push(FieldError::required(format!("{path}.containers"), ""));
         }
         for (index, container) in containers.iter().enumerate() {
-            let path = format!("spec.{list}[{index}]");
+            let path = format!("{path}.{list}[{index}]");
             validate_container(container, &path, &volumes, errors);
             let name = container["name"].as_str().unwrap_or_default();
             if !name.is_empty() && !names.insert(name) {
@@ -30,18 +41,13 @@ pub(super) fn validate(pod: &Value, errors: &mut Vec<FieldError>) {
             }
         }
     }
-    one_of(spec, "restartPolicy", "spec", &["Always", "OnFailure", "Never"], errors);
-    one_of(
-        spec,
-        "dnsPolicy",
-        "spec",
-        &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
-        errors,
-    );
+    one_of(spec, "restartPolicy", path, &["Always", "OnFailure", "Never"], errors);
+    one_of(spec, "dnsPolicy", path, &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"], errors);
+    validate_sysctls(&spec["securityContext"]["sysctls"], path, errors);
     if spec["activeDeadlineSeconds"].as_i64().is_some_and(|seconds| seconds < 1) {
         let detail = "must be between 1 and 2147483647, inclusive";
         errors.push(FieldError::invalid(
-            "spec.activeDeadlineSeconds",
+            format!("{path}.activeDeadlineSeconds"),
             spec["activeDeadlineSeconds"].clone(),
             detail,
         ));
@@ -50,16 +56,44 @@ pub(super) fn validate(pod: &Value, errors: &mut Vec<FieldError>) {
         && !host.is_empty()
         && !is_dns_label(host)
     {
-        errors.push(FieldError::invalid("spec.hostname", host, LABEL_RULE));
+        errors.push(FieldError::invalid(format!("{path}.hostname"), host, LABEL_RULE));
     }
 }
 
+/// Checks the names of kernel parameters. Which of them a pod may set is for its node to say.
+fn validate_sysctls(sysctls: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    const RULE: &str = "must have at most 253 characters and match regex \
+                        ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
+    let segment = |text: &str| {
+        let known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        text.bytes().all(|byte| known(byte) || b"-_".contains(&byte))
+            && text.bytes().next().is_some_and(known)
+            && text.bytes().next_back().is_some_and(known)
+    };
+    let mut names = HashSet::new();
+    for (index, sysctl) in items(sysctls).iter().enumerate() {
+        let field = format!("{path}.securityContext.sysctls[{index}].name");
+        let name = sysctl["name"].as_str().unwrap_or_default();
+        if name.is_empty() {
+            errors.push(FieldError::required(field, ""));
+        } else if name.len() > 253 || !name.split(['.', '/']).all(segment) {
+            errors.push(FieldError::invalid(field, name, RULE));
+        } else if !names.insert(name) {
+            errors.push(FieldError::duplicate(field, name));
+        }
+    }
+}
+
+fn items(list: &Value) -> &[Value] {
+    list.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
 /// Checks the volumes and returns their names.
-fn validate_volumes<'a>(spec: &'a Value, errors: &mut Vec<FieldError>) -> HashSet<&'a str> {
+fn validate_volumes<'a>(spec: &'a Value, path: &str, errors: &mut Vec<FieldError>) -> HashSet<&'a str> {
     let mut names = HashSet::new();
     let volumes = spec["volumes"].as_array().map(Vec::as_slice).unwrap_or_default();
     for (index, volume) in volumes.iter().enumerate() {
-        let path = format!("spec.volumes[{index}]");
+        let path = format!("{path}.volumes[{index}]");
         let name = volume["name"].as_str().unwrap_or_default();
         if name.is_empty() {
             errors.push(FieldError::required(format!("{path}.name"), ""));
@@ -86,8 +120,129 @@ fn validate_volumes<'a>(spec: &'a Value, errors: &mut Vec<FieldError>) -> HashSe
         {
             errors.push(FieldError::required(format!("{path}.hostPath.path"), ""));
         }
+        validate_files(volume, &path, errors);
     }
     names
+}
+
+/// Checks the volumes that show other objects as files.
+fn validate_files(volume: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    for (source, name) in [("configMap", "name"), ("secret", "secretName")] {
+        if volume[source].is_object() {
+            let path = format!("{path}.{source}");
+            validate_object_files(&volume[source], name, &path, errors);
+            validate_mode(&volume[source]["defaultMode"], &format!("{path}.defaultMode"), errors);
+        }
+    }
+    let downward = &volume["downwardAPI"];
+    if downward.is_object() {
+        let path = format!("{path}.downwardAPI");
+        validate_mode(&downward["defaultMode"], &format!("{path}.defaultMode"), errors);
+        // The real server leaves the index out here.
+        items(&downward["items"]).iter().for_each(|file| validate_field_file(file, &path, errors));
+    }
+    let projected = &volume["projected"];
+    if projected.is_object() {
+        let path = format!("{path}.projected");
+        validate_mode(&projected["defaultMode"], &format!("{path}.defaultMode"), errors);
+        validate_projection(projected, &path, errors);
+    }
+}
+
+fn validate_projection(projected: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let mut taken = HashSet::new();
+    let mut take = |file: &Value, shown: &Value, errors: &mut Vec<FieldError>| {
+        let file = file.as_str().unwrap_or_default().to_owned();
+        if !file.is_empty() && !taken.insert(file) {
+            errors.push(FieldError::invalid(path, shown.clone(), "conflicting duplicate paths"));
+        }
+    };
+    for (index, source) in items(&projected["sources"]).iter().enumerate() {
+        let own = format!("{path}.sources[{index}]");
+        for kind in ["secret", "configMap"] {
+            let object = &source[kind];
+            if object.is_object() {
+                validate_object_files(object, "name", &format!("{own}.{kind}"), errors);
+                items(&object["items"]).iter().for_each(|file| take(&file["path"], &object["name"], errors));
+            }
+        }
+        for file in items(&source["downwardAPI"]["items"]) {
+            validate_field_file(file, &format!("{own}.downwardAPI"), errors);
+            take(&file["path"], &file["path"], errors);
+        }
+        if let Some(token) = source["serviceAccountToken"].as_object() {
+            let seconds = token.get("expirationSeconds").and_then(Value::as_i64);
+            let detail = match seconds {
+                Some(..600) => Some("may not specify a duration less than 10 minutes"),
+                Some(4_294_967_297..) => Some("may not specify a duration larger than 2^32 seconds"),
+                _ => None,
+            };
+            if let (Some(seconds), Some(detail)) = (seconds, detail) {
+                let field = format!("{own}.serviceAccountToken.expirationSeconds");
+                errors.push(FieldError::invalid(field, seconds, detail));
+            }
+            // The real server leaves the source out here.
+            validate_file_path(&source["serviceAccountToken"]["path"], &format!("{path}.path"), errors);
+        }
+        if source.as_object().is_some_and(|source| source.len() > 1) {
+            errors.push(FieldError::forbidden(own, "may not specify more than 1 volume type per source"));
+        }
+    }
+}
+
+/// Checks the files of a config map or of a secret.
+fn validate_object_files(source: &Value, name: &str, path: &str, errors: &mut Vec<FieldError>) {
+    if source[name].as_str().unwrap_or_default().is_empty() {
+        errors.push(FieldError::required(format!("{path}.{name}"), ""));
+    }
+    for (index, item) in items(&source["items"]).iter().enumerate() {
+        let path = format!("{path}.items[{index}]");
+        if item["key"].as_str().unwrap_or_default().is_empty() {
+            errors.push(FieldError::required(format!("{path}.key"), ""));
+        }
+        validate_file_path(&item["path"], &format!("{path}.path"), errors);
+        validate_mode(&item["mode"], &format!("{path}.mode"), errors);
+    }
+}
+
+/// Checks a file that shows a field of the pod.
+fn validate_field_file(file: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    validate_file_path(&file["path"], &format!("{path}.path"), errors);
+    match (file["fieldRef"].is_object(), file["resourceFieldRef"].is_object()) {
+        (true, true) => {
+            let detail = "fieldRef and resourceFieldRef can not be specified simultaneously";
+            errors.push(FieldError::invalid(path, "resource", detail));
+        }
+        (false, false) => {
+            errors.push(FieldError::required(path, "one of fieldRef and resourceFieldRef is required"));
+        }
+        _ => {}
+    }
+    validate_mode(&file["mode"], &format!("{path}.mode"), errors);
+}
+
+/// A file of a volume stays in the volume, and keeps clear of the names that nodes use there.
+fn validate_file_path(file: &Value, field: &str, errors: &mut Vec<FieldError>) {
+    let file = file.as_str().unwrap_or_default();
+    if file.is_empty() {
+        errors.push(FieldError::required(field, ""));
+    }
+    if file.starts_with('/') {
+        errors.push(FieldError::invalid(field, file, "must be a relative path"));
+    }
+    if file.split('/').any(|part| part == "..") {
+        errors.push(FieldError::invalid(field, file, "must not contain '..'"));
+    }
+    if file.starts_with("..") && !file.starts_with("../") {
+        errors.push(FieldError::invalid(field, file, "must not start with '..'"));
+    }
+}
+
+fn validate_mode(mode: &Value, field: &str, errors: &mut Vec<FieldError>) {
+    if mode.as_i64().is_some_and(|mode| !(0..=0o777).contains(&mode)) {
+        let detail = "must be a number between 0 and 0777 (octal), both inclusive";
+        errors.push(FieldError::invalid(field, mode.clone(), detail));
+    }
 }
 
 fn validate_container(container: &Value, path: &str, volumes: &HashSet<&str>, errors: &mut Vec<FieldError>) {

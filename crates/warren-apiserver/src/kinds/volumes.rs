@@ -94,33 +94,39 @@ fn one_of(object: &Value, path: &str, field: &str, known: &[&str], errors: &mut 
     }
 }
 
-fn validate_modes(spec: &Value, errors: &mut Vec<FieldError>) {
+fn validate_modes(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let modes = spec["accessModes"].as_array().map(Vec::as_slice).unwrap_or_default();
     if modes.is_empty() {
-        errors.push(FieldError::required("spec.accessModes", "at least 1 access mode is required"));
+        let field = format!("{path}.accessModes");
+        errors.push(FieldError::required(field, "at least 1 access mode is required"));
     }
     for mode in modes.iter().filter(|mode| !mode.as_str().is_some_and(|mode| MODES.contains(&mode))) {
-        errors.push(FieldError::unsupported("spec.accessModes", mode.clone(), MODES));
+        errors.push(FieldError::unsupported(format!("{path}.accessModes"), mode.clone(), MODES));
     }
 }
 
 fn validate_claim(claim: &Value, errors: &mut Vec<FieldError>) {
-    let spec = &claim["spec"];
-    validate_modes(spec, errors);
+    validate_claim_spec(&claim["spec"], "spec", errors);
+}
+
+/// Checks the spec of a claim or of a template for claims.
+pub(super) fn validate_claim_spec(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    validate_modes(spec, path, errors);
     match spec["resources"]["requests"].get("storage") {
-        None => errors.push(FieldError::required("spec.resources[storage]", "")),
+        None => errors.push(FieldError::required(format!("{path}.resources[storage]"), "")),
         Some(storage) if quantity::value(storage).is_some_and(|bytes| bytes <= 0.0) => {
             let detail = "must be greater than zero";
-            errors.push(FieldError::invalid("spec.resources[storage]", storage.clone(), detail));
+            let field = format!("{path}.resources[storage]");
+            errors.push(FieldError::invalid(field, storage.clone(), detail));
         }
         Some(_) => {}
     }
-    one_of(spec, "spec", "volumeMode", &["Block", "Filesystem"], errors);
+    one_of(spec, path, "volumeMode", &["Block", "Filesystem"], errors);
 }
 
 fn validate_volume(volume: &Value, errors: &mut Vec<FieldError>) {
     let spec = &volume["spec"];
-    validate_modes(spec, errors);
+    validate_modes(spec, "spec", errors);
     let capacity = spec["capacity"].as_object();
     if capacity.is_none_or(serde_json::Map::is_empty) {
         errors.push(FieldError::required("spec.capacity", ""));

@@ -1,4 +1,4 @@
-//! The scale subresource of custom resources.
+//! The scale subresource.
 
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
@@ -8,6 +8,7 @@ use super::{refused, track};
 use crate::admission;
 use crate::call::Call;
 use crate::definition::Scale;
+use crate::label_selector;
 use crate::metadata;
 use crate::patch::{Format, Patch};
 use crate::respond::{self, ResponseBody};
@@ -71,6 +72,7 @@ async fn change(
         let mut new = old.tree.clone();
         set(&mut new, &paths.spec_replicas.fields().unwrap_or_default(), replicas.into());
         let managed_fields = track(call, Some(&old), None, &new)?;
+        (call.target.definition.behaviour.prepare_update)(&mut new, &old.tree);
         admission::bump_generation(call, &mut new, &old.tree);
         admission::check(call, &new, Some(&old.tree))?;
         let action = Action::Put(Body { tree: new, managed_fields });
@@ -93,8 +95,10 @@ fn scale_of(paths: &Scale, object: &Object) -> Value {
     let number = |path: &crate::json_path::JsonPath| path.first(&value).and_then(Value::as_i64).unwrap_or(0);
     let mut status = json!({"replicas": number(&paths.status_replicas)});
     let selector = paths.label_selector.as_ref().and_then(|path| path.first(&value));
-    if let Some(selector) = selector.and_then(Value::as_str) {
-        status["selector"] = selector.into();
+    match selector {
+        Some(Value::String(text)) => status["selector"] = text.as_str().into(),
+        Some(selector @ Value::Object(_)) => status["selector"] = label_selector::text(selector).into(),
+        _ => {}
     }
     let mut metadata = json!({});
     for field in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {

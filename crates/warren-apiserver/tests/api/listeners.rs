@@ -1,15 +1,20 @@
 //! The unix socket and the TLS listener, through real connections.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use futures::SinkExt as _;
 use http::{Method, Request, StatusCode, header};
-use http_body_util::{BodyExt, Empty, Full};
-use hyper_util::rt::TokioIo;
+use http_body::Frame;
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use warren_apiserver::pki::{self, Pki};
@@ -37,7 +42,7 @@ async fn get_unix(path: &Path, uri: &str) -> (StatusCode, String) {
     let stream = UnixStream::connect(path).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let request = Request::get(uri).header(header::HOST, "local").body(Empty::<bytes::Bytes>::new()).unwrap();
+    let request = Request::get(uri).header(header::HOST, "local").body(Empty::<Bytes>::new()).unwrap();
     let response = sender.send_request(request).await.unwrap();
     let status = response.status();
     let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -114,6 +119,76 @@ async fn bad_bodies_are_refused_and_change_nothing() {
     assert_eq!(list.matches(r#""uid":"#).count(), 1, "{list}");
 }
 
+/// Clients that send all they have before they look at the answer.
+#[tokio::test]
+async fn a_body_beyond_the_limit_is_answered_with_413_however_it_is_sent() {
+    const LARGE: usize = 50_000_000;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("api.sock");
+    let server = open(Storage::Memory, Vec::new()).await;
+    let shutdown = CancellationToken::new();
+    let serving = tokio::spawn(serve_unix(server, UnixListener::bind(&path).unwrap(), shutdown.clone()));
+    let uri = "/api/v1/namespaces/default/configmaps";
+    let piece = vec![b' '; 1 << 16];
+
+    for framing in [format!("Content-Length: {LARGE}"), "Transfer-Encoding: chunked".to_owned()] {
+        let mut stream = UnixStream::connect(&path).await.unwrap();
+        let head = format!("POST {uri} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{framing}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let is_chunked = framing.starts_with("Transfer");
+        let mut left = LARGE;
+        while left > 0 {
+            let size = left.min(piece.len());
+            if is_chunked {
+                stream.write_all(format!("{size:x}\r\n").as_bytes()).await.unwrap();
+            }
+            stream.write_all(&piece[..size]).await.unwrap();
+            if is_chunked {
+                stream.write_all(b"\r\n").await.unwrap();
+            }
+            left -= size;
+        }
+        if is_chunked {
+            stream.write_all(b"0\r\n\r\n").await.unwrap();
+        }
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{framing}: {answer}");
+        assert!(answer.contains(r#""reason":"RequestEntityTooLarge""#), "{framing}: {answer}");
+    }
+
+    // A client that asks first is told at once.
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    let head =
+        format!("POST {uri} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {LARGE}\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+
+    let stream = UnixStream::connect(&path).await.unwrap();
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let (mut pieces, body) = futures::channel::mpsc::channel::<Result<Frame<Bytes>, Infallible>>(1);
+    let request = Request::post(format!("http://local{uri}")).body(StreamBody::new(body)).unwrap();
+    let answer = tokio::spawn(sender.send_request(request));
+    let mut left = LARGE;
+    while left > 0 {
+        let size = left.min(piece.len());
+        let frame = Frame::data(Bytes::copy_from_slice(&piece[..size]));
+        pieces.send(Ok(frame)).await.expect("the stream is not reset while it is sent");
+        left -= size;
+    }
+    drop(pieces);
+    let answer = answer.await.unwrap().unwrap();
+    assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    assert!(String::from_utf8_lossy(&body).contains(r#""reason":"RequestEntityTooLarge""#), "{body:?}");
+    shutdown.cancel();
+    serving.await.unwrap();
+}
+
 async fn request(
     server: &TlsServer,
     method: Method,
@@ -144,7 +219,7 @@ async fn request(
     if let Some(token) = token {
         request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
     }
-    let request = request.body(Full::new(bytes::Bytes::from(body))).unwrap();
+    let request = request.body(Full::new(Bytes::from(body))).unwrap();
     let response = sender.send_request(request).await.unwrap();
     let status = response.status();
     let body = response.into_body().collect().await.unwrap().to_bytes();

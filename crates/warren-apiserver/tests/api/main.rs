@@ -10,3 +10,4 @@ mod node_proxy;
 mod objects;
 mod support;
 mod watches;
+mod workloads;

@@ -262,6 +262,7 @@ mod tests {
                 legacy_policy: None,
                 offer,
                 first_seen: Timestamp::UNIX_EPOCH,
+                refused: None,
             };
             let plan = decide(&world, &Settings::default(), Timestamp::UNIX_EPOCH);
             assert!(matches!(&plan.steps[0].action, Action::Merge { kind: Kind::Sandbox, .. }), "{plan:?}");

@@ -97,6 +97,7 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     place.pool("walled", 0, json!({})).await;
 
     let (client, calls) = place.watched_client();
+    let (client, denied) = denying(client, format!("/namespaces/{}/services", place.namespace));
     let controllers = Controllers::start(client, extensions());
     let _nodes = support::nodes(&place).await;
     place.wait::<Sandbox>("occupied", "suspended", is_ready("False/SandboxSuspended")).await;
@@ -106,7 +107,9 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     place.create::<Sandbox>(sandbox("unfit", unfit.clone())).await;
     place.create::<Sandbox>(sandbox("taken", json!({}))).await;
     // Without a pod of their own, these have nothing to tell but what is wrong.
-    place.create::<Sandbox>(sandbox("served", json!({"service": true, "operatingMode": "Suspended"}))).await;
+    let serving = json!({"service": true, "operatingMode": "Suspended"});
+    place.create::<Sandbox>(sandbox("served", serving.clone())).await;
+    place.create::<Sandbox>(sandbox("denied", serving)).await;
     let volumes = json!([{"metadata": {"name": "data"}, "spec": volume()}]);
     let stored = json!({"volumeClaimTemplates": volumes, "operatingMode": "Suspended"});
     place.create::<Sandbox>(sandbox("stored", stored)).await;
@@ -140,18 +143,20 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
         let wanted = format!("False/{reason}");
         place.wait::<SandboxClaim>(name, reason, is_ready(wanted)).await;
     }
-    let sandboxes = ["unfit", "taken", "served", "stored"];
+    let sandboxes = ["denied", "taken", "served", "stored"];
     for name in sandboxes {
         place.wait::<Sandbox>(name, "told", is_ready("False/ReconcilerError")).await;
     }
+    place.wait::<Sandbox>("unfit", "told", is_ready("False/InvalidConfiguration")).await;
     place.wait::<Sandbox>("twins", "told", is_ready("False/MultiplePods")).await;
 
-    let creations = |call: &Call| call.is_creation_of_pod(&place);
-    let tries = tried(&calls, "the unfit pod", creations).await;
-    assert_backs_off("the unfit pod", &tries);
+    let tries = tried(&denied, "the denied service", |_| true).await;
+    assert_backs_off("the denied service", &tries);
 
-    // The clock of the unfit pod has run for all of them.
-    for name in sandboxes.into_iter().chain(["twins"]) {
+    // The clock of the denied service has run for all of them.
+    let tries = matching(&calls, |call| call.is_creation_of_pod(&place));
+    assert_eq!(tries.len(), 1, "an invalid pod is tried once: {tries:?}");
+    for name in sandboxes.into_iter().chain(["twins", "unfit"]) {
         let told =
             matching_in(&place, &calls, |call| call.path.ends_with(&format!("/sandboxes/{name}/status")));
         assert_eq!(told.len(), 1, "{name} was told once: {told:?}");
@@ -186,6 +191,7 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     expected.extend(
         [
             "Sandbox twins: MultiplePods",
+            "Sandbox unfit: InvalidConfiguration",
             "SandboxTemplate walled: ReconcilerError",
             "SandboxWarmPool bare: TemplateNotFound",
         ]
@@ -222,11 +228,10 @@ fn note(event: &Event) -> String {
     format!(": {}", event.note.as_deref().unwrap_or_default())
 }
 
-/// Controllers that may make no sandboxes; their calls that arrive, and those that were denied.
-fn without_sandboxes(place: &Place) -> (Controllers, Calls, Calls) {
-    let (client, calls) = place.watched_client();
+/// A client that may make nothing at a path, and the calls that were denied.
+fn denying(client: kube::Client, path: String) -> (kube::Client, Calls) {
     let denied = Calls::default();
-    let (log, path) = (denied.clone(), format!("/namespaces/{}/sandboxes", place.namespace));
+    let log = denied.clone();
     let is_denied = move |method: &http::Method, asked: &str| {
         let is_denied = method == http::Method::POST && asked.ends_with(&path);
         if is_denied {
@@ -235,7 +240,43 @@ fn without_sandboxes(place: &Place) -> (Controllers, Calls, Calls) {
         }
         is_denied
     };
-    (Controllers::start(support::refusing(client, is_denied), extensions()), calls, denied)
+    (support::refusing(client, is_denied), denied)
+}
+
+/// Controllers that may make no sandboxes; their calls that arrive, and those that were denied.
+fn without_sandboxes(place: &Place) -> (Controllers, Calls, Calls) {
+    let (client, calls) = place.watched_client();
+    let (client, denied) = denying(client, format!("/namespaces/{}/sandboxes", place.namespace));
+    (Controllers::start(client, extensions()), calls, denied)
+}
+
+/// What the server refuses as invalid is not tried again until the spec is another, by whichever controller.
+pub async fn an_invalid_pod_is_tried_again_only_when_the_spec_changes(place: Place) {
+    let containers = |name: &str| json!({"containers": [{"name": name, "image": "i"}]});
+    let (client, calls) = place.watched_client();
+    let tries = || matching(&calls, |call| call.is_creation_of_pod(&place)).len();
+    let controllers = Controllers::start(client.clone(), extensions());
+    let _nodes = support::nodes(&place).await;
+    let unfit = json!({"podTemplate": {"spec": containers("Not A Name")}});
+    place.create::<Sandbox>(sandbox("unfit", unfit)).await;
+    let is_told = is_ready("False/InvalidConfiguration");
+    let told = place.wait::<Sandbox>("unfit", "told", is_told).await.unwrap();
+    let ready = condition(&told, "Ready").unwrap();
+    let message = ready["message"].as_str().unwrap();
+    assert!(message.starts_with("Refused by the API server as invalid: "), "{message}");
+    assert!(message.contains("spec.containers[0].name"), "{message}");
+    controllers.shutdown().await;
+    assert_eq!(tries(), 1);
+
+    // Another controller looks at it, also for other reasons, and goes by what is published.
+    let controllers = Controllers::start(client, extensions());
+    place.patch::<Sandbox>("unfit", json!({"metadata": {"labels": {"looked": "at"}}})).await;
+    place.create::<Sandbox>(sandbox("next", json!({}))).await;
+    place.wait::<Sandbox>("next", "ready", is_ready("True/DependenciesReady")).await;
+    assert_eq!(tries(), 2, "one for the other sandbox");
+    place.patch::<Sandbox>("unfit", json!({"spec": {"podTemplate": {"spec": containers("main")}}})).await;
+    place.wait::<Sandbox>("unfit", "ready", is_ready("True/DependenciesReady")).await;
+    controllers.shutdown().await;
 }
 
 pub async fn sandboxes_that_are_denied_are_tried_later_and_later_and_told_once(place: Place) {

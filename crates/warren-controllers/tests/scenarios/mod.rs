@@ -8,6 +8,7 @@ pub mod spoilt;
 pub mod telemetry;
 
 pub use bad_input::{
+    an_invalid_pod_is_tried_again_only_when_the_spec_changes,
     lasting_errors_are_retried_later_and_later_and_said_once,
     sandboxes_that_are_denied_are_tried_later_and_later_and_told_once,
     what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other,

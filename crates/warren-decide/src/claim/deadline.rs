@@ -22,6 +22,7 @@ use warren_api::{Sandbox, annotations, go_duration};
 use super::search::{self, Search};
 use super::{Next, Plan, Settings, World, adoption, expiry, metadata, status};
 use crate::bounded::bounded;
+use crate::lifetime;
 use crate::ownership;
 use crate::step::{Note, Severity};
 
@@ -175,7 +176,7 @@ pub(super) fn plan(world: &World, deadline: Timestamp, settings: &Settings, now:
     };
     let mut set = |type_, status_, reason| {
         let observation = Observation::new(type_, status_, reason, text.clone());
-        conditions::set(&mut status.conditions, observation, world.claim.metadata.generation, &Time(now));
+        conditions::set(&mut status.conditions, observation, &world.claim.metadata, &Time(now));
     };
     set(ConditionType::Ready, ConditionStatus::False, Reason::ClaimExpired);
     set(ConditionType::Finished, ConditionStatus::True, Reason::DeadlineExceeded);
@@ -206,23 +207,28 @@ fn ending(world: &World, deadline: Timestamp) -> String {
     format!("Claim was not ready by its deadline {deadline:.0}; it was waiting on {cause}")
 }
 
-/// Says in the conditions that the claim's deadline means nothing to us, or no longer says so. Gives the event of saying it
-/// for the first time.
+/// Says in the conditions that the claim's deadline or time to live means nothing to us, or no longer says so. Gives the event
+/// of saying it for the first time.
 pub(super) fn report_nonsense(
     world: &World,
     conditions: &mut Vec<Condition>,
     settings: &Settings,
     now: Timestamp,
 ) -> Option<Note> {
-    let Wish::Nonsense(value) = wish(world) else {
+    let deadline = match wish(world) {
+        Wish::Nonsense(value) => Some(format!(
+            "{}: {:?} is neither a duration such as 90s or 5m nor a time (RFC 3339), and is ignored",
+            annotations::DEADLINE,
+            bounded(&value, 64)
+        )),
+        Wish::Unset | Wish::Never | Wish::Within(_) | Wish::By(_) => None,
+    };
+    let ttl = lifetime::nonsense(&world.claim.metadata);
+    let text = deadline.into_iter().chain(ttl).collect::<Vec<_>>().join("; ");
+    if text.is_empty() {
         conditions::remove(conditions, ConditionType::InvalidAnnotation);
         return None;
-    };
-    let text = format!(
-        "{}: {:?} is neither a duration such as 90s or 5m nor a time (RFC 3339), and is ignored",
-        annotations::DEADLINE,
-        bounded(&value, 64)
-    );
+    }
     let known = conditions::find(conditions, ConditionType::InvalidAnnotation).map(|known| &known.message);
     let is_new = known != Some(&text);
     let observation = Observation::new(
@@ -231,7 +237,7 @@ pub(super) fn report_nonsense(
         Reason::ValueIgnored,
         text.clone(),
     );
-    conditions::set(conditions, observation, world.claim.metadata.generation, &Time(now));
+    conditions::set(conditions, observation, &world.claim.metadata, &Time(now));
     (is_new && !settings.disable_events).then(|| Note {
         severity: Severity::Warning,
         reason: EventReason::InvalidAnnotation.as_str(),

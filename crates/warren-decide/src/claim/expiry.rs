@@ -7,42 +7,37 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 use warren_api::claim::ClaimShutdownPolicy;
 use warren_api::conditions::{self, ConditionType, EventAction, EventReason, Reason};
-use warren_api::{Sandbox, SandboxClaim, SandboxClaimSpec};
+use warren_api::{Sandbox, SandboxClaim};
 
 use super::{Next, Plan, Settings, World, status};
+use crate::lifetime;
 use crate::step::{Action, Kind, Note, Propagation, Severity, Stage, Step};
 
 /// Looking again after storing the reason; the behaviour's own number.
 pub(super) const AT_ONCE: Duration = Duration::from_millis(1);
 
-/// When the claim ends: the earlier of its shutdown time and its time after finishing.
-pub(super) fn deadline(spec: &SandboxClaimSpec, conditions: &[Condition]) -> Option<Timestamp> {
-    let lifecycle = spec.lifecycle.as_ref()?;
-    let shutdown = lifecycle.shutdown_time.as_ref().map(|Time(time)| *time);
+/// When the claim ends: the earliest of its shutdown time, its time after finishing and the end of its time to live.
+pub(super) fn deadline(claim: &SandboxClaim, conditions: &[Condition]) -> Option<Timestamp> {
+    let lifecycle = claim.spec.lifecycle.as_ref();
+    let shutdown = lifecycle.and_then(|lifecycle| lifecycle.shutdown_time.as_ref()).map(|Time(time)| *time);
     let finished =
         conditions::find(conditions, ConditionType::Finished).filter(|found| found.status == "True");
-    let after_finish = finished.zip(lifecycle.ttl_seconds_after_finished).and_then(|(finished, seconds)| {
+    let seconds = lifecycle.and_then(|lifecycle| lifecycle.ttl_seconds_after_finished);
+    let after_finish = finished.zip(seconds).and_then(|(finished, seconds)| {
         let Time(since) = finished.last_transition_time;
         since.checked_add(Duration::from_secs(u64::try_from(seconds).unwrap_or_default())).ok()
     });
-    match (shutdown, after_finish) {
-        (Some(left), Some(right)) => Some(left.min(right)),
-        (left, right) => left.or(right),
-    }
+    [shutdown, after_finish, lifetime::end(&claim.metadata)].into_iter().flatten().min()
 }
 
 /// Whether the claim's time is over; the very moment counts.
-pub(super) fn is_expired(spec: &SandboxClaimSpec, conditions: &[Condition], now: Timestamp) -> bool {
-    deadline(spec, conditions).is_some_and(|deadline| now >= deadline)
+pub(super) fn is_expired(claim: &SandboxClaim, conditions: &[Condition], now: Timestamp) -> bool {
+    deadline(claim, conditions).is_some_and(|deadline| now >= deadline)
 }
 
 /// The exact time until the claim expires.
-pub(super) fn remaining(
-    spec: &SandboxClaimSpec,
-    conditions: &[Condition],
-    now: Timestamp,
-) -> Option<Duration> {
-    let deadline = deadline(spec, conditions)?;
+pub(super) fn remaining(claim: &SandboxClaim, conditions: &[Condition], now: Timestamp) -> Option<Duration> {
+    let deadline = deadline(claim, conditions)?;
     Some(Duration::try_from(deadline.duration_since(now)).unwrap_or_default().max(AT_ONCE))
 }
 

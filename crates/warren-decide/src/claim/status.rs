@@ -41,6 +41,8 @@ pub enum Trouble {
     VolumeClaimTemplates(String),
     /// The one that the claim had is lost.
     SandboxMissing,
+    /// The server refuses what the claim needs as invalid, and will as long as it is the same.
+    InvalidConfiguration(String),
     /// Anything else.
     Error(String),
 }
@@ -62,6 +64,9 @@ impl Trouble {
             Trouble::EnvironmentRejected(text) => (Reason::EnvVarsInjectionRejected, text.clone()),
             Trouble::VolumeClaimTemplates(text) => (Reason::VolumeClaimTemplatesError, text.clone()),
             Trouble::SandboxMissing => (Reason::SandboxMissing, "Sandbox does not exist".to_owned()),
+            Trouble::InvalidConfiguration(text) => {
+                (Reason::InvalidConfiguration, format!("{}{text}", message::INVALID_CONFIGURATION))
+            }
             Trouble::Error(text) => (Reason::ReconcilerError, format!("{}{text}", message::ERROR_SEEN)),
         };
         Observation::new(ConditionType::Ready, ConditionStatus::False, reason, text)
@@ -76,6 +81,7 @@ impl Trouble {
             Trouble::InvalidMetadata(_)
             | Trouble::EnvironmentRejected(_)
             | Trouble::VolumeClaimTemplates(_)
+            | Trouble::InvalidConfiguration(_)
             | Trouble::SandboxMissing => (until_end, false),
             Trouble::AdoptionConflict(_) | Trouble::Error(_) => (until_end, true),
         };
@@ -106,7 +112,7 @@ impl Trouble {
 pub(super) fn publish(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Plan {
     let mut status = identified(world, sandbox);
     mirror(&mut status, sandbox, world);
-    if expiry::is_expired(&world.claim.spec, &status.conditions, now) {
+    if expiry::is_expired(&world.claim, &status.conditions, now) {
         // It has just finished, and is not kept any longer than that.
         set(&mut status, world, expired("Claim has expired"), now);
         let mut plan = publish_status(world, status, settings, now);
@@ -216,7 +222,7 @@ pub(super) fn until_end(
     settings: &Settings,
     now: Timestamp,
 ) -> Option<Duration> {
-    let expiry = expiry::remaining(&world.claim.spec, conditions, now);
+    let expiry = expiry::remaining(&world.claim, conditions, now);
     let deadline = deadline::remaining(world, conditions, settings, now);
     expiry.into_iter().chain(deadline).min()
 }
@@ -229,6 +235,7 @@ pub(super) fn publish_status(
     now: Timestamp,
 ) -> Plan {
     let nonsense = deadline::report_nonsense(world, &mut status.conditions, settings, now);
+    conditions::reaffirm(&mut status.conditions, &world.claim.metadata);
     status.conditions.sort_by(|left, right| left.type_.cmp(&right.type_));
     let mut plan = Plan::settled(until_end(world, &status.conditions, settings, now));
     plan.notes.extend(nonsense);
@@ -309,13 +316,8 @@ fn mirror(status: &mut SandboxClaimStatus, sandbox: &Sandbox, world: &World) {
     }
 }
 
-/// Copies a condition word for word, with its time; only the generation is the claim's.
 fn copy(status: &mut SandboxClaimStatus, condition: &Condition, world: &World) {
-    let copied = Condition { observed_generation: world.claim.metadata.generation, ..condition.clone() };
-    match status.conditions.iter_mut().find(|present| present.type_ == condition.type_) {
-        Some(present) => *present = copied,
-        None => status.conditions.push(copied),
-    }
+    conditions::copy(&mut status.conditions, condition, &world.claim.metadata);
 }
 
 fn set(status: &mut SandboxClaimStatus, world: &World, observation: Observation, now: Timestamp) {
@@ -326,7 +328,7 @@ fn set(status: &mut SandboxClaimStatus, world: &World, observation: Observation,
     if has_ended && observation.reason != end {
         conditions::remove(&mut status.conditions, observation.type_);
     }
-    conditions::set(&mut status.conditions, observation, world.claim.metadata.generation, &Time(now));
+    conditions::set(&mut status.conditions, observation, &world.claim.metadata, &Time(now));
 }
 
 fn not_ready(reason: Reason, text: &str) -> Observation {

@@ -130,6 +130,7 @@ fn world(claim: Value, sandboxes: Vec<Value>) -> World {
         legacy_policy: None,
         offer: Offer::NotAsked,
         first_seen: at(1),
+        refused: None,
     }
 }
 
@@ -204,7 +205,7 @@ fn a_warm_claim_asks_commits_takes_and_publishes() {
     check(
         &world(with(assigned("w"), stamped), vec![bound("w", json!({}))]),
         expect![[r#"
-            patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T07:00:00Z","message":"m","observedGeneration":1,"reason":"DependenciesReady","status":"True","type":"Ready"}],"sandbox":{"name":"w","podIPs":["10.0.0.7"]}}}
+            patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T08:00:00Z","message":"m","observedGeneration":1,"reason":"DependenciesReady","status":"True","type":"Ready"}],"sandbox":{"name":"w","podIPs":["10.0.0.7"]}}}
             settled"#]],
     );
 }
@@ -529,8 +530,8 @@ fn row_23_a_bound_claim_survives_its_pool_unless_it_adds_metadata() {
     check(
         &alone,
         expect![[r#"
-        patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T07:00:00Z","message":"m","observedGeneration":1,"reason":"DependenciesReady","status":"True","type":"Ready"}]}}
-        settled"#]],
+            patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T08:00:00Z","message":"m","observedGeneration":1,"reason":"DependenciesReady","status":"True","type":"Ready"}]}}
+            settled"#]],
     );
     let added = json!({"spec": {"additionalPodMetadata": {"annotations": {"note": "x"}}}});
     let mut asking = world(with(with(assigned("w"), ready), added), vec![bound("w", json!({}))]);
@@ -560,12 +561,15 @@ fn row_23_a_bound_claim_survives_its_pool_unless_it_adds_metadata() {
 
 #[test]
 fn row_24_ready_is_copied_with_its_time_and_the_claims_generation() {
-    let plan = decide(&world(assigned("w"), vec![bound("w", json!({}))]), &Settings::default(), at(1));
+    let since = json!({"lastTransitionTime": "2027-01-15T08:00:01Z"});
+    let ready = with(condition("Ready", "True", "DependenciesReady"), since);
+    let sandbox = bound("w", json!({"status": {"conditions": [ready]}}));
+    let plan = decide(&world(assigned("w"), vec![sandbox]), &Settings::default(), at(2));
     let Action::MergeStatus { body, .. } = &plan.steps[0].action else { panic!("{plan:?}") };
     let ready = &body["status"]["conditions"][0];
     assert_eq!(
         (&ready["lastTransitionTime"], &ready["observedGeneration"]),
-        (&json!("2027-01-15T07:00:00Z"), &json!(1))
+        (&json!("2027-01-15T08:00:01Z"), &json!(1))
     );
     let silent = bound("w", json!({"status": {"conditions": []}}));
     expect!["SandboxNotReady Sandbox is not ready"]
@@ -609,8 +613,8 @@ fn row_29_expiry() {
         &world(bound_claim(json!({})), vec![bound("w", json!({}))]),
         at(0),
         expect![[r#"
-        patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T07:00:00Z","message":"m","observedGeneration":1,"reason":"DependenciesReady","status":"True","type":"Ready"}],"sandbox":{"podIPs":["10.0.0.7"]}}}
-        look again in 1s"#]],
+            patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"conditions":[{"lastTransitionTime":"2027-01-15T08:00:00Z","message":"m","observedGeneration":1,"reason":"DependenciesReady","status":"True","type":"Ready"}],"sandbox":{"podIPs":["10.0.0.7"]}}}
+            look again in 1s"#]],
     );
     // Nothing is deleted before the reason is stored.
     check(
@@ -667,7 +671,7 @@ fn row_29_the_earlier_of_shutdown_time_and_ttl_wins_and_a_finish_can_expire_at_o
         )
     };
     expect!["ClaimExpired Claim has expired"].assert_eq(&published(&world(ttl(0), vec![finished.clone()])));
-    let plan = decide(&world(ttl(3600 + 30), vec![finished.clone()]), &Settings::default(), at(1));
+    let plan = decide(&world(ttl(30), vec![finished.clone()]), &Settings::default(), at(1));
     assert_eq!(
         plan.next,
         Next::Settled { look_again: Some(std::time::Duration::from_secs(29)), retry: false }
@@ -678,7 +682,8 @@ fn row_29_the_earlier_of_shutdown_time_and_ttl_wins_and_a_finish_can_expire_at_o
 
 #[test]
 fn a_converged_claim_costs_no_write() {
-    let ready = with(condition("Ready", "True", "DependenciesReady"), json!({"observedGeneration": 1}));
+    let published = json!({"observedGeneration": 1, "lastTransitionTime": "2027-01-15T08:00:00Z"});
+    let ready = with(condition("Ready", "True", "DependenciesReady"), published);
     let settled = with(
         assigned("w"),
         json!({
@@ -713,3 +718,37 @@ fn a_policy_of_an_older_controller_is_removed() {
 }
 
 mod deadline;
+
+#[test]
+fn what_the_server_refuses_as_invalid_is_final_for_a_claim() {
+    let failure =
+        Failure { stage: Stage::Subject, kind: FailureKind::Invalid, message: "its image".to_owned() };
+    let tried = world(claim(json!({})), vec![]);
+    let plan = give_up(&tried, &[failure], &Settings::default(), at(1));
+    assert_eq!(plan.next, Next::Settled { look_again: None, retry: false });
+    assert!(plan.notes[0].to_string().contains("InvalidConfiguration"), "{:?}", plan.notes);
+
+    let committed = json!({"metadata": {"annotations": {"agents.x-k8s.io/sandbox-name": "c"}}});
+    let mut tried = world(claim(committed), vec![]);
+    tried.confirmed_gone.insert("c".to_owned());
+    assert!(render(&decide(&tried, &Settings::default(), at(1))).starts_with("create Sandbox c"));
+    tried.refused = Some("its image".to_owned());
+    assert_eq!(
+        published(&tried),
+        "InvalidConfiguration Refused by the API server as invalid: its image",
+        "the same is not asked for again"
+    );
+}
+
+#[test]
+fn a_warm_claim_is_ready_since_it_exists_and_not_since_its_sandbox_is() {
+    let created = json!({"metadata": {"creationTimestamp": "2027-01-15T08:00:00Z", "generation": 3},
+        "status": {"sandbox": {"name": "w"}}});
+    let world = world(claim(created), vec![bound("w", json!({}))]);
+    let plan = decide(&world, &Settings::default(), at(1));
+    let Action::MergeStatus { body, .. } = &plan.steps[0].action else { panic!("{plan:?}") };
+    let ready = &body["status"]["conditions"][0];
+    assert_eq!(ready["status"], "True");
+    assert_eq!(ready["lastTransitionTime"], "2027-01-15T08:00:00Z", "the sandbox is ready since 07:00");
+    assert_eq!(ready["observedGeneration"], 3);
+}

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::status::{Statuses, has_run};
-use super::{Limits, Machine, Role, World, all_containers};
+use super::{Limits, Machine, Role, World, all_containers, pids_limit};
 
 /// The pod condition that says which isolation was reached: a condition because it then rides on the status write that is
 /// made anyway. True when the pod runs; the reason is the level, the message its parts.
@@ -47,6 +47,8 @@ pub(super) fn conditions(
     statuses: &Statuses,
     now: Timestamp,
 ) -> Vec<PodCondition> {
+    // Not before the pod existed, by the clock of the server that says when that was.
+    let created = world.pod.metadata.creation_timestamp.as_ref().map_or(now, |Time(created)| *created);
     let before =
         world.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let mut all: Vec<PodCondition> = CONDITIONS
@@ -62,7 +64,7 @@ pub(super) fn conditions(
                 message: verdict.message,
                 last_transition_time: unchanged
                     .and_then(|old| old.last_transition_time.clone())
-                    .or(Some(Time(now))),
+                    .or_else(|| Some(Time(now.max(created)))),
                 last_probe_time: None,
                 observed_generation: world.pod.metadata.generation,
             })
@@ -200,12 +202,11 @@ fn limit_reached(world: &World<'_>) -> Option<Verdict> {
                 container.name, limits.memory_bytes
             ));
         }
-        if reported.pids_limit_hit {
+        if reported.pids_limit_hit
+            && let Ok(pids) = pids_limit(world.pod)
+        {
             reason = reason.or(Some("PidsLimit"));
-            messages.push(format!(
-                "container \"{}\" reached its limit of {} processes",
-                container.name, limits.pids
-            ));
+            messages.push(format!("container \"{}\" reached its limit of {pids} processes", container.name));
         }
     }
     let reason = reason?;

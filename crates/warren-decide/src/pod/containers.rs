@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
 use super::fields::Addresses;
 use super::health::{Ailment, judge};
@@ -14,6 +15,9 @@ use super::{
     ContainerProblem, ContainerReport, ContainerState, Exit, Machine, Notice, Plan, PullPolicy, Step, World,
     backoff, container_problem, earlier, restart_delay, status, stopping, volumes,
 };
+
+/// How long a pod waits, since its creation, for what its volumes are made of before that is a warning.
+const SOURCES_PATIENCE: SignedDuration = SignedDuration::from_secs(3);
 
 /// What a container is to its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +94,7 @@ pub(super) fn decide(world: &World<'_>, now: Timestamp) -> Plan {
             return Plan { steps, look_again, ..Plan::telling(status::status(world, &outlooks, now)) };
         }
     }
-    let mut notices = Vec::new();
+    let (mut notices, mut wait_until) = (Vec::new(), None);
     if outlooks.values().any(|outlook| matches!(outlook, Outlook::StartNow { .. })) {
         let missing = volumes::missing(world.pod, &addresses(), world.sources);
         if !missing.is_empty() {
@@ -99,8 +103,11 @@ pub(super) fn decide(world: &World<'_>, now: Timestamp) -> Plan {
                 *outlook = Outlook::Waits;
             }
         }
+        wait_until = patience_ends(world.pod).filter(|end| !missing.is_empty() && now < *end);
+        let is_silent = wait_until.is_some();
         notices.extend(missing.into_iter().filter_map(|(volume, problem)| match problem {
             SourceError::NotYet => None,
+            SourceError::Missing(_) if is_silent => None,
             SourceError::Missing(message) => Some(Notice::warning(
                 "FailedMount",
                 format!("MountVolume.SetUp failed for volume \"{volume}\" : {message}"),
@@ -109,6 +116,7 @@ pub(super) fn decide(world: &World<'_>, now: Timestamp) -> Plan {
     }
     let mut plan = carry_on(world, &outlooks, now);
     plan.notices.extend(notices);
+    plan.look_again = earlier(plan.look_again, wait_until);
     plan
 }
 
@@ -122,9 +130,11 @@ fn carry_on(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>, now: Timest
             Some(Outlook::StartNow { attempt }) => {
                 steps.push(Step::StartContainer { name: container.name.clone(), attempt: *attempt });
             }
-            Some(Outlook::StartAt { at, .. } | Outlook::ImageFailing { at, .. }) => {
+            Some(Outlook::StartAt { at, .. }) => {
                 look_again = earlier(look_again, Some(*at));
+                notices.push(backs_off(world.pod, container));
             }
+            Some(Outlook::ImageFailing { at, .. }) => look_again = earlier(look_again, Some(*at)),
             Some(Outlook::ImageWanted) => fetches.push(Step::FetchImage {
                 name: container.image.clone().unwrap_or_default(),
                 policy: PullPolicy::of(container),
@@ -152,6 +162,22 @@ fn carry_on(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>, now: Timest
     steps.splice(0..0, fetches);
     steps.append(&mut ends);
     Plan { steps, notices, look_again, ..Plan::telling(status::status(world, outlooks, now)) }
+}
+
+/// Says that a container which keeps ending is not started again at once, in kubelet's words.
+fn backs_off(pod: &Pod, container: &Container) -> Notice {
+    let ObjectMeta { name, namespace, uid, .. } = &pod.metadata;
+    let [name, namespace, uid] = [name, namespace, uid].map(|text| text.as_deref().unwrap_or_default());
+    let text =
+        format!("Back-off restarting failed container {} in pod {name}_{namespace}({uid})", container.name);
+    Notice::warning("BackOff", text).about(container)
+}
+
+/// When a pod has waited long enough for what its volumes are made of, for people to hear of it. Volume claims are made and
+/// bound at about the same time as the pod; times of creation are whole seconds.
+fn patience_ends(pod: &Pod) -> Option<Timestamp> {
+    let Time(created) = pod.metadata.creation_timestamp.as_ref()?;
+    created.checked_add(SOURCES_PATIENCE).ok()
 }
 
 /// Each container by itself, and then kept back for those before it.

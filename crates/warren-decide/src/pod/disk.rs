@@ -7,22 +7,58 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 
 use super::{Limits, Quantity, Role, all_containers};
 
-/// What a pod has on the node's disk, in bytes.
+/// Bytes of disk for which there is one inode: what `mkfs.ext4` reserves by default (`inode_ratio` in `mke2fs.conf`). A pod
+/// that may fill so many bytes may have so many files, so that files of ordinary sizes use up the bytes first.
+const BYTES_PER_INODE: u64 = 16 << 10;
+/// The inodes that a pod may have at least, however few bytes it may write: containers, volumes and logs need some for
+/// themselves, and unpacked packages consist of thousands of small files.
+const LEAST_INODES: u64 = 16 << 10;
+
+/// An amount of disk: bytes, and the inodes that files, directories and links take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Bytes in blocks.
+    pub bytes: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+impl Amount {
+    /// Adds each of the two, up to what a number can hold.
+    #[must_use]
+    pub fn saturating_add(self, other: Amount) -> Amount {
+        Amount {
+            bytes: self.bytes.saturating_add(other.bytes),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
+    }
+
+    /// Subtracts each of the two, down to zero.
+    #[must_use]
+    pub fn saturating_sub(self, other: Amount) -> Amount {
+        Amount {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            inodes: self.inodes.saturating_sub(other.inodes),
+        }
+    }
+}
+
+/// What a pod has on the node's disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUsage {
     /// By container: what it wrote over its image, and its logs.
-    pub containers: BTreeMap<String, u64>,
+    pub containers: BTreeMap<String, Amount>,
     /// By volume: those that go with the pod.
-    pub volumes: BTreeMap<String, u64>,
+    pub volumes: BTreeMap<String, Amount>,
     /// Everything else: files that were deleted and are still open, and what the node itself keeps for the pod.
-    pub others: u64,
+    pub others: Amount,
 }
 
 impl DiskUsage {
     /// All of it.
-    pub fn total(&self) -> u64 {
+    pub fn total(&self) -> Amount {
         let all = self.containers.values().chain(self.volumes.values());
-        all.fold(self.others, |sum, bytes| sum.saturating_add(*bytes))
+        all.fold(self.others, |sum, amount| sum.saturating_add(*amount))
     }
 }
 
@@ -38,39 +74,80 @@ pub struct Eviction<'a> {
 /// How a disk is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskSpace {
-    /// What there is.
-    pub total: u64,
+    /// What there is. A file system that does not count inodes has none.
+    pub total: Amount,
     /// What is left for everybody.
-    pub available: u64,
+    pub available: Amount,
+}
+
+/// A resource of a disk that is nearly used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scarce {
+    Bytes,
+    Inodes,
+}
+
+impl Scarce {
+    /// The amount's share of this resource.
+    fn of(self, amount: Amount) -> u64 {
+        match self {
+            Scarce::Bytes => amount.bytes,
+            Scarce::Inodes => amount.inodes,
+        }
+    }
+
+    /// The resource's name in kubelet's eviction messages.
+    fn name(self) -> &'static str {
+        match self {
+            Scarce::Bytes => "ephemeral-storage",
+            Scarce::Inodes => "inodes",
+        }
+    }
 }
 
 impl DiskSpace {
-    /// What pods must leave to the machine: a twentieth, and on large disks one gibibyte. Below that, who uses most has to
-    /// go. Kubelet keeps a tenth, but its machine has no other use; ours is somebody's.
-    pub fn reserve(self) -> u64 {
-        (self.total / 20).min(1 << 30)
+    /// What pods must leave to the machine: a twentieth, and on large disks one gibibyte and the inodes that belong to it.
+    /// Below that, the pod that uses most has to go. Kubelet keeps a tenth of the bytes and a twentieth of the inodes, but
+    /// its machine has no other use; ours is somebody's.
+    pub fn reserve(self) -> Amount {
+        Amount {
+            bytes: (self.total.bytes / 20).min(1 << 30),
+            inodes: (self.total.inodes / 20).min((1 << 30) / BYTES_PER_INODE),
+        }
+    }
+
+    /// Whether less is left than the reserve, of bytes or of inodes.
+    pub fn is_low(self) -> bool {
+        self.scarce().is_some()
+    }
+
+    fn scarce(self) -> Option<Scarce> {
+        [Scarce::Bytes, Scarce::Inodes]
+            .into_iter()
+            .find(|resource| resource.of(self.available) < resource.of(self.reserve()))
     }
 }
 
 /// One limit of a pod.
 struct Bound {
+    resource: Scarce,
     used: u64,
     limit: u64,
     message: String,
 }
 
-/// The limits of a pod, in the order in which kubelet looks at them.
+/// The limits of a pod, in the order in which kubelet looks at them; then those on inodes, which kubelet does not have.
 fn bounds(pod: &Pod, usage: &DiskUsage) -> Vec<Bound> {
     let mut bounds = Vec::new();
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         // What is in memory has no place on the disk, and a size of its own.
         let on_disk = volume.empty_dir.as_ref().filter(|empty| empty.medium.as_deref() != Some("Memory"));
         let Some(text) = on_disk.and_then(|empty| empty.size_limit.as_ref()) else { continue };
-        let used = usage.volumes.get(&volume.name).copied().unwrap_or(0);
+        let used = usage.volumes.get(&volume.name).copied().unwrap_or_default().bytes;
         if let Some(limit) = bytes(text).filter(|limit| *limit > 0) {
             let message =
                 format!("Usage of EmptyDir volume \"{}\" exceeds the limit \"{}\". ", volume.name, text.0);
-            bounds.push(Bound { used, limit, message });
+            bounds.push(Bound { resource: Scarce::Bytes, used, limit, message });
         }
     }
     let limits: Vec<(Role, &Container, u64)> = all_containers(pod)
@@ -82,16 +159,23 @@ fn bounds(pod: &Pod, usage: &DiskUsage) -> Vec<Bound> {
     let limit = before.iter().map(|(_, _, bytes)| *bytes).fold(sum, u64::max);
     let message =
         format!("Pod ephemeral local storage usage exceeds the total limit of containers {}. ", shown(limit));
-    bounds.push(Bound { used: usage.total(), limit, message });
+    let total = usage.total();
+    bounds.push(Bound { resource: Scarce::Bytes, used: total.bytes, limit, message });
     for (_, container, limit) in limits {
-        let used = usage.containers.get(&container.name).copied().unwrap_or(0);
+        let used = usage.containers.get(&container.name).copied().unwrap_or_default().bytes;
         let given = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
         let given = given.and_then(|limits| limits.get("ephemeral-storage"));
         let text = given.map_or_else(|| shown(limit), |text| text.0.clone());
         let message =
             format!("Container {} exceeded its local ephemeral storage limit \"{text}\". ", container.name);
-        bounds.push(Bound { used, limit, message });
+        bounds.push(Bound { resource: Scarce::Bytes, used, limit, message });
     }
+    let inodes = (limit / BYTES_PER_INODE).max(LEAST_INODES);
+    let message = format!(
+        "Pod uses more inodes than the {inodes} that its ephemeral-storage limit of {} allows. ",
+        shown(limit)
+    );
+    bounds.push(Bound { resource: Scarce::Inodes, used: total.inodes, limit: inodes, message });
     bounds
 }
 
@@ -100,37 +184,42 @@ pub fn disk_eviction(pod: &Pod, usage: &DiskUsage) -> Option<String> {
     bounds(pod, usage).into_iter().find(|bound| bound.used > bound.limit).map(|bound| bound.message)
 }
 
-/// How many bytes a pod may still write before it can be over one of its limits.
-pub fn disk_room(pod: &Pod, usage: &DiskUsage) -> u64 {
-    let room = bounds(pod, usage).into_iter().map(|bound| bound.limit.saturating_sub(bound.used));
-    room.min().unwrap_or(u64::MAX)
+/// How much a pod may still write before it can be over one of its limits.
+pub fn disk_room(pod: &Pod, usage: &DiskUsage) -> Amount {
+    let bounds = bounds(pod, usage);
+    let room = |resource| {
+        let own = bounds.iter().filter(|bound| bound.resource == resource);
+        own.map(|bound| bound.limit.saturating_sub(bound.used)).min().unwrap_or(u64::MAX)
+    };
+    Amount { bytes: room(Scarce::Bytes), inodes: room(Scarce::Inodes) }
 }
 
-/// Which pod has to go when the disk is nearly full, and why: the one that uses most. Evicting one that has next to nothing
-/// would help nobody.
+/// Which pod has to go when the disk is nearly full, and why: the one that uses most of what is scarce. Evicting one that
+/// has next to nothing would not help.
 pub fn low_disk_eviction<'a>(
     space: DiskSpace,
     pods: impl IntoIterator<Item = (&'a Pod, &'a DiskUsage)>,
 ) -> Option<(&'a Pod, String)> {
-    if space.available >= space.reserve() {
-        return None;
-    }
-    let most = pods.into_iter().max_by_key(|(_, usage)| usage.total());
-    let (pod, usage) = most.filter(|(_, usage)| usage.total() >= space.reserve() / 10)?;
+    let scarce = space.scarce()?;
+    let (reserve, available) = (scarce.of(space.reserve()), scarce.of(space.available));
+    let most = pods.into_iter().max_by_key(|(_, usage)| scarce.of(usage.total()));
+    let (pod, usage) = most.filter(|(_, usage)| scarce.of(usage.total()) >= reserve / 10)?;
+    let (name, reserve, available) = match scarce {
+        Scarce::Bytes => (scarce.name(), shown(reserve), shown(available >> 10 << 10)),
+        Scarce::Inodes => (scarce.name(), reserve.to_string(), available.to_string()),
+    };
     let mut message = format!(
-        "The node was low on resource: ephemeral-storage. Threshold quantity: {}, available: {}. ",
-        shown(space.reserve()),
-        shown(space.available >> 10 << 10),
+        "The node was low on resource: {name}. Threshold quantity: {reserve}, available: {available}. "
     );
     for (_, container) in all_containers(pod) {
-        let used = usage.containers.get(&container.name).copied().unwrap_or(0);
+        let used = scarce.of(usage.containers.get(&container.name).copied().unwrap_or_default());
         let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
-        let request = requests.and_then(|requests| requests.get("ephemeral-storage"));
+        let request = requests.and_then(|requests| requests.get(name));
         if used > request.and_then(bytes).unwrap_or(0) {
+            let used = if scarce == Scarce::Bytes { shown(used) } else { used.to_string() };
             message.push_str(&format!(
-                "Container {} was using {}, request is {}, has larger consumption of ephemeral-storage. ",
+                "Container {} was using {used}, request is {}, has larger consumption of {name}. ",
                 container.name,
-                shown(used),
                 request.map_or("0", |text| &text.0),
             ));
         }
@@ -167,14 +256,24 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": "box"}, "spec": spec})).unwrap()
     }
 
+    fn in_bytes(bytes: u64) -> Amount {
+        Amount { bytes, inodes: 0 }
+    }
+
+    fn in_inodes(inodes: u64) -> DiskUsage {
+        let containers = BTreeMap::from([("a".to_owned(), Amount { bytes: 0, inodes })]);
+        DiskUsage { containers, ..DiskUsage::default() }
+    }
+
     fn limited(name: &str, limit: &str) -> Value {
         json!({"name": name, "resources": {"limits": {"ephemeral-storage": limit}}})
     }
 
     fn usage(containers: &[(&str, u64)], volumes: &[(&str, u64)], others: u64) -> DiskUsage {
-        let named =
-            |list: &[(&str, u64)]| list.iter().map(|(name, size)| ((*name).to_owned(), *size)).collect();
-        DiskUsage { containers: named(containers), volumes: named(volumes), others }
+        let named = |list: &[(&str, u64)]| {
+            list.iter().map(|(name, size)| ((*name).to_owned(), in_bytes(*size))).collect()
+        };
+        DiskUsage { containers: named(containers), volumes: named(volumes), others: in_bytes(others) }
     }
 
     #[test]
@@ -215,10 +314,10 @@ mod tests {
     fn the_room_left_is_that_of_the_nearest_limit() {
         let volumes = json!([{"name": "tmp", "emptyDir": {"sizeLimit": "1Mi"}}]);
         let pod = pod(json!({"containers": [limited("a", "10Mi")], "volumes": volumes}));
-        assert_eq!(disk_room(&pod, &usage(&[], &[], 0)), MIB);
-        assert_eq!(disk_room(&pod, &usage(&[("a", 3 * MIB)], &[("tmp", MIB / 2)], 0)), MIB / 2);
-        assert_eq!(disk_room(&pod, &usage(&[("a", 9 * MIB)], &[("tmp", 0)], MIB / 4)), 3 * MIB / 4);
-        assert_eq!(disk_room(&pod, &usage(&[("a", 11 * MIB)], &[("tmp", 0)], 0)), 0);
+        assert_eq!(disk_room(&pod, &usage(&[], &[], 0)).bytes, MIB);
+        assert_eq!(disk_room(&pod, &usage(&[("a", 3 * MIB)], &[("tmp", MIB / 2)], 0)).bytes, MIB / 2);
+        assert_eq!(disk_room(&pod, &usage(&[("a", 9 * MIB)], &[("tmp", 0)], MIB / 4)).bytes, 3 * MIB / 4);
+        assert_eq!(disk_room(&pod, &usage(&[("a", 11 * MIB)], &[("tmp", 0)], 0)).bytes, 0);
     }
 
     #[test]
@@ -227,7 +326,7 @@ mod tests {
             (pod(json!({"containers": [{"name": "s"}]})), pod(json!({"containers": [limited("l", "1Gi")]})));
         let (little, much) = (usage(&[("s", 8 * MIB)], &[], 0), usage(&[("l", 80 * MIB)], &[], 0));
         let told = |available: u64, little: &DiskUsage, much: &DiskUsage| {
-            let space = DiskSpace { total: 1000 * MIB, available };
+            let space = DiskSpace { total: in_bytes(1000 * MIB), available: in_bytes(available) };
             low_disk_eviction(space, [(&small, little), (&large, much)])
                 .map_or("nobody".to_owned(), |(_, why)| why)
         };
@@ -243,6 +342,57 @@ mod tests {
             The node was low on resource: ephemeral-storage. Threshold quantity: 50Mi, available: 51199Ki. Container l was using 80Mi, request is 0, has larger consumption of ephemeral-storage. 
             The node was low on resource: ephemeral-storage. Threshold quantity: 50Mi, available: 0. Container s was using 8Mi, request is 0, has larger consumption of ephemeral-storage. 
             nobody"#]].assert_eq(&shown.join("\n"));
-        assert_eq!(DiskSpace { total: 1 << 40, available: 0 }.reserve(), 1 << 30);
+        let huge =
+            DiskSpace { total: Amount { bytes: 1 << 40, inodes: 1 << 30 }, available: Amount::default() };
+        assert_eq!(huge.reserve(), Amount { bytes: 1 << 30, inodes: 65_536 });
+    }
+
+    #[test]
+    fn inodes_are_limited_in_proportion_to_the_bytes_and_named_in_the_message() {
+        let default = pod(json!({"containers": [{"name": "a"}]}));
+        let small = pod(json!({"containers": [limited("a", "1Mi")]}));
+        let large = pod(json!({"containers": [limited("a", "1Gi"), limited("b", "1Gi")]}));
+        let told =
+            |pod: &Pod, inodes| disk_eviction(pod, &in_inodes(inodes)).unwrap_or_else(|| "stays".to_owned());
+        let shown = [
+            told(&default, 655_360),
+            told(&default, 655_361),
+            told(&small, 16_384),
+            told(&small, 16_385),
+            told(&large, 131_072),
+            told(&large, 131_073),
+        ];
+        expect![[r#"
+            stays
+            Pod uses more inodes than the 655360 that its ephemeral-storage limit of 10Gi allows. 
+            stays
+            Pod uses more inodes than the 16384 that its ephemeral-storage limit of 1Mi allows. 
+            stays
+            Pod uses more inodes than the 131072 that its ephemeral-storage limit of 2Gi allows. "#]]
+        .assert_eq(&shown.join("\n"));
+        assert_eq!(disk_room(&small, &in_inodes(384)), Amount { bytes: MIB, inodes: 16_000 });
+    }
+
+    #[test]
+    fn on_a_disk_with_few_inodes_left_the_pod_that_has_most_of_them_is_evicted() {
+        let (few, many) =
+            (pod(json!({"containers": [{"name": "a"}]})), pod(json!({"containers": [{"name": "a"}]})));
+        let told = |inodes, available| {
+            let total = Amount { bytes: 1 << 30, inodes };
+            let space = DiskSpace { total, available: Amount { bytes: 1 << 30, inodes: available } };
+            low_disk_eviction(space, [(&many, &in_inodes(3000)), (&few, &in_inodes(5))]).map_or(
+                "nobody".to_owned(),
+                |(pod, why)| {
+                    assert!(std::ptr::eq(pod, &raw const many));
+                    why
+                },
+            )
+        };
+        let shown = [told(4000, 200), told(4000, 199), told(0, 0)];
+        expect![[r#"
+            nobody
+            The node was low on resource: inodes. Threshold quantity: 200, available: 199. Container a was using 3000, request is 0, has larger consumption of inodes. 
+            nobody"#]]
+        .assert_eq(&shown.join("\n"));
     }
 }

@@ -1,6 +1,7 @@
 //! The limits that a container runs under: its own, or the defaults of this file.
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use warren_api::annotations;
 
 use super::{Quantity, QuantityError};
 
@@ -8,8 +9,10 @@ use super::{Quantity, QuantityError};
 pub const DEFAULT_MEMORY_BYTES: u64 = 4 << 30;
 /// Two cores, from the same place.
 pub const DEFAULT_CPU_MILLIS: u64 = 2000;
-/// 256 processes, from the same place. Kubernetes has no field for it, so it holds for every container.
+/// 256 processes, from the same place. Kubernetes has no field for it; see [`pids_limit`].
 pub const DEFAULT_PIDS: u64 = 256;
+/// The largest process id of a 64-bit Linux (`PID_MAX_LIMIT`): more processes cannot exist at once.
+const MOST_PIDS: u64 = 4 << 20;
 /// 10 GiB on disk, from the same place: what a container writes over its image, with its logs.
 pub const DEFAULT_DISK_BYTES: u64 = 10 << 30;
 
@@ -25,8 +28,6 @@ pub struct Limits {
     pub memory_bytes: u64,
     /// Thousandths of a core.
     pub cpu_millis: u64,
-    /// Processes and threads together.
-    pub pids: u64,
     /// On the node's disk.
     pub disk_bytes: u64,
 }
@@ -96,6 +97,53 @@ impl Limits {
                 _ => return Err(LimitsError::TooSmall { resource: "ephemeral-storage", given, least: "1" }),
             },
         };
-        Ok(Limits { memory_bytes, cpu_millis, pids: DEFAULT_PIDS, disk_bytes })
+        Ok(Limits { memory_bytes, cpu_millis, disk_bytes })
+    }
+}
+
+/// The annotation [`annotations::PIDS_LIMIT`] of a pod has a value that is not a limit.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "annotation {annotation}: `{0}` is not a whole number from 1 to {MOST_PIDS}",
+    annotation = annotations::PIDS_LIMIT
+)]
+pub struct PidsLimitError(String);
+
+/// Returns how many processes and threads each container of the pod may have at once: what the annotation says, or
+/// [`DEFAULT_PIDS`].
+pub fn pids_limit(pod: &Pod) -> Result<u64, PidsLimitError> {
+    let given = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotations::PIDS_LIMIT));
+    let Some(text) = given else { return Ok(DEFAULT_PIDS) };
+    // `parse` takes a leading `+`, which is not a plain number.
+    let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let number = digits.and_then(|text| text.parse().ok());
+    number
+        .filter(|number| (1..=MOST_PIDS).contains(number))
+        .ok_or_else(|| PidsLimitError(text.chars().take(64).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_number_of_processes_is_the_annotations_or_the_default() {
+        let limit = |value: Option<&str>| {
+            let annotations = value.map(|value| json!({annotations::PIDS_LIMIT: value}));
+            let pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            pids_limit(&pod).map_err(|error| error.to_string())
+        };
+        assert_eq!(limit(None), Ok(256));
+        assert_eq!(limit(Some("1")), Ok(1));
+        assert_eq!(limit(Some("4194304")), Ok(4_194_304));
+        for value in ["", "0", "4194305", "-1", "+5", "1k", " 5", "99999999999999999999999"] {
+            let message = limit(Some(value)).unwrap_err();
+            let expected = format!(
+                "annotation warren.dev/pids-limit: `{value}` is not a whole number from 1 to 4194304"
+            );
+            assert_eq!(message, expected);
+        }
     }
 }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use super::sources::{SourceError, Sources};
 use super::{
     EnvironmentError, Limits, Networks, NodeFacts, Quantity, Role, all_containers, containers, environment,
-    host_path, volume_kind,
+    guest, host_path, pids_limit, unsupported, volume_kind,
 };
 use crate::network::{AllowList, Mode};
 
@@ -217,7 +217,13 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     if let Some(refusal) = refused_runtime(pod, node) {
         return Some(refusal);
     }
+    if let Err(error) = guest(pod) {
+        return Some(Refusal { reason: "UnsupportedPodSpec", message: error.to_string() });
+    }
     if let Some(refusal) = refused_limits(pod, node) {
+        return Some(refusal);
+    }
+    if let Some(refusal) = unsupported::of_pod(pod, node) {
         return Some(refusal);
     }
     let volumes = spec.volumes.as_deref().unwrap_or_default();
@@ -226,8 +232,11 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     })
 }
 
-/// A limit that nothing would hold a container to.
+/// A limit that cannot be read, or that nothing would hold a container to.
 fn refused_limits(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
+    if let Err(error) = pids_limit(pod) {
+        return Some(Refusal { reason: "InvalidLimits", message: error.to_string() });
+    }
     if node.limits_are_enforced {
         return None;
     }
@@ -290,8 +299,8 @@ fn refused_container(role: Role, container: &Container, volumes: &[Volume]) -> O
             return Some(unsupported(at(field)));
         }
     }
-    if let Some(field) = asks_by_https(container) {
-        return Some(unsupported(at(&format!("{field}.httpGet.scheme HTTPS"))));
+    if let Some(refusal) = unsupported::of_container(container, at) {
+        return Some(refusal);
     }
     for mount in container.volume_mounts.as_deref().unwrap_or_default() {
         if !volumes.iter().any(|volume| volume.name == mount.name) {
@@ -311,37 +320,21 @@ fn refused_container(role: Role, container: &Container, volumes: &[Volume]) -> O
     Some(Refusal { reason: "InvalidLimits", message: at(&limits.to_string()) })
 }
 
-/// The probe or hook that wants to speak TLS, which nobody here does for them.
-fn asks_by_https(container: &Container) -> Option<&'static str> {
-    let probes = [
-        ("livenessProbe", &container.liveness_probe),
-        ("readinessProbe", &container.readiness_probe),
-        ("startupProbe", &container.startup_probe),
-    ];
-    let probes = probes
-        .into_iter()
-        .map(|(field, probe)| (field, probe.as_ref().and_then(|probe| probe.http_get.as_ref())));
-    let lifecycle = container.lifecycle.as_ref();
-    let hooks = [
-        ("lifecycle.postStart", lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref())),
-        ("lifecycle.preStop", lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref())),
-    ];
-    let hooks = hooks.into_iter().map(|(field, hook)| (field, hook.and_then(|hook| hook.http_get.as_ref())));
-    let mut asking = probes.chain(hooks).filter_map(|(field, get)| Some((field, get?)));
-    asking.find(|(_, get)| get.scheme.as_deref() == Some("HTTPS")).map(|(field, _)| field)
-}
-
 /// A volume that is not there would be an empty directory in silence, so the pod fails.
 fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusal> {
     let refused = |what: String| {
         let message = format!("volume \"{}\": {what}", shorten(&volume.name));
         Some(Refusal { reason: "UnsupportedVolume", message })
     };
+    let unsupported_field = || {
+        let field = unsupported::of_volume(volume)?;
+        refused(format!("{field} is not supported by this node yet"))
+    };
     if let Some(empty) = &volume.empty_dir {
         let size = empty.size_limit.as_ref().map(|size| size.0.parse::<Quantity>());
         return match (empty.medium.as_deref().unwrap_or_default(), size) {
             ("" | "Memory", Some(Err(error))) => refused(format!("emptyDir.sizeLimit: {error}")),
-            ("" | "Memory", _) => None,
+            ("" | "Memory", _) => unsupported_field(),
             (other, _) => {
                 refused(format!("emptyDir.medium `{}` is not supported by this node yet", shorten(other)))
             }
@@ -351,7 +344,7 @@ fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusa
         return host_path::refused(pod, volume, &node.host_paths).and_then(refused);
     }
     if volume_kind(pod, volume).is_some() {
-        return None;
+        return unsupported_field();
     }
     // The one field that is set names the kind, also for kinds that are added to Kubernetes later.
     let kind = serde_json::to_value(volume)
@@ -364,17 +357,17 @@ fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusa
     ))
 }
 
-fn unsupported(field: String) -> Refusal {
+pub(super) fn unsupported(field: String) -> Refusal {
     Refusal { reason: "UnsupportedPodSpec", message: format!("{field} is not supported by this node yet") }
 }
 
-fn not_isolated(field: String) -> Refusal {
+pub(super) fn not_isolated(field: String) -> Refusal {
     Refusal {
         reason: "IsolationRefused",
         message: format!("{field} would weaken the isolation of the pod, which this node does not allow"),
     }
 }
 
-fn shorten(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     text.chars().take(256).collect()
 }

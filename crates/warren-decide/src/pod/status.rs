@@ -15,7 +15,7 @@ use super::containers::{Outlook, restart_policy};
 use super::health::judge;
 use super::{
     ContainerReport, ContainerState, Exit, ExitCause, ImageState, Limits, Machine, Quantity, Refusal, Role,
-    World, address_without_network, all_containers,
+    World, address_without_network, all_containers, pids_limit,
 };
 
 /// Whether two statuses are the same to a reader of the API, where times have seconds and an empty thing is as good as none:
@@ -129,6 +129,7 @@ fn build(world: &World<'_>, phase: &str, statuses: Statuses, now: Timestamp) -> 
         container_statuses: (!statuses.mains.is_empty()).then_some(statuses.mains),
         init_container_statuses: (!statuses.first.is_empty())
             .then(|| statuses.first.into_iter().map(|(_, status)| status).collect()),
+        ephemeral_container_statuses: ephemeral(pod),
         host_ip: Some(host_ip.clone()),
         host_ips: Some(vec![HostIP { ip: host_ip }]),
         pod_ip,
@@ -140,6 +141,30 @@ fn build(world: &World<'_>, phase: &str, statuses: Statuses, now: Timestamp) -> 
         message: None,
         ..before
     }
+}
+
+/// Ephemeral containers are not started here, and have ended before they began: a client that waits for one hears why.
+fn ephemeral(pod: &Pod) -> Option<Vec<ContainerStatus>> {
+    let containers = pod.spec.as_ref()?.ephemeral_containers.as_deref()?;
+    let status = |container: &core::EphemeralContainer| {
+        let ended = ContainerStateTerminated {
+            exit_code: 128,
+            reason: Some("ContainerCannotRun".to_owned()),
+            message: Some(format!(
+                "spec.ephemeralContainers[{}] is not supported by this node yet; `kubectl exec` runs a command in a \
+                 container that is there",
+                container.name
+            )),
+            ..ContainerStateTerminated::default()
+        };
+        ContainerStatus {
+            name: container.name.clone(),
+            image: container.image.clone().unwrap_or_default(),
+            state: Some(core::ContainerState { terminated: Some(ended), ..core::ContainerState::default() }),
+            ..ContainerStatus::default()
+        }
+    };
+    (!containers.is_empty()).then(|| containers.iter().map(status).collect())
 }
 
 /// Kubelet's `getPhase`.
@@ -386,9 +411,10 @@ fn terminated(
         ExitCause::Process if exit.exit_code == 0 => ("Completed", None),
         ExitCause::Process => (
             "Error",
-            limits
+            pids_limit(pod)
+                .ok()
                 .filter(|_| reported.is_some_and(|report| report.pids_limit_hit))
-                .map(|limits| format!("limit of {} processes reached", limits.pids)),
+                .map(|pids| format!("limit of {pids} processes reached")),
         ),
     };
     let container_id = match reported {

@@ -80,7 +80,7 @@ impl Ailment {
     /// What is said when a container is ended for it.
     pub(super) fn notice(&self, container: &Container) -> Notice {
         let name = &container.name;
-        match self {
+        let notice = match self {
             Ailment::Hook(message) => Notice::warning(
                 "FailedPostStartHook",
                 format!("PostStartHook failed for container {name}: {message}"),
@@ -92,6 +92,7 @@ impl Ailment {
                 "Killing",
                 format!("Container {name} failed liveness probe, will be restarted"),
             ),
-        }
+        };
+        notice.about(container)
     }
 }

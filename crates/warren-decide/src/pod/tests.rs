@@ -10,6 +10,7 @@ use super::*;
 
 mod care;
 mod ending;
+mod every_field;
 mod first;
 mod placement;
 mod refusals;

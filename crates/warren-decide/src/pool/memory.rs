@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use warren_api::SandboxTemplate;
 use warren_api::conditions::{EventAction, EventReason};
 
 use super::Settings;
@@ -127,6 +128,8 @@ pub struct Memory {
     pub(super) nonsense: Option<String>,
     /// Why members could not be created the last time that was tried.
     pub(super) refusal: Option<String>,
+    /// The template of which the server has refused members as invalid, by uid and generation.
+    pub(super) invalid: Option<(Option<String>, Option<i64>)>,
 }
 
 /// How fast a pool is refilled.
@@ -149,6 +152,16 @@ impl Memory {
             action: EventAction::Reconciling.as_str(),
             text: text.filter(|text| known.as_ref() != Some(text))?,
         })
+    }
+
+    /// Takes note that the server refuses members of this template as invalid. None is made until it changes.
+    pub fn refuse(&mut self, template: &SandboxTemplate) {
+        self.invalid = Some((template.metadata.uid.clone(), template.metadata.generation));
+    }
+
+    /// Returns whether the server has refused members of the template as it is.
+    pub(super) fn is_refused(&self, template: &SandboxTemplate) -> bool {
+        self.invalid == Some((template.metadata.uid.clone(), template.metadata.generation))
     }
 
     /// Takes note of the members that are there, and says how fast to refill.

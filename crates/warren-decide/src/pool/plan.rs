@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
-use warren_api::conditions::{EventAction, EventReason};
+use warren_api::conditions::{EventAction, EventReason, Reason};
 use warren_api::{Sandbox, SandboxWarmPoolStatus, labels};
 
 use super::member::Member;
@@ -215,7 +215,12 @@ fn collect_stuck(
             return true;
         }
         let is_held = pod.is_some_and(is_unschedulable);
-        if is_held {
+        // The server would refuse the pod of a replacement, too.
+        let is_invalid = !member.is_stale
+            && member.ready.is_some_and(|ready| ready.reason == Reason::InvalidConfiguration.as_str());
+        if is_invalid {
+            return true;
+        } else if is_held {
             *held += 1;
         } else {
             remove(member.sandbox, memory, world.uptime, &mut plan.repairs);
@@ -253,7 +258,10 @@ fn size(
         plan.recount = true;
         return;
     }
-    let missing = desired.saturating_sub(active + count.terminating);
+    let mut missing = desired.saturating_sub(active + count.terminating);
+    if world.template.as_ref().is_some_and(|template| memory.is_refused(template)) {
+        missing = 0;
+    }
     if let (true, Some(yardstick), Some(template)) = (missing > 0, yardstick, &world.template) {
         let mut refill = |most: Option<usize>| {
             if !met {

@@ -10,6 +10,7 @@ use warren_api::sandbox::ShutdownPolicy;
 use warren_api::{Sandbox, SandboxStatus};
 
 use super::{Conclusion, Plan, World, pod, service, status, volumes};
+use crate::lifetime;
 use crate::ownership::Ownership;
 use crate::step::{Action, Failure, Kind, Propagation, Stage, Step};
 
@@ -18,14 +19,20 @@ const AT_ONCE: Duration = Duration::from_millis(1);
 /// A sandbox is not woken for its expiry more often than this; the behaviour's own number.
 const FLOOR: Duration = Duration::from_secs(2);
 
+/// Returns the earlier of the sandbox's shutdown time and the end of its time to live.
+fn shutdown_time(sandbox: &Sandbox) -> Option<Timestamp> {
+    let asked = sandbox.spec.shutdown_time.as_ref().map(|Time(time)| *time);
+    asked.into_iter().chain(lifetime::end(&sandbox.metadata)).min()
+}
+
 /// Whether the shutdown time has come; the very moment counts.
 pub(super) fn is_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
-    sandbox.spec.shutdown_time.as_ref().is_some_and(|Time(time)| now >= *time)
+    shutdown_time(sandbox).is_some_and(|time| now >= time)
 }
 
 /// When to look again for the shutdown time.
 pub(super) fn look_again(sandbox: &Sandbox, now: Timestamp) -> Option<Duration> {
-    let Time(time) = sandbox.spec.shutdown_time.as_ref()?;
+    let time = shutdown_time(sandbox)?;
     let remaining = Duration::try_from(time.duration_since(now)).unwrap_or_default();
     Some(remaining.max(FLOOR))
 }
@@ -94,8 +101,9 @@ fn is_announced(sandbox: &Sandbox) -> bool {
 fn announce(sandbox: &Sandbox, status: &mut SandboxStatus, text: String, now: Timestamp) {
     let expired =
         Observation::new(ConditionType::Ready, ConditionStatus::False, Reason::SandboxExpired, text);
-    conditions::set(&mut status.conditions, expired, sandbox.metadata.generation, &Time(now));
+    conditions::set(&mut status.conditions, expired, &sandbox.metadata, &Time(now));
     for type_ in [ConditionType::PodScheduled, ConditionType::PodOutdated, ConditionType::PodWaiting] {
         conditions::remove(&mut status.conditions, type_);
     }
+    conditions::reaffirm(&mut status.conditions, &sandbox.metadata);
 }

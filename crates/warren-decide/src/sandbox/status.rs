@@ -4,18 +4,19 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 use warren_api::conditions::{
     self, ConditionStatus, ConditionType, EventAction, EventReason, Observation, Reason, message,
 };
 use warren_api::sandbox::OperatingMode;
-use warren_api::{SandboxStatus, labels};
+use warren_api::{Sandbox, SandboxStatus, labels};
 
 use super::pod::{self, PodView};
 use super::service::{self, ServiceView};
 use super::{Settings, World, drift};
 use crate::bounded::{LONGEST_NOTE, bounded};
+use crate::lifetime;
 use crate::merge;
 use crate::ownership;
 use crate::step::{Action, Failure, Kind, Note, Severity, Stage, Step};
@@ -61,13 +62,14 @@ pub(super) fn observe(
             used.then(|| format!("{}.{namespace}.svc.{}", world.name(), settings.cluster_domain));
     }
 
-    let generation = world.sandbox.metadata.generation;
+    let metadata = &world.sandbox.metadata;
+    let generation = metadata.generation;
     // A pod differs from the template only since an edit, so what was said of a ready sandbox of this generation still holds.
     let was_judged = conditions::is_true(&status.conditions, ConditionType::Ready)
         && conditions::find(&status.conditions, ConditionType::Ready)
             .is_some_and(|ready| generation.is_some() && ready.observed_generation == generation);
     let now = Time(now);
-    let mut set = |observation| conditions::set(&mut status.conditions, observation, generation, &now);
+    let mut set = |observation| conditions::set(&mut status.conditions, observation, metadata, &now);
     set(ready(world, view, service, failures));
     set(suspended(world, view));
     match pod_scheduled(view) {
@@ -75,7 +77,7 @@ pub(super) fn observe(
         None => conditions::remove(&mut status.conditions, ConditionType::PodScheduled),
     }
     let mut keep = |type_, observation: Option<Observation>| match observation {
-        Some(observation) => conditions::set(&mut status.conditions, observation, generation, &now),
+        Some(observation) => conditions::set(&mut status.conditions, observation, metadata, &now),
         None => conditions::remove(&mut status.conditions, type_),
     };
     let ended = mine
@@ -87,6 +89,11 @@ pub(super) fn observe(
         keep(ConditionType::PodOutdated, staying.and_then(|pod| drift::observe(&world.sandbox, pod)));
     }
     keep(ConditionType::PodWaiting, staying.and_then(waiting));
+    let nonsense = lifetime::nonsense(&world.sandbox.metadata).map(|text| {
+        let (type_, reason) = (ConditionType::InvalidAnnotation, Reason::ValueIgnored);
+        Observation::new(type_, ConditionStatus::True, reason, text)
+    });
+    keep(ConditionType::InvalidAnnotation, nonsense);
     status
 }
 
@@ -184,27 +191,52 @@ pub(super) fn is_of_generation_only(world: &World, wanted: &SandboxStatus) -> bo
     same == *present
 }
 
+/// Returns what the API server refused as invalid when this generation of the sandbox was last tried.
+pub(super) fn standing_refusal(sandbox: &Sandbox) -> Option<&str> {
+    let ready = conditions::find(&sandbox.status.as_ref()?.conditions, ConditionType::Ready)?;
+    let generation = sandbox.metadata.generation?;
+    (ready.reason == Reason::InvalidConfiguration.as_str() && ready.observed_generation == Some(generation))
+        .then(|| ready.message.strip_prefix(message::INVALID_CONFIGURATION).unwrap_or(&ready.message))
+}
+
 /// The events that a new status calls for: trouble that it did not speak of before.
 pub(super) fn notes(world: &World, wanted: &SandboxStatus) -> Vec<Note> {
     let before = world.sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    ready_note(before, wanted).into_iter().chain(nonsense_note(before, wanted)).collect()
+}
+
+/// The event of an annotation that is ignored, when that is news.
+fn nonsense_note(before: &[Condition], wanted: &SandboxStatus) -> Option<Note> {
+    let message = |conditions| {
+        conditions::find(conditions, ConditionType::InvalidAnnotation).map(|found| found.message.clone())
+    };
+    let text = message(&wanted.conditions).filter(|text| message(before).as_ref() != Some(text))?;
+    Some(Note {
+        severity: Severity::Warning,
+        reason: EventReason::InvalidAnnotation.as_str(),
+        action: EventAction::Reconciling.as_str(),
+        text,
+    })
+}
+
+fn ready_note(before: &[Condition], wanted: &SandboxStatus) -> Option<Note> {
     let before = conditions::find(before, ConditionType::Ready);
-    let Some(after) = conditions::find(&wanted.conditions, ConditionType::Ready) else { return Vec::new() };
+    let after = conditions::find(&wanted.conditions, ConditionType::Ready)?;
     let entered = before.is_none_or(|before| before.reason != after.reason);
+    let changed = before.is_some_and(|before| before.message != after.message);
     let reason = match Reason::parse(&after.reason) {
         Some(Reason::MultiplePods) if entered => EventReason::MultiplePods,
-        Some(Reason::ReconcilerError)
-            if entered || before.is_some_and(|before| before.message != after.message) =>
-        {
-            EventReason::ReconcilerError
-        }
-        _ => return Vec::new(),
+        Some(Reason::PodFailed) if entered => EventReason::PodFailed,
+        Some(Reason::ReconcilerError) if entered || changed => EventReason::ReconcilerError,
+        Some(Reason::InvalidConfiguration) if entered || changed => EventReason::InvalidConfiguration,
+        _ => return None,
     };
-    vec![Note {
+    Some(Note {
         severity: Severity::Warning,
         reason: reason.as_str(),
         action: EventAction::Reconciling.as_str(),
         text: bounded(&after.message, LONGEST_NOTE).into_owned(),
-    }]
+    })
 }
 
 fn ready(world: &World, view: PodView<'_>, service: ServiceView, failures: &[Failure]) -> Observation {
@@ -215,7 +247,11 @@ fn ready(world: &World, view: PodView<'_>, service: ServiceView, failures: &[Fai
     }
     if !failures.is_empty() {
         let texts: Vec<&str> = failures.iter().map(|failure| failure.message.as_str()).collect();
-        return not_ready(Reason::ReconcilerError, format!("{}{}", message::ERROR_SEEN, texts.join("\n")));
+        let (reason, beginning) = match failures.iter().all(Failure::is_final) {
+            true => (Reason::InvalidConfiguration, message::INVALID_CONFIGURATION),
+            false => (Reason::ReconcilerError, message::ERROR_SEEN),
+        };
+        return not_ready(reason, format!("{beginning}{}", texts.join("\n")));
     }
     if world.sandbox.spec.operating_mode == OperatingMode::Suspended {
         let text = match view {
@@ -229,7 +265,7 @@ fn ready(world: &World, view: PodView<'_>, service: ServiceView, failures: &[Fai
         _ => None,
     };
     if let Some((reason, text)) = pod.and_then(finished) {
-        return not_ready(reason, text.to_owned());
+        return not_ready(reason, text);
     }
     let (pod_ready, pod_text) = pod.map_or((false, message::POD_DOES_NOT_EXIST.to_owned()), pod_readiness);
     let (service_ready, service_text) = match service {
@@ -315,12 +351,30 @@ fn pod_scheduled(view: PodView<'_>) -> Option<Observation> {
     })
 }
 
-fn finished(pod: &Pod) -> Option<(Reason, &'static str)> {
+fn finished(pod: &Pod) -> Option<(Reason, String)> {
     match pod.status.as_ref()?.phase.as_deref()? {
-        "Succeeded" => Some((Reason::PodSucceeded, message::POD_COMPLETED_SUCCESSFULLY)),
-        "Failed" => Some((Reason::PodFailed, message::POD_FAILED)),
+        "Succeeded" => Some((Reason::PodSucceeded, message::POD_COMPLETED_SUCCESSFULLY.to_owned())),
+        "Failed" => Some((Reason::PodFailed, failure_text(pod))),
         _ => None,
     }
+}
+
+/// Says that a pod has failed, and why, where the pod says so: its node refused it, or evicted it. The pod's own words may
+/// come from anywhere, so they are cut and kept to one line.
+fn failure_text(pod: &Pod) -> String {
+    let status = pod.status.as_ref();
+    let reason = status.and_then(|status| status.reason.as_deref());
+    let text = status.and_then(|status| status.message.as_deref());
+    let causes = reason.into_iter().chain(text).map(str::trim).filter(|cause| !cause.is_empty());
+    let words: Vec<String> = [message::POD_FAILED.to_owned()]
+        .into_iter()
+        .chain(causes.map(|cause| single_line(&bounded(cause, LONGEST_CAUSE))))
+        .collect();
+    words.join(": ")
+}
+
+fn single_line(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {

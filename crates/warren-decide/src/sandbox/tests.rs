@@ -320,7 +320,8 @@ fn row_3_a_finished_pod_is_kept() {
                 Ready=False PodFailed: Pod failed
                 Suspended=False NotSuspended: Sandbox is not suspended
                 PodScheduled=Unknown PodSchedulingUnknown: Pod has not reported whether it is scheduled
-                Finished=True PodFailed: Pod failed"#]],
+                Finished=True PodFailed: Pod failed
+                event: Warning PodFailed (Reconciling): Pod failed"#]],
         ),
     ] {
         let finished = pod(json!({"status": {"phase": phase}}));
@@ -761,3 +762,88 @@ fn a_sandbox_being_deleted_is_left_alone() {
 
 mod ours;
 mod pooled;
+
+/// The sandbox of a world with the status that a pass has published on it.
+fn after(world: &World, failures: &[Failure]) -> Value {
+    let conclusion = conclude(world, failures, &Settings::default(), at(0));
+    let mut sandbox = merge::json(&*world.sandbox);
+    for step in conclusion.steps {
+        let Action::MergeStatus { body, .. } = step.action else { panic!("{step:?}") };
+        overlay(&mut sandbox, &json!({"status": body["status"]}));
+    }
+    sandbox
+}
+
+#[test]
+fn what_the_server_refuses_as_invalid_is_not_asked_for_again_until_the_spec_changes() {
+    let new = world(sandbox(json!({})), vec![]);
+    let invalid = |kind| Failure { stage: Stage::Pod, kind, message: "Pod is invalid: its name".to_owned() };
+    let conclusion = conclude(&new, &[invalid(FailureKind::Invalid)], &Settings::default(), at(0));
+    assert!(!conclusion.retry);
+    expect![[r#"
+        [
+            "Warning InvalidConfiguration (Reconciling): Refused by the API server as invalid: Pod is invalid: its name",
+        ]
+    "#]]
+    .assert_debug_eq(&conclusion.notes.iter().map(ToString::to_string).collect::<Vec<_>>());
+    assert!(conclude(&new, &[invalid(FailureKind::Refused)], &Settings::default(), at(0)).retry);
+
+    let told = after(&new, &[invalid(FailureKind::Invalid)]);
+    let again = world(told.clone(), vec![]);
+    let plan = decide(&again, at(1));
+    assert_eq!((plan.steps.len(), plan.problems.len()), (0, 1));
+    let conclusion = conclude(&again, &plan.problems, &Settings::default(), at(1));
+    assert!(conclusion.steps.is_empty() && conclusion.notes.is_empty() && !conclusion.retry);
+
+    let mut edited = told.clone();
+    edited["metadata"]["generation"] = json!(2);
+    let plan = decide(&world(edited, vec![]), at(1));
+    assert!(
+        matches!(plan.steps[0].action, Action::Create(Object::Pod(_))),
+        "another spec is tried: {plan:?}"
+    );
+    let mut settled = told;
+    overlay(&mut settled, &annotated(json!({})));
+    let settled = world(settled, vec![pod(running())]);
+    assert!(decide(&settled, at(1)).problems.is_empty(), "what is there need not be made");
+}
+
+#[test]
+fn the_reason_of_a_pod_that_its_node_refused_is_carried_up() {
+    let failed = |status: Value| {
+        let mut phase = json!({"phase": "Failed"});
+        overlay(&mut phase, &status);
+        let world = world(sandbox(annotated(json!({}))), vec![pod(json!({"status": phase}))]);
+        let conclusion = conclude(&world, &[], &Settings::default(), at(0));
+        let published = published(&world, at(0));
+        let ready = published["status"]["conditions"][0].clone();
+        assert_eq!(ready["reason"], "PodFailed");
+        let notes: Vec<String> = conclusion.notes.iter().map(ToString::to_string).collect();
+        let message = ready["message"].as_str().unwrap().to_owned();
+        assert_eq!(notes, [format!("Warning PodFailed (Reconciling): {message}")]);
+        message
+    };
+    let refused = json!({"reason": "Forbidden", "message": "privileged is not allowed"});
+    assert_eq!(failed(refused), "Pod failed: Forbidden: privileged is not allowed");
+    assert_eq!(failed(json!({"message": "a\nb\u{1b}[2J"})), "Pod failed: a b [2J");
+    assert_eq!(failed(json!({})), "Pod failed");
+    let long = failed(json!({"reason": "Evicted", "message": "x".repeat(100_000)}));
+    assert!(long.len() < 600 && long.ends_with('…'), "{}", long.len());
+}
+
+#[test]
+fn every_condition_of_an_expired_sandbox_is_about_its_present_generation() {
+    let condition = |type_: &str, reason: &str| {
+        json!({"type": type_, "status": "True", "reason": reason, "message": "", "observedGeneration": 1,
+            "lastTransitionTime": "2027-01-15T08:00:00Z"})
+    };
+    let expired = sandbox(json!({
+        "metadata": {"generation": 4},
+        "spec": {"shutdownTime": "2027-01-15T07:00:00Z"},
+        "status": {"conditions": [condition("Suspended", "PodTerminated"), condition("Finished", "PodFailed")]},
+    }));
+    let published = published(&world(expired, vec![]), at(0));
+    let conditions = published["status"]["conditions"].as_array().unwrap();
+    assert_eq!(conditions.len(), 3);
+    assert!(conditions.iter().all(|condition| condition["observedGeneration"] == 4), "{conditions:?}");
+}

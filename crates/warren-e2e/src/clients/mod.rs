@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 pub use kubectl::{play, served_resources};
-pub use python::{Python, python};
+pub use python::{Python, python, python_with, python_with_sdk};
 
 /// A server and the tools to talk to it.
 #[derive(Debug, Clone)]

@@ -1,4 +1,4 @@
-//! The published Python client, in an environment of its own.
+//! The published Python clients, each in an environment of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,8 +18,26 @@ pub struct Python {
 /// # Errors
 /// Why there is none: no Python here, or no way to get packages.
 pub fn python() -> Result<Python, String> {
-    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/requirements.txt");
-    let text = std::fs::read(&requirements).map_err(|error| error.to_string())?;
+    Ok(Python { program: python_with("requirements.txt", None)? })
+}
+
+/// The same with a version of agent-sandbox's SDK.
+///
+/// # Errors
+/// As above.
+pub fn python_with_sdk(version: &str) -> Result<Python, String> {
+    let package = format!("k8s-agent-sandbox=={version}");
+    Ok(Python { program: python_with("sdk-requirements.txt", Some(&package))? })
+}
+
+/// Finds the environment with what a file in `clients` requires and one more package, or makes it; returns its Python.
+///
+/// # Errors
+/// Why there is none: no Python here, or no way to get packages.
+pub fn python_with(requirements: &str, package: Option<&str>) -> Result<PathBuf, String> {
+    let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(requirements);
+    let mut text = std::fs::read(&requirements).map_err(|error| error.to_string())?;
+    text.extend(package.into_iter().flat_map(str::bytes));
     let hash = text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     });
@@ -32,10 +50,11 @@ pub fn python() -> Result<Python, String> {
         run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
         run(Command::new(&program)
             .args(["-m", "pip", "install", "--quiet", "--requirement"])
-            .arg(&requirements))?;
+            .arg(&requirements)
+            .args(package))?;
         std::fs::write(&finished, "").map_err(|error| error.to_string())?;
     }
-    Ok(Python { program })
+    Ok(program)
 }
 
 impl Python {
@@ -48,6 +67,17 @@ impl Python {
         let mut command = Command::new(&self.program);
         command.arg(script).arg(&side.kubeconfig).env_remove("KUBECONFIG");
         run(&mut command).map(|text| mask(&text))
+    }
+
+    /// Uses the SDK as `clients/sdk.py` does; what it printed.
+    ///
+    /// # Errors
+    /// Everything it printed, if it failed.
+    pub fn use_sdk(&self, command: impl FnOnce(&mut Command) -> &mut Command) -> Result<String, String> {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/sdk.py");
+        let mut python = Command::new(&self.program);
+        python.arg(script);
+        run(command(&mut python))
     }
 }
 

@@ -191,9 +191,12 @@ pub(super) async fn walk_out_of_a_chroot(arena: &Arena) -> Result<()> {
 
 pub(super) async fn learn_paths_of_the_host(arena: &Arena) -> Result<()> {
     let data = arena.data_dir().to_string_lossy().into_owned();
-    // Not `mountinfo`: of a file that is bound from the host it says where on its disk that file is, whoever binds it.
-    let ended = arena.shell("cat /proc/self/mounts /proc/self/maps /proc/1/maps; env").await?;
+    let ended =
+        arena.shell("cat /proc/self/mounts /proc/self/mountinfo /proc/self/maps /proc/1/maps; env").await?;
     ensure!(!ended.stdout.contains(&data), "the data directory is told: {ended:?}");
+    let started = std::fs::read_to_string("/proc/cmdline")?;
+    let ended = arena.shell("cat /proc/cmdline").await?;
+    ensure!(ended.stdout.trim() != started.trim(), "how the host's kernel was started is told: {ended:?}");
     let points = arena.shell("cut -d' ' -f2 /proc/self/mounts").await?;
     let known = [
         "/proc",

@@ -9,14 +9,24 @@ use warren_client::sandbox;
 use super::arena::{Arena, SECRET, VARIABLE, until};
 
 pub(super) async fn overwrite_the_init(arena: &Arena) -> Result<()> {
+    let neighbours_programs = "sha256sum /.warren/*";
+    let before = arena.neighbour(neighbours_programs).await?;
     for path in ["/.warren/init", "/proc/1/exe", "/proc/self/root/.warren/init"] {
         for mode in ["+<", ">", ">>"] {
-            let ended = arena.perl(&format!("exit(open(F, '{mode}', '{path}') ? 9 : 0)")).await?;
+            let script = format!("exit(open(F, '{mode}', '{path}') ? 9 : 0)");
+            let ended = arena.perl(&script).await?;
             ensure!(ended.code == Some(0), "{path} opens with {mode}: {ended:?}");
         }
     }
-    arena.shell_fails("rm -f /.warren/init").await?;
-    arena.shell_fails("mv /.warren/init /.warren/other").await?;
+    // A sandbox may change its own layer, and no other sandbox's. The guest daemon's program is not in every sandbox.
+    arena.shell("mv /.warren/init /.warren/other; sleep 0.1; mv /.warren/other /.warren/init").await?;
+    arena
+        .shell(
+            "cp /.warren/guest /tmp/guest && echo forged > /.warren/guest; cp -f /tmp/guest /.warren/guest",
+        )
+        .await?;
+    let after = arena.neighbour(neighbours_programs).await?;
+    ensure!(before.code == Some(0) && before.stdout == after.stdout, "{before:?} became {after:?}");
     Ok(())
 }
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use warren_oci::idmap::IdRange;
-use warren_oci::{machine, privileges};
+use warren_oci::machine;
+use warren_oci::privileges::FurtherIds;
 
 use crate::lock::{Holder, holder};
 
@@ -28,8 +28,8 @@ pub struct Facts {
     pub root: bool,
     /// Whether an ordinary user can make what a home needs; tried only by one.
     pub ordinary_user: Result<(), String>,
-    /// Users and groups that exist in a sandbox, from 0 on.
-    pub ids: u32,
+    /// The ids that sandboxes of an ordinary user can have beside the user's own.
+    pub further_ids: FurtherIds,
     /// The kernel's release.
     pub release: String,
     /// Kinds of namespaces that the kernel does not have.
@@ -137,7 +137,7 @@ impl Facts {
         let ordinary_user = if root { Ok(()) } else { machine::try_ordinary_user().map_err(in_words) };
         Ok(Facts {
             root,
-            ids: if root { IdRange::LENGTH } else { privileges::ids_of_this_user() },
+            further_ids: FurtherIds::of_this_user(),
             release: rustix::system::uname().release().to_string_lossy().into_owned(),
             missing_namespaces: NAMESPACES
                 .into_iter()

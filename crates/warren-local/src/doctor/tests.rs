@@ -1,10 +1,12 @@
+use warren_oci::privileges::FurtherIds;
+
 use super::*;
 
 fn healthy() -> Facts {
     Facts {
         root: true,
         ordinary_user: Ok(()),
-        ids: 65_536,
+        further_ids: FurtherIds { given: 65_535, has_programs: true },
         release: "6.1.0-54-cloud-amd64".to_owned(),
         missing_namespaces: Vec::new(),
         namespaces: Ok(()),
@@ -76,7 +78,19 @@ fn each_thing_that_is_wrong_is_named_with_its_remedy() {
     use Verdict::{Problem, Warning};
     check(|facts| facts.release = "5.10.0-8".to_owned(), &[("kernel", Problem, "5.19")]);
     check(|facts| facts.root = false, &[]);
-    check(|facts| (facts.root, facts.ids) = (false, 1), &[("privileges", Warning, "newuidmap")]);
+    for (given, has_programs, wanted, other) in
+        [(65_535, false, "apt-get install uidmap", "usermod"), (0, true, "usermod --add-subuids", "uidmap")]
+    {
+        let mut facts = healthy();
+        (facts.root, facts.further_ids) = (false, FurtherIds { given, has_programs });
+        let found = wrong(&facts);
+        assert!(matches!(&found[..], [("privileges", Warning, _)]), "{found:?}");
+        assert!(found[0].2.contains(wanted) && !found[0].2.contains(other), "{found:?}");
+    }
+    check(
+        |facts| (facts.root, facts.further_ids) = (false, FurtherIds { given: 0, has_programs: false }),
+        &[("privileges", Warning, "uidmap`; and give yourself ids: `usermod")],
+    );
     check(
         |facts| (facts.root, facts.cgroup_version) = (false, Ok(0)),
         &[("cgroups", Warning, "Delegate=yes")],
@@ -131,7 +145,7 @@ fn each_thing_that_is_wrong_is_named_with_its_remedy() {
 fn what_is_there_is_told() {
     let mut facts = healthy();
     facts.runtimes = vec![("runsc", "/usr/bin/runsc".into())];
-    facts.holder = Some(crate::Holder { pid: 7, version: "1.2.3".to_owned() });
+    facts.holder = Some(crate::Holder { pid: 7, version: "1.2.3".to_owned(), settings: None });
     facts.file_system = FileSystem::Tmpfs;
     facts.release = "6.3".to_owned();
     let found: Vec<String> = examine(&facts).into_iter().map(|finding| finding.found).collect();

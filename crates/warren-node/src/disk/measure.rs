@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use warren_decide::pod::DiskUsage;
+use warren_decide::pod::{Amount, DiskUsage};
 use warren_oci::protocol::ContainerStatus;
 
 use crate::pod_request::PodDirectory;
@@ -35,7 +35,9 @@ pub(super) fn measure(directory: &PodDirectory, processes: &[i32]) -> (DiskUsage
     let mut usage = DiskUsage::default();
     let mut count = Count::default();
     let result = count_all(&mut usage, &mut count, directory);
-    usage.others += processes.iter().map(|pid| count.nameless(*pid)).sum::<u64>();
+    for pid in processes {
+        usage.others = usage.others.saturating_add(count.nameless(*pid));
+    }
     (usage, result)
 }
 
@@ -67,16 +69,17 @@ fn count_all(usage: &mut DiskUsage, count: &mut Count, directory: &PodDirectory)
             "containers" | "logs" => &mut usage.containers,
             "volumes" => &mut usage.volumes,
             _ => {
-                let (bytes, counted) = count.tree(&path);
-                usage.others += bytes;
+                let (amount, counted) = count.tree(&path);
+                usage.others = usage.others.saturating_add(amount);
                 result = result.and(counted);
                 continue;
             }
         };
         for entry in read(&path)? {
             let (name, path) = entry?;
-            let (bytes, counted) = count.tree(&path);
-            *kinds.entry(name).or_default() += bytes;
+            let (amount, counted) = count.tree(&path);
+            let sum = kinds.entry(name).or_default();
+            *sum = sum.saturating_add(amount);
             result = result.and(counted);
         }
     }
@@ -102,26 +105,29 @@ struct Count {
 }
 
 impl Count {
-    /// The bytes of a file or of everything in a directory, as far as they could be counted.
-    fn tree(&mut self, path: &Path) -> (u64, Result<(), MeasureError>) {
-        let mut bytes = 0;
-        let result = self.add_tree(path, &mut bytes);
-        (bytes, result)
+    /// The size of a file or of everything in a directory, as far as it could be counted.
+    fn tree(&mut self, path: &Path) -> (Amount, Result<(), MeasureError>) {
+        let mut amount = Amount::default();
+        let result = self.add_tree(path, &mut amount);
+        (amount, result)
     }
 
-    fn add_tree(&mut self, path: &Path, bytes: &mut u64) -> Result<(), MeasureError> {
+    fn add_tree(&mut self, path: &Path, amount: &mut Amount) -> Result<(), MeasureError> {
+        let mut add = |bytes| *amount = amount.saturating_add(Amount { bytes, inodes: 1 });
         let flags =
             OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let top = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(top) => top,
             Err(Errno::NOENT) => return Ok(()),
             Err(Errno::NOTDIR | Errno::LOOP) => {
-                *bytes += std::fs::symlink_metadata(path).map_or(0, |file| file.blocks() * 512);
+                if let Ok(file) = std::fs::symlink_metadata(path) {
+                    add(file.blocks() * 512);
+                }
                 return Ok(());
             }
             Err(error) => return Err(io::Error::from(error).into()),
         };
-        *bytes += on_disk(&rustix::fs::fstat(&top).map_err(io::Error::from)?);
+        add(on_disk(&rustix::fs::fstat(&top).map_err(io::Error::from)?));
         let mut open = vec![Dir::new(top).map_err(io::Error::from)?];
         while let Some(directory) = open.last_mut() {
             let Some(entry) = directory.read() else {
@@ -144,7 +150,7 @@ impl Count {
             if !is_directory && found.st_nlink > 1 && !self.seen.insert((found.st_dev, found.st_ino)) {
                 continue;
             }
-            *bytes += on_disk(&found);
+            add(on_disk(&found));
             if is_directory {
                 match rustix::fs::openat(here, name, flags, Mode::empty()) {
                     Ok(_) if open.len() >= DEEPEST => return Err(MeasureError::TooDeep),
@@ -158,10 +164,10 @@ impl Count {
         Ok(())
     }
 
-    /// The bytes of files that a process has open or in its memory though they were deleted. Processes come and go, and what
+    /// The size of files that a process has open or in its memory though they were deleted. Processes come and go, and what
     /// cannot be read of one is passed over.
-    fn nameless(&mut self, pid: i32) -> u64 {
-        let mut bytes = 0;
+    fn nameless(&mut self, pid: i32) -> Amount {
+        let mut amount = Amount::default();
         for place in ["fd", "map_files"] {
             let entries = std::fs::read_dir(format!("/proc/{pid}/{place}")).into_iter().flatten().flatten();
             for path in entries.map(|entry| entry.path()) {
@@ -173,11 +179,11 @@ impl Count {
                 }
                 let kind = rustix::fs::statfs(&path).map_or(0, |kind| kind.f_type);
                 if !IN_MEMORY.contains(&kind) {
-                    bytes += file.blocks() * 512;
+                    amount = amount.saturating_add(Amount { bytes: file.blocks() * 512, inodes: 1 });
                 }
             }
         }
-        bytes
+        amount
     }
 }
 
@@ -219,9 +225,13 @@ mod tests {
         // Directories take a little, too.
         let near =
             |bytes: u64, expected: usize| (expected as u64..expected as u64 + (64 << 10)).contains(&bytes);
-        assert!(near(usage.containers["main"], 3 * MIB / 2), "{usage:?}");
-        assert!(near(usage.volumes["tmp"], MIB), "{usage:?}");
-        assert!(near(usage.total(), 5 * MIB / 2), "{usage:?}");
+        assert!(near(usage.containers["main"].bytes, 3 * MIB / 2), "{usage:?}");
+        assert!(near(usage.volumes["tmp"].bytes, MIB), "{usage:?}");
+        assert!(near(usage.total().bytes, 5 * MIB / 2), "{usage:?}");
+        // `main`, `0`, `0.upper`, `deep`, `er`, the file by both its names, the link; of the logs, `main` and the file.
+        assert_eq!(usage.containers["main"].inodes, 7 + 2, "{usage:?}");
+        assert_eq!(usage.volumes["tmp"].inodes, 3, "{usage:?}");
+        assert_eq!(usage.others.inodes, 1, "{usage:?}");
         assert_eq!(measure(&PodDirectory(place.path().join("gone")), &[]).0, DiskUsage::default());
     }
 
@@ -233,13 +243,15 @@ mod tests {
         let own = i32::try_from(std::process::id()).unwrap();
         let pod = PodDirectory(place.path().to_owned());
         let before = measure(&pod, &[own]).0;
+        assert_eq!(before.volumes["tmp"].inodes, 2, "{before:?}");
         std::fs::remove_file(&path).unwrap();
         let after = measure(&pod, &[own]).0;
         let kind = rustix::fs::statfs(place.path()).unwrap().f_type;
         if !IN_MEMORY.contains(&kind) {
-            assert!(after.others >= before.others + MIB as u64, "{before:?} {after:?}");
+            assert!(after.others.bytes >= before.others.bytes + MIB as u64, "{before:?} {after:?}");
+            assert!(after.others.inodes > before.others.inodes, "{before:?} {after:?}");
         }
-        assert!(after.volumes["tmp"] < MIB as u64, "{after:?}");
+        assert!(after.volumes["tmp"].bytes < MIB as u64, "{after:?}");
         drop(file);
     }
 }

@@ -54,8 +54,12 @@ where
             }
         }
         Err(CallError::Refused(refusal)) => {
-            // What a shell would say: 127 is `not found`, which is how nearly all failed starts come about.
-            let code = (refusal.reason == RefusalReason::StartFailed).then_some(127);
+            // The exit codes of a shell.
+            let code = match refusal.reason {
+                RefusalReason::StartFailed => Some(127),
+                RefusalReason::NotExecutable => Some(126),
+                _ => None,
+            };
             failure(&refusal.message, code)
         }
         Err(CallError::Connection(error)) => failure(&error, None),

@@ -7,9 +7,10 @@
 mod channels;
 mod tunnel;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
@@ -36,9 +37,18 @@ const INPUT_AHEAD: usize = 16;
 /// The pod whose ports are meant.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
-    directory: PathBuf,
+    place: Place,
     name: String,
     uid: String,
+}
+
+/// Where a pod's ports are.
+#[derive(Debug, Clone)]
+enum Place {
+    /// In the network of the pod, whose shim is in this directory.
+    Pod(PathBuf),
+    /// In this process, which the pod stands for.
+    Process(BTreeMap<u16, SocketAddr>),
 }
 
 /// A connection that did not come about.
@@ -50,6 +60,10 @@ enum ConnectError {
     Refused(#[from] CallError),
     #[error("the pod's runtime has a network of its own, and the pod has no address")]
     NoAddress,
+    #[error("the pod has no port {0}")]
+    NoPort(u16),
+    #[error("failed to connect to {address}: {source}")]
+    Process { address: SocketAddr, source: io::Error },
     #[error("failed to connect to {address}:{port}: {source}")]
     Address { address: Ipv4Addr, port: u16, source: io::Error },
     #[error("failed to connect to localhost:{port} inside the pod: IPv4: {first}, IPv6: {second}")]
@@ -62,13 +76,8 @@ pub(super) fn answer(
     namespace: &str,
     pod: &str,
 ) -> Response<Body> {
-    let Some((entry, object)) = shared.registry.named(namespace, pod) else {
+    let Some(target) = Target::find(shared, namespace, pod) else {
         return text(StatusCode::NOT_FOUND, "pod does not exist");
-    };
-    let target = Target {
-        directory: entry.directory.0.clone(),
-        name: format!("{namespace}/{pod}"),
-        uid: object.metadata.uid.clone().unwrap_or_default(),
     };
     if let Some(handshake) = SpdyHandshake::begun(request.headers()) {
         if !handshake.offers(tunnel::PLAIN_PROTOCOL) {
@@ -98,15 +107,48 @@ pub(super) fn answer(
     }
 }
 
+/// Connects to a port of a pod.
+pub(crate) async fn connect_to_pod(
+    shared: &Shared,
+    namespace: &str,
+    pod: &str,
+    port: u16,
+) -> io::Result<TcpStream> {
+    let target = Target::find(shared, namespace, pod);
+    let target = target.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "pod does not exist"))?;
+    target.connect(port).await.map_err(io::Error::other)
+}
+
 impl Target {
+    fn find(shared: &Shared, namespace: &str, pod: &str) -> Option<Target> {
+        let name = format!("{namespace}/{pod}");
+        if let Some(own) = shared.own_pod(namespace, pod) {
+            return Some(Target { place: Place::Process(own.ports.clone()), name, uid: String::new() });
+        }
+        let (entry, object) = shared.registry.named(namespace, pod)?;
+        Some(Target {
+            place: Place::Pod(entry.directory.0.clone()),
+            name,
+            uid: object.metadata.uid.clone().unwrap_or_default(),
+        })
+    }
+
     /// Connects to a port on the pod's loopback, IPv4 first.
     async fn connect(&self, port: u16) -> Result<TcpStream, ConnectError> {
-        let mut shim = Shim::connect(&self.directory).map_err(ConnectError::Shim)?;
+        let directory = match &self.place {
+            Place::Pod(directory) => directory,
+            Place::Process(ports) => {
+                let address = *ports.get(&port).ok_or(ConnectError::NoPort(port))?;
+                let connected = TcpStream::connect(address).await;
+                return connected.map_err(|source| ConnectError::Process { address, source });
+            }
+        };
+        let mut shim = Shim::connect(directory).map_err(ConnectError::Shim)?;
         let first = match connect_to(&mut shim, SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => error,
             Err(CallError::Refused(refusal)) if refusal.reason == RefusalReason::Unsupported => {
-                return self.connect_from_outside(port).await;
+                return connect_from_outside(directory, port).await;
             }
             Err(error) => return Err(error.into()),
         };
@@ -115,13 +157,6 @@ impl Target {
             Ok(Err(second)) => Err(ConnectError::Nobody { port, first, second }),
             Err(error) => Err(ConnectError::Nobody { port, first, second: io::Error::other(error) }),
         }
-    }
-
-    /// Connects to a port on the pod's address: the loopback of a network that is not the kernel's is nowhere to be found.
-    async fn connect_from_outside(&self, port: u16) -> Result<TcpStream, ConnectError> {
-        let address = Lease::read(&self.directory).ok_or(ConnectError::NoAddress)?.address;
-        let connected = TcpStream::connect((address, port)).await;
-        connected.map_err(|source| ConnectError::Address { address, port, source })
     }
 
     /// Carries one connection until the pod's side of it has ended: what comes in from the client, and what goes out as
@@ -166,6 +201,13 @@ impl Target {
             ended => ended.map_err(|error| told(&error)),
         }
     }
+}
+
+/// Connects to a port on the pod's address: the loopback of a network that is not the kernel's is nowhere to be found.
+async fn connect_from_outside(directory: &Path, port: u16) -> Result<TcpStream, ConnectError> {
+    let address = Lease::read(directory).ok_or(ConnectError::NoAddress)?.address;
+    let connected = TcpStream::connect((address, port)).await;
+    connected.map_err(|source| ConnectError::Address { address, port, source })
 }
 
 /// The outer error is ours, the inner one the pod's.

@@ -1,6 +1,6 @@
 //! What was let through and what was not: counted by kind and reason, and logged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -33,7 +33,15 @@ pub(crate) struct Decisions {
     counts: Mutex<BTreeMap<(Service, &'static str), u64>>,
     /// The second that is being logged, and how many lines it has had.
     lines: Mutex<Option<(Instant, u32)>>,
+    /// The hosts that were refused to each pod, by its uid.
+    refused: Mutex<HashMap<String, BTreeSet<String>>>,
 }
+
+/// As many hosts that were refused to a pod are told in events; a pod that asks for more cannot fill the store.
+const TOLD_PER_POD: usize = 16;
+
+/// After so many pods the older ones are forgotten. Most of them are gone by then.
+const PODS_REMEMBERED: usize = 1024;
 
 /// So many lines are logged in a second. Pods that ask for more than that are counted all the same, but cannot fill the
 /// disk.
@@ -71,6 +79,17 @@ impl Decisions {
         );
     }
 
+    /// Notes that a host was refused to a pod, and returns true if that is to be told: the first time, for a
+    /// limited number of hosts.
+    pub(super) fn tell(&self, pod_uid: &str, host: &str) -> bool {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if refused.len() >= PODS_REMEMBERED && !refused.contains_key(pod_uid) {
+            refused.clear();
+        }
+        let hosts = refused.entry(pod_uid.to_owned()).or_default();
+        hosts.len() < TOLD_PER_POD && hosts.insert(host.chars().take(LONGEST_HOST).collect())
+    }
+
     fn may_log(&self) -> bool {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -93,5 +112,20 @@ impl Decisions {
             let _ = writeln!(text, "warren_egress_decisions_total{{{labels}}} {count}");
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_host_is_told_once_and_only_so_many_of_a_pod() {
+        let decisions = Decisions::default();
+        assert!(decisions.tell("a", "host"));
+        assert!(!decisions.tell("a", "host"));
+        assert!(decisions.tell("b", "host"));
+        let told = (0..100).filter(|number| decisions.tell("a", &number.to_string())).count();
+        assert_eq!(told, TOLD_PER_POD - 1);
     }
 }

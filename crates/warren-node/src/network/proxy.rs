@@ -24,6 +24,7 @@ use warren_decide::network::{AllowList, Denial, Kind, Mode, kind};
 
 use super::decisions::Service;
 use super::{Lease, Network, resolver};
+use crate::events::Severity;
 use crate::node::Shared;
 
 /// Connections that one pod may have at once.
@@ -229,6 +230,18 @@ async fn open(
         _ => Ok(()),
     };
     network.decisions.note(Service::Proxy, Some(&pod), host, port, outcome);
+    if let Err(denial) = outcome
+        && network.decisions.tell(pod.metadata.uid.as_deref().unwrap_or_default(), host)
+    {
+        let host: String = host.chars().take(253).filter(|letter| !letter.is_control()).collect();
+        shared.events.record(
+            &pod,
+            None,
+            Severity::Warning,
+            "EgressRefused",
+            format!("{host}:{port}: {denial}"),
+        );
+    }
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in checked? {
         let connecting = TcpStream::connect(SocketAddr::new(address, port));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use tracing::{debug, warn};
-use warren_decide::pod::{ContainerState, Machine, all_containers};
+use warren_decide::pod::{ContainerState, Machine, Notice, all_containers};
 use warren_oci::cleanup;
 use warren_oci::client::CallError;
 use warren_oci::protocol::{Call, Target};
@@ -28,6 +28,7 @@ impl Worker {
     ) -> Result<(), StepError> {
         let grace = Duration::from_secs(u64::try_from(grace).unwrap_or(0));
         for (_, container) in all_containers(pod).filter(|(_, container)| names.contains(&container.name)) {
+            self.say_stopping(pod, &container.name);
             self.stopping.insert(container.name.clone(), Timestamp::now());
             if container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.pre_stop.is_some()) {
                 self.care.ask_to_stop(&self.shared, pod, container, &self.directory, grace);
@@ -39,8 +40,9 @@ impl Worker {
     }
 
     /// Ends containers and waits until they have.
-    pub(super) async fn kill(&mut self, names: BTreeSet<String>) -> Result<(), StepError> {
+    pub(super) async fn kill(&mut self, pod: &Pod, names: BTreeSet<String>) -> Result<(), StepError> {
         for name in &names {
+            self.say_stopping(pod, name);
             self.stopping.entry(name.clone()).or_insert_with(Timestamp::now);
             self.signal(name, rustix::process::Signal::KILL).await;
         }
@@ -55,6 +57,15 @@ impl Worker {
             warn!("killed containers are still there");
         }
         Ok(())
+    }
+
+    /// Records that a container is being stopped: once, and not where another event has said why.
+    fn say_stopping(&self, pod: &Pod, name: &str) {
+        let is_explained =
+            |notice: &Notice| notice.reason == "Killing" && notice.container.as_deref() == Some(name);
+        if !self.stopping.contains_key(name) && !self.noticed.iter().any(is_explained) {
+            self.shared.events.record_later(pod, name, "Killing", format!("Stopping container {name}"));
+        }
     }
 
     async fn signal(&mut self, container: &str, signal: rustix::process::Signal) {

@@ -14,6 +14,7 @@ use warren_oci::protocol::{Answer, Call, ContainerRequest, ContainerStatus};
 use warren_oci::zygote::SpawnShimError;
 
 use super::{StepError, Worker, chain, settled_state};
+use crate::events::Severity;
 use crate::network;
 use crate::pod_request::{RequestError, Run};
 use crate::shim::Shim;
@@ -75,7 +76,7 @@ impl Worker {
         let in_memory = volumes::need_shim(pod);
         if !in_memory {
             for (name, attempt) in std::mem::take(&mut starts) {
-                request.containers.push(self.container(pod, &name, attempt, ids)?);
+                request.containers.push(self.container(pod, &name, attempt)?);
             }
         }
         start_mark::set(&self.directory.0)?;
@@ -167,18 +168,12 @@ impl Worker {
         }
     }
 
-    fn container(
-        &self,
-        pod: &Pod,
-        name: &str,
-        attempt: u32,
-        ids: IdRange,
-    ) -> Result<ContainerRequest, RequestError> {
+    fn container(&self, pod: &Pod, name: &str, attempt: u32) -> Result<ContainerRequest, RequestError> {
         let wanted = all_containers(pod)
             .find(|(_, container)| container.name == name)
             .and_then(|(_, container)| container.image.as_deref());
         let image = self.images.of(wanted.unwrap_or_default())?;
-        let run = Run { name, attempt, ids, image: &image };
+        let run = Run { name, attempt, image: &image };
         self.shared.builder.container(pod, &run, &self.directory, self.sources.found())
     }
 
@@ -197,15 +192,10 @@ impl Worker {
             self.way_out = None;
         }
         for (name, attempt) in starts {
-            let ids = self.shared.ids().allocate(&self.uid);
-            let request = match ids {
-                Ok(ids) => self.container(pod, &name, attempt, ids).map_err(|problem| chain(&problem)),
-                Err(problem) => Err(chain(&problem)),
-            };
-            let request = match request {
+            let request = match self.container(pod, &name, attempt) {
                 Ok(request) => request,
                 Err(problem) => {
-                    self.broken(problem);
+                    self.broken(chain(&problem));
                     return Ok(());
                 }
             };
@@ -237,6 +227,32 @@ impl Worker {
         }
         self.open_way_out().await;
         Ok(())
+    }
+
+    /// Records what became of containers that were to be started, as kubelet does.
+    pub(super) fn say_started(&mut self, pod: &Pod, starts: &[(String, u32)]) {
+        let state = self.state.borrow().clone();
+        for (name, attempt) in starts {
+            let found = state.as_ref().and_then(|state| state.containers.get(name));
+            let Some(found) = found.filter(|found| found.attempt == *attempt) else { continue };
+            let image = all_containers(pod)
+                .find(|(_, container)| container.name == *name)
+                .and_then(|(_, container)| container.image.as_deref())
+                .unwrap_or_default();
+            let events = &self.shared.events;
+            if !self.images.was_pulled(image) {
+                let message = format!("Container image \"{image}\" already present on machine");
+                events.record_later(pod, name, "Pulled", message);
+            }
+            events.record_later(pod, name, "Created", format!("Created container: {name}"));
+            match &found.status {
+                ContainerStatus::Failed { refusal, .. } => {
+                    let message = format!("Error: {}", refusal.message);
+                    events.record(pod, Some(name), Severity::Warning, "Failed", message);
+                }
+                _ => events.record_later(pod, name, "Started", format!("Started container {name}")),
+            }
+        }
     }
 
     /// Nothing was started and nothing else tells so: the pod waits and tries again, later and later.

@@ -7,9 +7,10 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
 use warren_sys::mount::{self, AccessTime, Attributes, FsOption};
 
@@ -215,6 +216,10 @@ pub(super) fn set_up(config: &Config, prepared: Prepared) -> Result<(), Error> {
         }
     }
     make_devices(config, &prepared.devices)?;
+    if let Some(process) = &config.process {
+        let step = || format!("make the working directory {}", process.cwd.display());
+        make_working_directory(&process.cwd).step(step)?;
+    }
     for (name, value) in &config.linux.sysctl {
         let path = Path::new("/proc/sys").join(name.replace('.', "/"));
         fs::write(&path, value).step(|| format!("set {name}"))?;
@@ -227,6 +232,32 @@ pub(super) fn set_up(config: &Config, prepared: Prepared) -> Result<(), Error> {
     if config.root.readonly {
         mount::restrict(prepared.root.as_fd(), Attributes::NONE.read_only(), None, false)
             .step(|| "make the root read-only".to_owned())?;
+    }
+    Ok(())
+}
+
+/// Makes the working directory if it is missing, as runc does: here, where the root can still be written. The name of a descriptor
+/// (`/proc/self/fd/7`) is not followed, for it could lead out of the container.
+fn make_working_directory(path: &Path) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open("/", flags, Mode::empty())?;
+    let stay = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
+    let open = |path: &Path| rustix::fs::openat2(&root, path, flags, Mode::empty(), stay);
+    // Anything else that is wrong with it is told when the process changes to it.
+    if !matches!(open(path), Err(Errno::NOENT)) {
+        return Ok(());
+    }
+    let mut walked = PathBuf::from("/");
+    for part in path.components() {
+        let parent = open(&walked)?;
+        match part {
+            Component::Normal(name) => match rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => walked.push(name),
+                Err(error) => return Err(error.into()),
+            },
+            Component::ParentDir => walked.push(".."),
+            Component::Prefix(_) | Component::RootDir | Component::CurDir => {}
+        }
     }
     Ok(())
 }
@@ -311,7 +342,7 @@ fn make_node(device: &Device) -> Result<(), Error> {
     let mode = Mode::from_raw_mode(device.file_mode.unwrap_or(0o666) & 0o7777);
     match rustix::fs::mknodat(rustix::fs::CWD, &device.path, kind, mode, number) {
         // An image may have brought its own, and what it is has then to be right.
-        Err(rustix::io::Errno::EXIST) => {
+        Err(Errno::EXIST) => {
             let found = rustix::fs::stat(&device.path).step(step)?;
             if FileType::from_raw_mode(found.st_mode) != kind
                 || (kind != FileType::Fifo && found.st_rdev != number)

@@ -22,7 +22,7 @@ pub(super) fn run_all(hooks: &[Hook], state: &State, directory: Option<&Path>) -
 pub(super) fn run_each(hooks: &[Hook], state: &State, directory: Option<&Path>) {
     for hook in hooks {
         if let Err(error) = run(hook, state, directory) {
-            eprintln!("warning: the hook {} failed: {error}", hook.path.display());
+            complain!("warning: the hook {} failed: {error}", hook.path.display());
         }
     }
 }

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::{Gid, Uid};
 use warren_sys::capability::Capabilities;
@@ -33,6 +34,15 @@ impl Failure {
     /// It was set up, but its program could not be run.
     pub(super) fn starting(error: StepError) -> Self {
         Self { reason: RefusalReason::StartFailed, error }
+    }
+
+    /// The kernel would not execute its program.
+    fn executing(error: StepError) -> Self {
+        let reason = match error.source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => RefusalReason::StartFailed,
+            _ => RefusalReason::NotExecutable,
+        };
+        Self { reason, error }
     }
 }
 
@@ -359,7 +369,7 @@ pub(super) fn become_program(
     let effective = if user.uid == 0 { bounding } else { Capabilities::default() };
     effective.set().step(|| "set capabilities".to_owned())?;
     process::reset_signals(crate::shim::IGNORED_SIGNALS);
-    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    rustix::process::umask(Mode::from_raw_mode(0o022));
     process::close_from_on_exec(3).step(|| "close descriptors".to_owned())?;
 
     let program = Program::new(&process.args, environment).map_err(starting)?;
@@ -368,7 +378,7 @@ pub(super) fn become_program(
         rustix::thread::set_no_new_privs(true).step(|| "renounce new privileges".to_owned())?;
         install(filter)?;
     }
-    program.run().map_err(starting)
+    program.run().map_err(Failure::executing)
 }
 
 fn install(filter: &Filter) -> Result<(), StepError> {
@@ -436,6 +446,32 @@ pub(super) fn make_network() -> Result<OwnedFd, StepError> {
     namespace::unshare(Namespaces::NETWORK).step(|| "make a network namespace".to_owned())?;
     namespace::loopback_up().step(|| "bring up the loopback device".to_owned())?;
     namespace::open(0, "net").step(|| "open the network namespace".to_owned())
+}
+
+/// Sets kernel parameters of the namespaces that this process is in. `proc` is a procfs that shows them.
+pub(super) fn set_parameters(proc: BorrowedFd<'_>, parameters: &[(String, String)]) -> Result<(), StepError> {
+    for (name, value) in parameters {
+        let step = || format!("set the kernel parameter {name}");
+        // A dot separates directories, and a slash stands for a dot in the name of one.
+        let path: String = name
+            .chars()
+            .map(|character| match character {
+                '.' => '/',
+                '/' => '.',
+                other => other,
+            })
+            .collect();
+        if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput)).step(step);
+        }
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(proc, format!("sys/{path}"), flags, Mode::empty())
+            .map_err(io::Error::from)
+            .step(step)?;
+        // The kernel takes a value as one write or not at all.
+        rustix::io::write(&file, value.as_bytes()).map_err(io::Error::from).step(step)?;
+    }
+    Ok(())
 }
 
 /// Sees only its own part of the cgroup tree from here on.

@@ -1,10 +1,11 @@
 //! A further process in a running container.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 use warren_sys::process::{self, Child, CloneOptions, Fork, Namespaces};
+use warren_sys::socket::Seqpacket;
 use warren_sys::{namespace, pty};
 
 use super::child::{self, Failure, Streams};
@@ -12,7 +13,7 @@ use super::rootfs::{self, Step, StepError};
 use super::{Container, Keeper, Workshop, adjust_oom_score, clone_inside, finish_child, pipe};
 use crate::defaults;
 use crate::idmap::IdRange;
-use crate::protocol::{ExecRequest, Refusal, TerminalSize};
+use crate::protocol::{Activation, ExecRequest, Refusal, RefusalReason, TerminalSize};
 use crate::spec::{Process, User};
 
 /// A process that exists, and the ends of its streams that belong to whoever asked for it.
@@ -50,6 +51,33 @@ pub(crate) fn exec(
             runtime.exec(workshop, keeper, entrance, &program, &environment, ends).map_err(Refusal::from)
         }
     }
+}
+
+/// Starts the program of an [`Activation`] in `container`, which has the listeners from its standard input.
+pub(crate) fn activate(
+    workshop: &Workshop,
+    container: &Container,
+    activation: &Activation,
+    listeners: &[OwnedFd],
+) -> Result<Exec, Refusal> {
+    let Keeper::Itself { pid_namespace } = &container.keeper else {
+        let message = "another runtime keeps the container".to_owned();
+        return Err(Refusal { reason: RefusalReason::Unsupported, message });
+    };
+    let program = Process { args: activation.args.clone(), ..container.spec.process.clone() };
+    let environment = environment(&program, &[], None);
+    let ends = activation_ends(listeners).step(|| "hand over the listening sockets".to_owned())?;
+    start(workshop, container, pid_namespace, &program, &environment, ends).map_err(Refusal::from)
+}
+
+fn activation_ends(listeners: &[OwnedFd]) -> io::Result<Ends> {
+    let (ours, theirs) = Seqpacket::pair()?;
+    // The message stays to be read when our end is closed.
+    let listeners: Vec<BorrowedFd<'_>> = listeners.iter().map(AsFd::as_fd).collect();
+    ours.send(b"listen", &listeners)?;
+    let null = || std::fs::OpenOptions::new().write(true).open("/dev/null").map(OwnedFd::from);
+    let inside = vec![theirs.into(), null()?, null()?];
+    Ok(Ends { outside: Vec::new(), inside, has_stdin: true, terminal: None })
 }
 
 /// Both ends of everything.

@@ -37,7 +37,7 @@ use warren_sys::seccomp::Filter;
 use warren_sys::socket::Seqpacket;
 
 use self::child::{Failure, Groups, Streams};
-use self::rootfs::{Detached, Kept, Layers, Step};
+use self::rootfs::{Detached, Kept, Layers, Message, Step, Volumes};
 use self::streams::Outside;
 use crate::cgroup_names;
 use crate::defaults;
@@ -50,7 +50,7 @@ use crate::wire;
 
 pub(crate) use self::birthplace::Birthplace;
 pub(crate) use self::child::{make_mount_point, resource, restrict_paths, set_ids};
-pub(crate) use self::exec::{Exec, exec, resize};
+pub(crate) use self::exec::{Exec, activate, exec, resize};
 use self::other_runtime::RuntimeContainer;
 pub(crate) use self::program::Program;
 pub(crate) use self::rootfs::StepError;
@@ -109,8 +109,8 @@ pub(crate) struct PodNamespaces {
     ipc: OwnedFd,
     uts: OwnedFd,
     network: Network,
-    /// Where programs in the pod reach the proxy, made before the first of them ran.
-    way_out: Option<OwnedFd>,
+    /// Sockets that listen since before the pod's first program ran.
+    listeners: Listeners,
     /// Layers of overlays, closed when the shim ends.
     layers: Vec<OwnedFd>,
 }
@@ -121,6 +121,15 @@ enum Network {
     /// It comes, or has come, through this socket.
     Promised(Seqpacket),
     Here(OwnedFd),
+}
+
+/// Sockets that listen in the pod's network.
+#[derive(Debug, Default)]
+struct Listeners {
+    /// Where programs in the pod reach the proxy.
+    way_out: Option<OwnedFd>,
+    /// For the program of [`crate::protocol::Activation`].
+    activation: Vec<OwnedFd>,
 }
 
 /// A container whose first process exists.
@@ -134,6 +143,7 @@ pub(crate) struct Container {
     pub(crate) spec: Spec,
     entrance: Entrance,
     terminals: OwnedFd,
+    messages: Vec<Message>,
     keeper: Keeper,
 }
 
@@ -155,6 +165,28 @@ impl Container {
         }
     }
 
+    /// Whether the kernel would discard a signal to the container's first process: the first process of a pid namespace gets only
+    /// signals that it handles or blocks, whatever their default effect. A program that was just started does neither yet.
+    pub(crate) fn would_discard(&self, signal: i32) -> bool {
+        match &self.keeper {
+            Keeper::Itself { .. } => {
+                let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.child.pid()));
+                match (read("status"), read("syscall")) {
+                    (Ok(status), Ok(call)) => !would_notice(&status, &call, signal),
+                    // What cannot be known is not held back.
+                    _ => false,
+                }
+            }
+            // Its first process is not ours to look at.
+            Keeper::Runtime(_) => false,
+        }
+    }
+
+    /// Keeps what a container has left to be told, once it has ended. A keeper does it for a container of its own.
+    pub(crate) fn keep_messages(&mut self) {
+        rootfs::keep_all(&std::mem::take(&mut self.messages));
+    }
+
     /// Removes the cgroup of a container that has ended.
     pub(crate) fn remove_cgroup(&self) {
         match &self.keeper {
@@ -168,6 +200,31 @@ impl Container {
             }
         }
     }
+}
+
+/// System calls around which programs block all signals for a moment: shells do when they fork.
+const FORKS: &[i64] = &[
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_fork,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_vfork,
+];
+
+/// Whether a process would notice a signal, by its `/proc/PID/status` and `/proc/PID/syscall`: it has a handler for it, or waits in
+/// `sigtimedwait` and its like (the kernel does not show what such a process blocks), or has it blocked while it waits for something
+/// else than a fork.
+fn would_notice(status: &str, call: &str, signal: i32) -> bool {
+    let bit = u32::try_from(signal - 1).ok().and_then(|shift| 1u64.checked_shl(shift)).unwrap_or(0);
+    let has = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & bit != 0)
+    };
+    // A process that runs is in none; -1 is said of one that waits outside of any.
+    let call = call.split(' ').next().and_then(|number| number.parse().ok()).filter(|number| *number >= 0);
+    let waits = call.is_some_and(|call| !FORKS.contains(&call));
+    has("SigCgt:") || call == Some(libc::SYS_rt_sigtimedwait) || (waits && has("SigBlk:"))
 }
 
 /// Reads what a child had to say. `None`: it has become its program. To be called once the pipe is readable or closed.
@@ -265,12 +322,11 @@ fn start_steps(
     let equipped =
         early.map_or_else(|| make_cgroup(workshop, pod, request), Ok).and_then(|(cgroup, entrance)| {
             timeline.mark("shim", "cgroups");
-            let (pid_namespace, terminals, terminal) =
-                equip(workshop, pod, request, namespaces, &child, &entrance, starter, timeline)?;
-            Ok((cgroup, entrance, pid_namespace, terminals, terminal))
+            let equipped = equip(workshop, pod, request, namespaces, &child, &entrance, starter, timeline)?;
+            Ok((cgroup, entrance, equipped))
         });
     match equipped {
-        Ok((cgroup, entrance, pid_namespace, terminals, terminal)) => Ok(Container {
+        Ok((cgroup, entrance, Equipped { pid_namespace, terminals, terminal, messages })) => Ok(Container {
             child,
             cgroup,
             report: Some(report),
@@ -278,6 +334,7 @@ fn start_steps(
             spec: request.spec.clone(),
             entrance,
             terminals,
+            messages,
             keeper: Keeper::Itself { pid_namespace },
         }),
         Err(error) => {
@@ -312,9 +369,9 @@ impl PodNamespaces {
     /// host's.
     fn complete(&mut self) -> io::Result<[BorrowedFd<'_>; 4]> {
         if let Network::Promised(socket) = &self.network {
-            let (network, way_out) = receive_network(socket)?;
+            let (network, listeners) = receive_network(socket)?;
             self.network = Network::Here(network);
-            self.way_out = way_out;
+            self.listeners = listeners;
         }
         match &self.network {
             // The user namespace last: entering it takes away the right to enter the others.
@@ -326,12 +383,18 @@ impl PodNamespaces {
     }
 }
 
-/// Waits for the network namespace that the first container's process makes, and for the way out of it if there is one.
-fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+/// Waits for the network namespace that the first container's process makes, and for what listens in it.
+fn receive_network(starter: &Seqpacket) -> io::Result<(OwnedFd, Listeners)> {
     let packet = starter.receive(16)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let mut descriptors = packet.descriptors.into_iter();
-    Ok((descriptors.next().ok_or(io::ErrorKind::InvalidData)?, descriptors.next()))
+    let namespace = descriptors.next().ok_or(io::ErrorKind::InvalidData)?;
+    let way_out = if packet.bytes == NETWORK_WITH_WAY_OUT { descriptors.next() } else { None };
+    Ok((namespace, Listeners { way_out, activation: descriptors.collect() }))
 }
+
+/// The message that the pod's network comes with, and the one if a way to the proxy follows.
+const NETWORK: &[u8] = b"net";
+const NETWORK_WITH_WAY_OUT: &[u8] = b"net, way out";
 
 /// Where an attempt of a container writes.
 pub(crate) fn writable_directory(pod_directory: &Path, name: &str, attempt: u32) -> PathBuf {
@@ -426,6 +489,14 @@ fn adjust_oom_score(process: &str, program: &Process, privileges: Privileges) ->
     }
 }
 
+/// What the shim keeps of a container that it has equipped.
+struct Equipped {
+    pid_namespace: OwnedFd,
+    terminals: OwnedFd,
+    terminal: Option<Outside>,
+    messages: Vec<Message>,
+}
+
 /// The shim's work between the child's birth and its start: id maps, mounts, and the word to go.
 #[expect(
     clippy::too_many_arguments,
@@ -440,7 +511,7 @@ fn equip(
     entrance: &Entrance,
     starter: Seqpacket,
     timeline: &mut Timeline,
-) -> Result<(OwnedFd, OwnedFd, Option<Outside>), StepError> {
+) -> Result<Equipped, StepError> {
     let directory = writable_directory(&pod.directory, &request.name, request.attempt);
     let writable = rootfs::make_writable(&directory, &request.rootfs, pod.ids)?;
     timeline.mark("shim", "directories");
@@ -473,11 +544,12 @@ fn equip(
     };
     let mut mounts = rootfs::overlays(&request.rootfs, &writable, &layers, &mut kept)?;
     timeline.mark("shim", "overlays");
-    mounts.extend(rootfs::files(&request.rootfs.files)?);
     let terminals = rootfs::terminals(pod.ids)?;
     let terminals_kept = terminals.mount.try_clone().step(|| "keep the terminals".to_owned())?;
     mounts.push(terminals);
-    mounts.extend(rootfs::volumes(&request.spec.mounts, pod.ids, user, &workshop.volumes)?);
+    let Volumes { mounts: volumes, messages } =
+        rootfs::volumes(&request.spec.mounts, pod.ids, &layers, &workshop.volumes)?;
+    mounts.extend(volumes);
 
     let list: Vec<(&Path, bool)> =
         mounts.iter().map(|mount| (mount.target.as_path(), mount.is_directory)).collect();
@@ -488,12 +560,12 @@ fn equip(
     descriptors.extend(terminal_inside.as_ref().map(AsFd::as_fd));
     wire::send(&starter, &list, &descriptors).step(|| "hand over the mounts".to_owned())?;
     timeline.mark("shim", "mounts");
-    let mut way_out = None;
+    let mut listeners = Listeners::default();
     let network = match (&fresh, &pod.network) {
         (Some(_), Some(wanted)) => {
             let step = || "make the network devices".to_owned();
             let namespace;
-            (namespace, way_out) = receive_network(&starter).step(step)?;
+            (namespace, listeners) = receive_network(&starter).step(step)?;
             pod_network::connect(wanted, namespace.as_fd()).step(step)?;
             starter.send(b"go", &[]).step(step)?;
             timeline.mark("shim", "network");
@@ -503,12 +575,12 @@ fn equip(
     };
     // Only now that nothing can fail any more: a second container must not find the namespaces of one that never was.
     if let Some((user, ipc, uts)) = fresh {
-        *namespaces = Some(PodNamespaces { user, ipc, uts, network, way_out, layers: Vec::new() });
+        *namespaces = Some(PodNamespaces { user, ipc, uts, network, listeners, layers: Vec::new() });
     }
     if let Some(namespaces) = namespaces {
         namespaces.layers.append(&mut kept.detached);
     }
-    Ok((pid_namespace, terminals_kept, terminal))
+    Ok(Equipped { pid_namespace, terminals: terminals_kept, terminal, messages })
 }
 
 /// What the shim sends: mounts with their places, the way into the cgroups, and a terminal if there is to be one. And what the first
@@ -520,10 +592,10 @@ struct Equipment {
     network: Option<OwnNetwork>,
 }
 
-/// The pod's network namespace, and where programs in it reach the proxy.
+/// The pod's network namespace, and what listens in it.
 struct OwnNetwork {
     namespace: OwnedFd,
-    way_out: Option<OwnedFd>,
+    listeners: Listeners,
 }
 
 impl OwnNetwork {
@@ -538,14 +610,23 @@ impl OwnNetwork {
             ),
             None => None,
         };
-        Ok(Self { namespace, way_out })
+        let ports = pod.activation.iter().flat_map(|activation| &activation.ports);
+        let activation = ports.map(|port| {
+            std::net::TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, *port))
+                .map(OwnedFd::from)
+                .step(|| format!("listen on port {port}"))
+        });
+        let activation = activation.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { namespace, listeners: Listeners { way_out, activation } })
     }
 
     /// For the pod's device, which the shim makes, and for the pod's other containers.
     fn hand_over(&self, shim: &Seqpacket) -> Result<(), StepError> {
+        let Listeners { way_out, activation } = &self.listeners;
+        let message = if way_out.is_some() { NETWORK_WITH_WAY_OUT } else { NETWORK };
         let descriptors: Vec<BorrowedFd<'_>> =
-            std::iter::once(&self.namespace).chain(&self.way_out).map(AsFd::as_fd).collect();
-        shim.send(b"net", &descriptors).step(|| "hand over the network namespace".to_owned())
+            std::iter::once(&self.namespace).chain(way_out).chain(activation).map(AsFd::as_fd).collect();
+        shim.send(message, &descriptors).step(|| "hand over the network namespace".to_owned())
     }
 }
 
@@ -603,6 +684,9 @@ fn child_after_mounts(
     child::become_root(workshop.groups())?;
     let proc = child::make_proc()?;
     let network = pod.network.as_ref().filter(|_| equipment.network.is_some());
+    if equipment.network.is_some() {
+        child::set_parameters(proc.as_fd(), &pod.sysctls)?;
+    }
     if network.is_some() {
         pod_network::without_version_6(proc.as_fd()).step(|| "switch off IP version 6".to_owned())?;
     }
@@ -652,4 +736,25 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     rustix::io::ioctl_fionbio(&reader, true)?;
     Ok((reader, writer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_noticed_that_is_handled_awaited_or_blocked_for_longer() {
+        let status =
+            "Name:\tsh\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000000004\nSigCgt:\t0000000000004000\n";
+        let in_call = |number: i64| format!("{number} 0x1 0x2\n");
+        let (poll, fork) = (in_call(libc::SYS_ppoll), in_call(libc::SYS_clone));
+        for call in ["running\n", "-1 0x1 0x2\n", "", &poll, &fork] {
+            assert!(would_notice(status, call, libc::SIGTERM), "handled: {call}");
+            assert!(!would_notice(status, call, libc::SIGQUIT), "ignored: {call}");
+            assert!(!would_notice("", call, libc::SIGTERM));
+            assert_eq!(would_notice(status, call, libc::SIGINT), call == poll, "blocked: {call}");
+        }
+        assert!(would_notice(status, &in_call(libc::SYS_rt_sigtimedwait), libc::SIGQUIT));
+        assert!(!would_notice(status, &poll, 0));
+    }
 }

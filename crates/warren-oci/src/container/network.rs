@@ -16,10 +16,22 @@ impl PodNamespaces {
         self.inside_network(|| Ok(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?))
     }
 
+    /// The sockets that listen for the program of [`crate::protocol::Activation`], once the pod has its
+    /// network.
+    pub(crate) fn activation(&self) -> &[OwnedFd] {
+        &self.listeners.activation
+    }
+
+    /// Takes over the pod's network from the process that makes it, so that its sockets can be watched.
+    /// Waits until that is done.
+    pub(crate) fn take_over_network(&mut self) -> io::Result<()> {
+        self.complete().map(drop)
+    }
+
     /// Where programs in the pod reach the proxy: a socket that listens in the pod's network. Whoever gets it accepts.
     pub(crate) fn way_out(&mut self) -> io::Result<OwnedFd> {
         self.complete()?;
-        let way_out = self.way_out.as_ref();
+        let way_out = self.listeners.way_out.as_ref();
         way_out.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the pod has none"))?.try_clone()
     }
 }

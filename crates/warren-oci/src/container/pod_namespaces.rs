@@ -9,7 +9,7 @@ use warren_sys::process::{self, Child, CloneOptions, Fork, Namespaces};
 use warren_sys::socket::Seqpacket;
 
 use super::rootfs::{Step, StepError};
-use super::{Network, PodNamespaces, Workshop, child, pod_network};
+use super::{Listeners, Network, PodNamespaces, Workshop, child, pod_network};
 use crate::kernel;
 use crate::protocol::{PodNetwork, PodRequest};
 
@@ -49,10 +49,12 @@ fn settle(pod: &PodRequest, shim: &Seqpacket) -> Result<(), StepError> {
     child::die_with_parent()?;
     rustix::system::sethostname(pod.hostname.as_bytes()).step(|| "set the host name".to_owned())?;
     let network = child::make_network()?;
-    if pod.network.is_some() {
-        fs::File::open("/proc")
-            .and_then(|proc| pod_network::without_version_6(proc.as_fd()))
-            .step(|| "switch off IP version 6".to_owned())?;
+    if pod.network.is_some() || !pod.sysctls.is_empty() {
+        let proc = fs::File::open("/proc").step(|| "open /proc".to_owned())?;
+        if pod.network.is_some() {
+            pod_network::without_version_6(proc.as_fd()).step(|| "switch off IP version 6".to_owned())?;
+        }
+        child::set_parameters(proc.as_fd(), &pod.sysctls)?;
     }
     shim.send(b"net", &[network.as_fd()]).step(|| "hand over the network namespace".to_owned())
 }
@@ -73,7 +75,14 @@ fn take(pod: &PodRequest, helper: &Child, socket: &Seqpacket) -> Result<PodNames
     let network: Option<OwnedFd> = packet.descriptors.into_iter().next();
     let said = || io::Error::other(String::from_utf8_lossy(&packet.bytes).into_owned());
     let network = network.ok_or_else(said).step(step)?;
-    Ok(PodNamespaces { user, ipc, uts, network: Network::Here(network), way_out: None, layers: Vec::new() })
+    Ok(PodNamespaces {
+        user,
+        ipc,
+        uts,
+        network: Network::Here(network),
+        listeners: Listeners::default(),
+        layers: Vec::new(),
+    })
 }
 
 impl PodNamespaces {

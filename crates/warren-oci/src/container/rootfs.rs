@@ -1,6 +1,7 @@
 //! The privileged half of a root file system: the shim makes every mount that needs the host's rights as a detached mount
 //! and hands over the descriptors; the container's own process attaches them (see [`super::child`]).
 
+mod message;
 mod unmapped;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ use crate::idmap::IdRange;
 use crate::kernel::{self, Layering};
 use crate::protocol::{Overlay, Rootfs};
 use crate::spec::{Mount, MountKind};
+
+pub(crate) use self::message::{Message, keep_all};
 
 /// A step of making a container that failed.
 #[derive(Debug, thiserror::Error)]
@@ -259,37 +262,36 @@ pub(crate) fn terminals(ids: IdRange) -> Result<Detached, StepError> {
     Ok(Detached { mount, target: "/dev/pts".into(), is_directory: true })
 }
 
-/// Files of the host that appear read-only, and as programs if they are some, also from a disk that forbids it. Where ordinary users cannot
-/// change that, the image's own file of that name is left in view, if it has one.
-pub(crate) fn files(files: &[(PathBuf, PathBuf)]) -> Result<Vec<Detached>, StepError> {
-    let shown = files.iter().map(|(source, target)| {
-        let step = || format!("show {} inside", source.display());
-        let mount = mount::copy_mount(source, false).step(step)?;
-        mount::restrict(mount.as_fd(), Attributes::NO_SUID_NO_DEV.read_only(), None, false).step(step)?;
-        match mount::allow_programs(mount.as_fd()) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(None),
-            other => other.step(step)?,
-        }
-        Ok(Some(Detached { mount, target: target.clone(), is_directory: false }))
-    });
-    shown.filter_map(Result::transpose).collect()
+/// The mounts that the specification asks for.
+#[derive(Debug, Default)]
+pub(crate) struct Volumes {
+    /// In the order of the specification.
+    pub(crate) mounts: Vec<Detached>,
+    /// Those of them that the container leaves messages in.
+    pub(crate) messages: Vec<Message>,
 }
 
-/// The mounts that the specification asks for.
+/// Makes the mounts that the specification asks for.
 pub(crate) fn volumes(
     mounts: &[Mount],
     ids: IdRange,
-    user_namespace: Option<BorrowedFd<'_>>,
+    layers: &Layers<'_>,
     memory: &BTreeMap<String, OwnedFd>,
-) -> Result<Vec<Detached>, StepError> {
-    mounts.iter().map(|volume| volume_mount(volume, ids, user_namespace, memory)).collect()
+) -> Result<Volumes, StepError> {
+    let mut volumes = Volumes::default();
+    for volume in mounts {
+        let mount = volume_mount(volume, ids, layers, memory, &mut volumes.messages)?;
+        volumes.mounts.push(mount);
+    }
+    Ok(volumes)
 }
 
 fn volume_mount(
     volume: &Mount,
     ids: IdRange,
-    user_namespace: Option<BorrowedFd<'_>>,
+    layers: &Layers<'_>,
     memory: &BTreeMap<String, OwnedFd>,
+    messages: &mut Vec<Message>,
 ) -> Result<Detached, StepError> {
     let step = || format!("mount {}", volume.destination.display());
     let refuse = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
@@ -338,7 +340,7 @@ fn volume_mount(
             let kind = rustix::fs::fstat(&place).step(step)?.st_mode;
             let is_directory = rustix::fs::FileType::from_raw_mode(kind).is_dir();
             let mount = mount::copy_mount_of(place.as_fd(), true).step(step)?;
-            let mapping = user_namespace.filter(|_| map_owners);
+            let mapping = layers.user_namespace.filter(|_| map_owners);
             mount::restrict(mount.as_fd(), attributes, mapping, true)
                 .map_err(
                     |error| if mapping.is_some() { kernel::explain_mapping(error, source) } else { error },
@@ -356,6 +358,14 @@ fn volume_mount(
             ];
             let mount = mount::new_file_system("tmpfs", &options, attributes).step(step)?;
             Ok(Detached { mount, target: volume.destination.clone(), is_directory: true })
+        }
+        MountKind::Message => {
+            let kept_at = volume.source.clone();
+            let kept_at = kept_at.ok_or_else(|| refuse("a message has no source".to_owned())).step(step)?;
+            let (message, mount) = Message::make(kept_at, ids, layers).step(step)?;
+            mount::restrict(mount.as_fd(), attributes, None, false).step(step)?;
+            messages.push(message);
+            Ok(Detached { mount, target: volume.destination.clone(), is_directory: false })
         }
     }
 }

@@ -1,5 +1,8 @@
 //! A container and what the shim does for it; and further processes that clients start in one.
 
+use std::io;
+use std::time::{Duration, Instant};
+
 use jiff::Timestamp;
 use warren_sys::cgroup::Watch;
 
@@ -24,14 +27,31 @@ pub(super) struct Guest {
     pub(super) is_watched: bool,
     pub(super) log: Log,
     pub(super) asker: Option<Asker>,
+    /// A signal that the container's first process would not notice yet.
+    held: Option<Held>,
 }
 
-/// A process started by a client.
+/// A signal that waits until its receiver notices it.
+#[derive(Debug)]
+struct Held {
+    signal: i32,
+    /// When to look at the receiver again, and how long after that once more.
+    due: Instant,
+    pause: Duration,
+}
+
+/// A program has a handler within milliseconds of its start, or after a second or two if it is an interpreter. One that never has
+/// any is looked at ten times a second until its grace period is over.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// A process beside the container's own.
 #[derive(Debug)]
 pub(super) struct Visitor {
     pub(super) container: String,
     pub(super) exec: Exec,
-    pub(super) asker: Asker,
+    /// `None` for the program of an activation, which no client asked for.
+    pub(super) asker: Option<Asker>,
     pub(super) oom_kills_before: u64,
 }
 
@@ -67,7 +87,44 @@ impl Guest {
             is_watched: true,
             log,
             asker,
+            held: None,
         }
+    }
+
+    /// Sends a signal to the container's first process. `SIGTERM` is a request to end, and must not be lost because the process has
+    /// only just begun: it is held until the process would notice it.
+    pub(super) fn signal(&mut self, signal: i32) -> io::Result<()> {
+        let Some(container) = &self.container else { return Ok(()) };
+        if signal == libc::SIGTERM && container.would_discard(signal) {
+            self.held.get_or_insert_with(|| Held {
+                signal,
+                due: Instant::now() + FIRST_PAUSE,
+                pause: FIRST_PAUSE,
+            });
+            return Ok(());
+        }
+        container.signal(signal)
+    }
+
+    /// When to call [`Guest::deliver`] next.
+    pub(super) fn delivery_due(&self) -> Option<Instant> {
+        self.held.as_ref().filter(|_| self.container.is_some()).map(|held| held.due)
+    }
+
+    /// Sends a held signal if the container's first process would notice it by now.
+    pub(super) fn deliver(&mut self) {
+        let (Some(held), Some(container)) = (&mut self.held, &self.container) else { return };
+        if Instant::now() < held.due {
+            return;
+        }
+        if container.would_discard(held.signal) {
+            held.pause = (held.pause * 2).min(LONGEST_PAUSE);
+            held.due = Instant::now() + held.pause;
+            return;
+        }
+        // An error says that it has ended meanwhile, which is seen next.
+        let _ = container.signal(held.signal);
+        self.held = None;
     }
 
     pub(super) fn state(&self) -> ContainerState {

@@ -3,6 +3,7 @@
 //!
 //! Daemons come and go; the shim stays until it is told to shut down. If it dies itself, its containers die with it.
 
+mod activation;
 mod attach;
 mod clients;
 mod guest;
@@ -24,6 +25,7 @@ use warren_sys::process::{self, Namespaces, SingleThreaded};
 use warren_sys::socket::{Seqpacket, SeqpacketListener};
 use warren_sys::{mount, namespace};
 
+use self::activation::ActivationState;
 use self::attach::Attachments;
 use self::clients::{Asker, Clients};
 use self::guest::{Guest, Visitor};
@@ -138,6 +140,7 @@ struct Shim {
     guests: BTreeMap<String, Guest>,
     visitors: BTreeMap<u64, Visitor>,
     attachments: Attachments,
+    activation: ActivationState,
     next_visitor: u64,
     revision: u64,
     paused: bool,
@@ -185,6 +188,7 @@ impl Shim {
             guests,
             visitors: BTreeMap::new(),
             attachments: Attachments::default(),
+            activation: ActivationState::default(),
             next_visitor: 1,
             revision: 0,
             paused: false,
@@ -224,6 +228,7 @@ impl Shim {
                 self.handle(source);
             }
             self.drop_detached();
+            self.guests.values_mut().for_each(Guest::deliver);
             self.look_if_due();
             self.finish_closing();
         }
@@ -294,7 +299,18 @@ impl Shim {
             sources.push(Source::Attached(number, stream));
             waits.push(PollFd::new(pipe, PollFlags::OUT));
         }
-        let timeout = self.next_look.map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        let look = self.next_look.map(|(due, _)| due);
+        let mut due = self.guests.values().filter_map(Guest::delivery_due).chain(look).min();
+        for socket in self.awaited_connections() {
+            match self.activation.not_before() {
+                Some(later) => due = Some(due.map_or(later, |due| due.min(later))),
+                None => {
+                    sources.push(Source::Activation);
+                    waits.push(PollFd::new(socket, PollFlags::IN));
+                }
+            }
+        }
+        let timeout = due.map(|due| due.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {
             match poll(&mut waits, timeout.as_ref()) {
@@ -336,6 +352,7 @@ impl Shim {
             }
             Source::Exit(name) => self.settle_exit(&name),
             Source::Attached(number, stream) => self.attachments.flush(number, stream),
+            Source::Activation => self.activate(),
             Source::VisitorReport(number) => self.settle_visitor_start(number),
             Source::VisitorExit(number) => self.settle_visitor_exit(number),
         }
@@ -423,6 +440,8 @@ enum Source {
     Exit(String),
     /// There is room in an attached client's pipe.
     Attached(u64, Stream),
+    /// Somebody has connected to a port of the activation.
+    Activation,
     VisitorReport(u64),
     VisitorExit(u64),
 }

@@ -148,8 +148,10 @@ impl Shim {
         let exec = container::exec(&self.workshop, self.pod.ids, container, request)?;
         let number = self.next_visitor;
         self.next_visitor += 1;
-        self.visitors
-            .insert(number, Visitor { container: request.container.clone(), exec, asker, oom_kills_before });
+        self.visitors.insert(
+            number,
+            Visitor { container: request.container.clone(), exec, asker: Some(asker), oom_kills_before },
+        );
         Ok(None)
     }
 
@@ -196,8 +198,8 @@ impl Shim {
 
     fn signal(&mut self, target: &Target, signal: i32) -> Result<Option<Answer>, Refusal> {
         let sent = match target {
-            Target::Container(name) => match self.guests.get(name) {
-                Some(guest) => guest.container.as_ref().map(|container| container.signal(signal)),
+            Target::Container(name) => match self.guests.get_mut(name) {
+                Some(guest) => Some(guest.signal(signal)),
                 None => return Err(invalid(format!("there is no container `{name}`"))),
             },
             Target::Exec(number) => {

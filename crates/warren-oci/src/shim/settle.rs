@@ -5,7 +5,7 @@ use warren_sys::process::Exit;
 
 use super::Shim;
 use super::log::Stream;
-use crate::container;
+use crate::container::{self, PodNamespaces};
 use crate::protocol::{Answer, ContainerStatus, Event, ExitStatus, ProcessName};
 
 impl Shim {
@@ -30,6 +30,11 @@ impl Shim {
                 let process = ProcessName::of(pid).unwrap_or(ProcessName { pid, start_ticks: 0 });
                 guest.status = ContainerStatus::Running { process, started_at: Timestamp::now() };
                 guest.is_watched = false;
+                if self.pod.activation.is_some()
+                    && let Some(Err(error)) = self.namespaces.as_mut().map(PodNamespaces::take_over_network)
+                {
+                    complain!("warren: shim: take over the network from {name}: {error}");
+                }
                 Ok(())
             }
         };
@@ -77,7 +82,9 @@ impl Shim {
             finished_at: Timestamp::now(),
         };
         guest.watches.clear();
-        if let Some(container) = guest.container.take() {
+        if let Some(mut container) = guest.container.take() {
+            // Before anybody hears of the end and looks for them.
+            container.keep_messages();
             container.remove_cgroup();
         }
         self.dirty = true;
@@ -94,9 +101,16 @@ impl Shim {
             Some(refusal) => {
                 let _ = visitor.exec.child.wait();
                 self.visitors.remove(&number);
-                self.clients.reply(asker, Err(refusal), Vec::new());
+                match asker {
+                    Some(asker) => self.clients.reply(asker, Err(refusal), Vec::new()),
+                    None => self.activation.ended(Some(&refusal.message)),
+                }
             }
-            None => self.clients.reply(asker, Ok(Answer::Exec { exec: number, pid }), streams),
+            None => {
+                if let Some(asker) = asker {
+                    self.clients.reply(asker, Ok(Answer::Exec { exec: number, pid }), streams);
+                }
+            }
         }
     }
 
@@ -116,8 +130,13 @@ impl Shim {
         }
         let oom_killed = oom_kills > visitor.oom_kills_before && was_killed(exit);
         self.look_soon();
-        let event = Event::ExecExited { exec: number, exit: exit_status(exit, oom_killed) };
-        self.clients.tell(visitor.asker.client, event);
+        match visitor.asker {
+            Some(asker) => {
+                let event = Event::ExecExited { exec: number, exit: exit_status(exit, oom_killed) };
+                self.clients.tell(asker.client, event);
+            }
+            None => self.activation.ended(None),
+        }
     }
 }
 

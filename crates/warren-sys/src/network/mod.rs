@@ -4,3 +4,6 @@
 pub mod link;
 pub mod netlink;
 pub mod nftables;
+mod socket_owner;
+
+pub use socket_owner::socket_owner;

@@ -188,6 +188,11 @@ impl Netlink {
         Self::open(Some(netlink::NETFILTER))
     }
 
+    /// Sockets.
+    pub fn sockets() -> io::Result<Self> {
+        Self::open(Some(netlink::SOCK_DIAG))
+    }
+
     fn open(protocol: Option<rustix::net::Protocol>) -> io::Result<Self> {
         let socket = rustix::net::socket_with(
             AddressFamily::NETLINK,
@@ -261,6 +266,22 @@ impl Netlink {
                     DONE => return Ok(all),
                     ERROR => error_of(&answer)?,
                     _ => all.push(answer),
+                }
+            }
+        }
+    }
+
+    /// Asks for one thing; that there is no such thing is an error.
+    pub fn ask(&mut self, message: &Message) -> io::Result<Received> {
+        self.sequence += 1;
+        let mut packet = Vec::new();
+        message.finish(self.sequence, 0, &mut packet);
+        self.send(&packet)?;
+        loop {
+            for answer in self.receive()?.into_iter().filter(|it| it.sequence == self.sequence) {
+                match answer.kind {
+                    ERROR => error_of(&answer)?,
+                    _ => return Ok(answer),
                 }
             }
         }

@@ -3,9 +3,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use clap::{ArgAction, Args};
 use jiff::SignedDuration;
+use warren_controllers::{SecureServing, TlsCipherSuite, TlsVersion};
 
 use super::go_syntax::{boolean, duration};
 
@@ -27,9 +28,11 @@ pub struct Flags {
     /// Suffix of the service names in `status.serviceFQDN`
     #[arg(long, env = "WARREN_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,
-    /// Where `/metrics` is served, over plain HTTP; `0` is nowhere
+    /// Where `/metrics` is served; `0` is nowhere
     #[arg(long, env = "WARREN_METRICS_BIND_ADDRESS", value_name = "ADDRESS", default_value = METRICS)]
     pub metrics_bind_address: String,
+    #[command(flatten)]
+    pub metrics_tls: MetricsTls,
     /// Where `/healthz` and `/readyz` are served; `0` is nowhere
     #[arg(long, env = "WARREN_HEALTH_PROBE_BIND_ADDRESS", value_name = "ADDRESS", default_value = ":8081")]
     pub health_probe_bind_address: String,
@@ -88,6 +91,75 @@ pub struct Flags {
     pub logging: Logging,
     #[command(flatten)]
     pub meaningless: Meaningless,
+}
+
+/// How `/metrics` is served over TLS.
+#[derive(Args, Clone, Debug)]
+pub struct MetricsTls {
+    /// Serve `/metrics` over HTTPS instead of HTTP
+    #[arg(long, env = "WARREN_METRICS_SECURE_SERVING", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub metrics_secure_serving: bool,
+    /// The directory of `tls.crt` and `tls.key` for `/metrics`, read again when they change [default: a self-signed certificate]
+    #[arg(
+        long,
+        env = "WARREN_METRICS_CERT_DIR",
+        value_name = "DIR",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub metrics_cert_dir: String,
+    /// The oldest TLS version of `/metrics`, by Go's name: `VersionTLS12` or `VersionTLS13`. TLS 1.0 and 1.1 are never served
+    #[arg(
+        long,
+        env = "WARREN_TLS_MIN_VERSION",
+        value_name = "VERSION",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub tls_min_version: String,
+    /// The cipher suites of TLS 1.2 for `/metrics`, by Go's names, separated by commas. Those of TLS 1.3 are always taken [default: all]
+    #[arg(
+        long,
+        env = "WARREN_TLS_CIPHER_SUITES",
+        value_name = "NAMES",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub tls_cipher_suites: String,
+}
+
+impl MetricsTls {
+    /// Returns how to serve `/metrics` over TLS, if it is to be. What makes no sense is refused in either case.
+    pub fn serving(&self) -> anyhow::Result<Option<SecureServing>> {
+        let given = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+        let oldest_version = given(&self.tls_min_version)
+            .map(|name| name.parse::<TlsVersion>().context("use `--tls-min-version`"))
+            .transpose()?
+            .unwrap_or_default();
+        let cipher_suites = given(&self.tls_cipher_suites)
+            .map(|names| {
+                let parse = |name: &str| name.trim().parse::<TlsCipherSuite>();
+                names.split(',').map(parse).collect::<Result<_, _>>().context("use `--tls-cipher-suites`")
+            })
+            .transpose()?;
+        let certificates = given(&self.metrics_cert_dir).map(PathBuf::from);
+        Ok(self.metrics_secure_serving.then_some(SecureServing {
+            certificates,
+            oldest_version,
+            cipher_suites,
+        }))
+    }
+
+    /// Returns the flags that were given and have no effect without `--metrics-secure-serving`.
+    pub fn without_effect(&self) -> Vec<&'static str> {
+        let given = [
+            ("--metrics-cert-dir", &self.metrics_cert_dir),
+            ("--tls-min-version", &self.tls_min_version),
+            ("--tls-cipher-suites", &self.tls_cipher_suites),
+        ];
+        let is_idle = |text: &str| !self.metrics_secure_serving && !text.is_empty();
+        given.into_iter().filter(|(_, text)| is_idle(text)).map(|(flag, _)| flag).collect()
+    }
 }
 
 /// How many objects are worked on at the same time.

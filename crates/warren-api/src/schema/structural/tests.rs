@@ -114,6 +114,10 @@ fn quantities_and_ports_accept_numbers_and_text() {
                   "x-kubernetes-int-or-string": true,
                   "description": "Name or number of the port to access on the container. Number must be in the range 1 to 65535. Name must be an IANA_SVC_NAME."
                 },
+                "protocol": {
+                  "description": "Protocol selects the wire protocol for the probe connection. Nil defaults to HTTP/1.1.",
+                  "type": "string"
+                },
                 "scheme": {
                   "description": "Scheme to use for connecting to the host. Defaults to HTTP.",
                   "type": "string"

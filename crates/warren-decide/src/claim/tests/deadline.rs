@@ -428,3 +428,25 @@ fn late_times_do_no_harm() {
     let plan = decide(&world(past, vec![]), &Settings::default(), at(1));
     assert!(published(&plan).contains("DeadlineExceeded"));
 }
+
+#[test]
+fn a_time_to_live_ends_the_claim_so_long_after_its_creation() {
+    let living = |ttl: &str| {
+        let metadata = json!({"metadata": {
+            "creationTimestamp": "2027-01-15T08:00:00Z", "annotations": {"warren.dev/ttl": ttl},
+        }});
+        world(with(assigned("w"), metadata), vec![bound("w", json!({}))])
+    };
+    let plan = |ttl: &str, second: i64| decide(&living(ttl), &Settings::default(), at(second));
+    let told = |ttl: &str, second: i64| published(&plan(ttl, second));
+    assert_eq!(
+        plan("1h", 1).next,
+        Next::Settled { look_again: Some(Duration::from_secs(3599)), retry: false }
+    );
+    assert!(told("1h", 3599).contains("Ready=True"), "{}", told("1h", 3599));
+    assert!(told("1h", 3600).contains("Ready=False ClaimExpired"), "{}", told("1h", 3600));
+    let odd = told("soon", 100_000);
+    let text = "warren.dev/ttl: \"soon\" is not a duration such as 90s or 1h, and is ignored";
+    assert!(odd.contains(&format!("warren.dev/InvalidAnnotation=True ValueIgnored: {text}")), "{odd}");
+    assert!(odd.contains("Ready=True"), "{odd}");
+}

@@ -149,13 +149,14 @@ fn one_that_fails_is_repeated_or_ends_the_pod() {
         &often,
         3,
         expect![[r#"
-        look again at 22
-        Pending containers with incomplete status: [prepare proxy check]; containers with unready status: [proxy main]
-          prepare waits: CrashLoopBackOff back-off 20s restarting failed container=prepare pod=box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01) [] restarts=2
-          proxy waits: PodInitializing  [] restarts=0
-          check waits: PodInitializing  [] restarts=0
-          main waits: PodInitializing  [] restarts=0
-    "#]],
+            say BackOff | Back-off restarting failed container prepare in pod box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01)
+            look again at 22
+            Pending containers with incomplete status: [prepare proxy check]; containers with unready status: [proxy main]
+              prepare waits: CrashLoopBackOff back-off 20s restarting failed container=prepare pod=box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01) [] restarts=2
+              proxy waits: PodInitializing  [] restarts=0
+              check waits: PodInitializing  [] restarts=0
+              main waits: PodInitializing  [] restarts=0
+        "#]],
     );
 }
 

@@ -25,32 +25,34 @@ fn a_container_that_keeps_failing_waits() {
     check(
         &plan(&pod(json!({})), &present(exited(1, 1, 5, 6)), None, 7),
         expect![[r#"
-        look again at 16
-        Running | ip 100::ab31:5c78:67a8:2425
-          PodReadyToStartContainers=True
-          Initialized=True
-          Ready=False | ContainersNotReady | containers with unready status: [main]
-          ContainersReady=False | ContainersNotReady | containers with unready status: [main]
-          PodScheduled=True
-          warren.dev/isolation=True | Namespaces | user, pid, mount
-          main ready=false restarts=1 {"waiting":{"message":"back-off 10s restarting failed container=main pod=box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01)","reason":"CrashLoopBackOff"}}
-            last {"terminated":{"containerID":"warren://6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01-main-1","exitCode":1,"finishedAt":"2026-09-21T14:13:26Z","reason":"Error","startedAt":"2026-09-21T14:13:25Z"}}
-    "#]],
+            say BackOff | Back-off restarting failed container main in pod box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01)
+            look again at 16
+            Running | ip 100::ab31:5c78:67a8:2425
+              PodReadyToStartContainers=True
+              Initialized=True
+              Ready=False | ContainersNotReady | containers with unready status: [main]
+              ContainersReady=False | ContainersNotReady | containers with unready status: [main]
+              PodScheduled=True
+              warren.dev/isolation=True | Namespaces | user, pid, mount
+              main ready=false restarts=1 {"waiting":{"message":"back-off 10s restarting failed container=main pod=box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01)","reason":"CrashLoopBackOff"}}
+                last {"terminated":{"containerID":"warren://6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01-main-1","exitCode":1,"finishedAt":"2026-09-21T14:13:26Z","reason":"Error","startedAt":"2026-09-21T14:13:25Z"}}
+        "#]],
     );
     check(
         &plan(&pod(json!({})), &present(exited(5, 1, 5, 6)), None, 7),
         expect![[r#"
-        look again at 166
-        Running | ip 100::ab31:5c78:67a8:2425
-          PodReadyToStartContainers=True
-          Initialized=True
-          Ready=False | ContainersNotReady | containers with unready status: [main]
-          ContainersReady=False | ContainersNotReady | containers with unready status: [main]
-          PodScheduled=True
-          warren.dev/isolation=True | Namespaces | user, pid, mount
-          main ready=false restarts=5 {"waiting":{"message":"back-off 2m40s restarting failed container=main pod=box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01)","reason":"CrashLoopBackOff"}}
-            last {"terminated":{"containerID":"warren://6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01-main-5","exitCode":1,"finishedAt":"2026-09-21T14:13:26Z","reason":"Error","startedAt":"2026-09-21T14:13:25Z"}}
-    "#]],
+            say BackOff | Back-off restarting failed container main in pod box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01)
+            look again at 166
+            Running | ip 100::ab31:5c78:67a8:2425
+              PodReadyToStartContainers=True
+              Initialized=True
+              Ready=False | ContainersNotReady | containers with unready status: [main]
+              ContainersReady=False | ContainersNotReady | containers with unready status: [main]
+              PodScheduled=True
+              warren.dev/isolation=True | Namespaces | user, pid, mount
+              main ready=false restarts=5 {"waiting":{"message":"back-off 2m40s restarting failed container=main pod=box_default(6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01)","reason":"CrashLoopBackOff"}}
+                last {"terminated":{"containerID":"warren://6f3a1d52-9c1e-4b57-8a55-0d3a1c8e7f01-main-5","exitCode":1,"finishedAt":"2026-09-21T14:13:26Z","reason":"Error","startedAt":"2026-09-21T14:13:25Z"}}
+        "#]],
     );
 }
 

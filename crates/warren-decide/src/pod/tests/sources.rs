@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::*;
 
 fn check(pod: &Pod, sources: &Sources, expected: Expect) {
@@ -87,4 +89,18 @@ fn a_volume_whose_source_is_missing_keeps_the_pod_waiting() {
           main waits: ContainerCreating  [] restarts=0
     "#]],
     );
+}
+
+#[test]
+fn a_volume_claim_that_is_bound_within_moments_is_no_warning() {
+    let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
+    let mut pod = pod(json!({"volumes": [volume]}));
+    pod.metadata.creation_timestamp = Some(Time(at(0)));
+    let mut sources = Sources::default();
+    let claim = json!({"spec": {}, "status": {"phase": "Pending"}});
+    sources.claims.insert("data".to_owned(), Some(Arc::new(serde_json::from_value(claim).unwrap())));
+    let plan_at = |second| plan_of(&pod, &Machine::Absent, &sources, &[], &[], second);
+    assert!(plan_at(1).notices.is_empty());
+    assert_eq!(plan_at(1).look_again, Some(at(3)), "it is said then, if it still holds");
+    assert_eq!(plan_at(3).notices.len(), 1);
 }

@@ -1,12 +1,13 @@
 //! What we say and do beyond agent-sandbox: kept volumes, edits that a live pod does not have, containers that cannot start.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
 use super::{World, annotated, at, check, overlay, pod, published, render, running, sandbox, world};
-use crate::sandbox::decide;
+use crate::sandbox::{Settings, conclude, decide};
 use crate::step::{Action, Failure, FailureKind, Object, Stage};
 
 fn with_volumes(extra: Value) -> Value {
@@ -207,4 +208,37 @@ fn a_container_that_cannot_start_is_said() {
     expect!["warren.dev/PodWaiting=True ContainerWaiting: container main: m"]
         .assert_eq(&waiting("not a reason!", "m"));
     assert!(waiting("ErrImagePull", &"x".repeat(10_000)).len() < 700);
+}
+
+#[test]
+fn a_time_to_live_ends_the_sandbox_so_long_after_its_creation() {
+    let living = |ttl: &str, shutdown: Value| {
+        let extra = json!({
+            "metadata": {"creationTimestamp": "2027-01-15T08:00:00Z", "annotations": {"warren.dev/ttl": ttl}},
+            "spec": {"shutdownTime": shutdown},
+        });
+        world(sandbox(annotated(extra)), vec![pod(running())])
+    };
+    let told = |world: &World, second: i64| {
+        let plan = conclude(world, &[], &Settings::default(), at(second));
+        format!("{plan:?}")
+    };
+    let hour = living("1h", Value::Null);
+    assert!(!told(&hour, 3599).contains("SandboxExpired"));
+    assert!(told(&hour, 3600).contains("SandboxExpired"));
+    let plan = conclude(&hour, &[], &Settings::default(), at(0));
+    assert_eq!(plan.look_again, Some(Duration::from_secs(3600)));
+    // The earlier of the two counts.
+    assert!(told(&living("1h", json!("2027-01-15T08:00:10Z")), 10).contains("SandboxExpired"));
+    assert!(told(&living("10s", json!("2027-01-15T09:00:00Z")), 10).contains("SandboxExpired"));
+    // What is not a duration is said and ignored.
+    let odd = living("soon", Value::Null);
+    let plan = conclude(&odd, &[], &Settings::default(), at(100_000));
+    assert!(!format!("{plan:?}").contains("SandboxExpired"));
+    let text = "warren.dev/ttl: \"soon\" is not a duration such as 90s or 1h, and is ignored";
+    assert!(plan.notes.iter().any(|note| note.text == text), "{plan:?}");
+    let odd = world(published(&odd, at(0)), vec![pod(running())]);
+    let conditions = &odd.sandbox.status.as_ref().unwrap().conditions;
+    assert!(conditions.iter().any(|condition| condition.message == text), "{conditions:?}");
+    assert_eq!(conclude(&odd, &[], &Settings::default(), at(1)).notes, []);
 }

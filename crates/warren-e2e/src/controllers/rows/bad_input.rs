@@ -30,19 +30,21 @@ pub(super) async fn a_template_that_cannot_make_a_pod_is_told_with_the_server_s_
     let answer = async |name: &str| {
         let pod = with(stranger(name, json!({})), broken.clone());
         match place.try_create::<Pod>(pod).await? {
-            Err(kube::Error::Api(status)) => Ok(format!("Error seen: {}", status.message)),
+            Err(kube::Error::Api(status)) => {
+                Ok(format!("Refused by the API server as invalid: {}", status.message))
+            }
             other => anyhow::bail!("not refused: {other:?}"),
         }
     };
     let text = answer("one").await?;
     assert!(text.contains("spec.containers[0].name: Invalid value: \"Not A Name\""), "{text}");
     place.create::<Sandbox>(sandbox("one", json!({"podTemplate": broken}))).await?;
-    place.wait_trouble::<Sandbox>("one", "ReconcilerError", &text).await?;
+    place.wait_trouble::<Sandbox>("one", "InvalidConfiguration", &text).await?;
     place.pool("pool", 1, json!({"podTemplate": broken})).await?;
     let member =
         place.eventually("a member", async || Ok(place.members("pool").await?.into_iter().next())).await?;
     let text = answer(&member.name_any()).await?;
-    place.wait_trouble::<Sandbox>(&member.name_any(), "ReconcilerError", &text).await?;
+    place.wait_trouble::<Sandbox>(&member.name_any(), "InvalidConfiguration", &text).await?;
     assert_eq!(place.list::<Pod>().await?.len(), 0);
     let mended = json!({"spec": {"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}}});
     place.patch::<Sandbox>("one", mended).await?;

@@ -201,7 +201,7 @@ mod tests {
             log: LogFile::new("/log"),
         };
         let shown = Shown { source: "/s".into(), destination: "/d".into(), read_only: true, no_exec: false };
-        let files = Files { root: "/r".into(), mounts: vec![shown] };
+        let files = Files { root: "/r".into(), mounts: vec![shown], messages: Vec::new() };
         let path = |name: &str| format!("/proc/1/fd/{name}");
         let paths = NamespacePaths { user: path("3"), ipc: path("4"), uts: path("5"), network: path("6") };
         config(kind, &pod, &request, &files, &paths)

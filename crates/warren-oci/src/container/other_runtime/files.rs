@@ -11,7 +11,7 @@ use warren_sys::mount::{self, Attributes, FsOption};
 use warren_sys::namespace;
 use warren_sys::process::Namespaces;
 
-use super::super::rootfs::{self, Detached, Kept, Layers, Step, StepError};
+use super::super::rootfs::{self, Detached, Kept, Layers, Message, Step, StepError, Volumes};
 use super::super::{Workshop, writable_directory};
 use crate::protocol::{ContainerRequest, PodRequest, RuntimeKind};
 
@@ -24,6 +24,7 @@ const STAGE: &str = "/dev/shm";
 pub(super) struct Files {
     pub(super) root: PathBuf,
     pub(super) mounts: Vec<Shown>,
+    pub(super) messages: Vec<Message>,
 }
 
 /// A file or directory that is to appear in the container.
@@ -60,8 +61,16 @@ pub(super) fn assemble(
     }
     let root = stage.join("root");
     fs::create_dir(&root).step(step)?;
-    attach_root(workshop, pod, request, user_namespace, &root)?;
-    Ok(Files { mounts: attach_volumes(workshop, pod, request, user_namespace, &stage.join("mounts"))?, root })
+    let directory = writable_directory(&pod.directory, &request.name, request.attempt);
+    let layers = Layers {
+        layering: workshop.layering,
+        place: &directory,
+        user_namespace: Some(user_namespace),
+        no_suid: request.spec.process.no_new_privileges,
+    };
+    attach_root(pod, request, &layers, &root)?;
+    let (mounts, messages) = attach_volumes(workshop, pod, request, &layers, &stage.join("mounts"))?;
+    Ok(Files { root, mounts, messages })
 }
 
 /// Releases of `runsc` before August 2024, and so Debian's, believe a network namespace to be the machine's own if this
@@ -84,21 +93,13 @@ fn hide_network_defaults(stage: &Path, network_namespace: BorrowedFd<'_>) -> io:
 }
 
 fn attach_root(
-    workshop: &Workshop,
     pod: &PodRequest,
     request: &ContainerRequest,
-    user_namespace: BorrowedFd<'_>,
+    layers: &Layers<'_>,
     root: &Path,
 ) -> Result<(), StepError> {
-    let directory = writable_directory(&pod.directory, &request.name, request.attempt);
-    let writable = rootfs::make_writable(&directory, &request.rootfs, pod.ids)?;
-    let layers = Layers {
-        layering: workshop.layering,
-        place: &directory,
-        user_namespace: Some(user_namespace),
-        no_suid: request.spec.process.no_new_privileges,
-    };
-    let overlays = rootfs::overlays(&request.rootfs, &writable, &layers, &mut Kept::default())?;
+    let writable = rootfs::make_writable(layers.place, &request.rootfs, pod.ids)?;
+    let overlays = rootfs::overlays(&request.rootfs, &writable, layers, &mut Kept::default())?;
     let Some((first, others)) = overlays.split_first() else { return Ok(()) };
     let step = || "attach the root file system".to_owned();
     mount::attach(first.mount.as_fd(), root).step(step)?;
@@ -120,22 +121,19 @@ fn attach_volumes(
     workshop: &Workshop,
     pod: &PodRequest,
     request: &ContainerRequest,
-    user_namespace: BorrowedFd<'_>,
+    layers: &Layers<'_>,
     stage: &Path,
-) -> Result<Vec<Shown>, StepError> {
+) -> Result<(Vec<Shown>, Vec<Message>), StepError> {
     let step = || format!("make {}", stage.display());
     fs::create_dir(stage).step(step)?;
-    let files = rootfs::files(&request.rootfs.files)?;
-    let volumes = rootfs::volumes(&request.spec.mounts, pod.ids, Some(user_namespace), &workshop.volumes)?;
+    let Volumes { mounts: volumes, messages } =
+        rootfs::volumes(&request.spec.mounts, pod.ids, layers, &workshop.volumes)?;
     let has = |mount: usize, option: &str| {
         request.spec.mounts.get(mount).is_some_and(|mount| mount.options.iter().any(|known| known == option))
     };
-    let read_only = std::iter::repeat_n((true, false), files.len());
-    let options = read_only.chain((0..volumes.len()).map(|mount| (has(mount, "ro"), has(mount, "noexec"))));
     let mut shown = Vec::new();
-    for ((number, detached), (read_only, no_exec)) in
-        files.into_iter().chain(volumes).enumerate().zip(options)
-    {
+    for (number, detached) in volumes.into_iter().enumerate() {
+        let (read_only, no_exec) = (has(number, "ro"), has(number, "noexec"));
         let Detached { mount, target, is_directory } = detached;
         let source = stage.join(number.to_string());
         let step = || format!("attach {}", target.display());
@@ -147,5 +145,5 @@ fn attach_volumes(
         mount::attach(mount.as_fd(), &source).step(step)?;
         shown.push(Shown { source, destination: target, read_only, no_exec });
     }
-    Ok(shown)
+    Ok((shown, messages))
 }

@@ -21,7 +21,7 @@ use super::config::{self, NamespacePaths};
 use super::files;
 use crate::cleanup;
 use crate::container::child::{self, Failure, Streams};
-use crate::container::rootfs::{Step, StepError};
+use crate::container::rootfs::{Message, Step, StepError, keep_all};
 use crate::container::streams::Inside;
 use crate::container::{Network, PodNamespaces, Workshop, finish_child, writable_directory};
 use crate::protocol::{ContainerRequest, PodRequest};
@@ -123,7 +123,7 @@ fn begin<'a>(
     let config = config::config(kind, job.pod, job.request, &files, &namespace_paths(job, network));
     fs::write(bundle.join("config.json"), config.to_string()).step(step)?;
 
-    let mut running = Running { job, shim, signals, killed: false };
+    let mut running = Running { job, shim, signals, messages: files.messages, killed: false };
     let pid_file = directory.join("pid");
     let (bundle, pid_text) = (text(&bundle), text(&pid_file));
     let create = ["create", "--bundle", &bundle, "--pid-file", &pid_text, job.id];
@@ -181,6 +181,8 @@ struct Running<'a> {
     /// Readable once the shim has ended.
     shim: OwnedFd,
     signals: &'a Seqpacket,
+    /// What it leaves to be told.
+    messages: Vec<Message>,
     /// Nothing of it is to live on.
     killed: bool,
 }
@@ -211,6 +213,7 @@ impl Running<'_> {
             }
         }
         let exit = container.wait().unwrap_or(Exit::Signal(libc::SIGKILL));
+        keep_all(&self.messages);
         self.delete();
         exit
     }

@@ -97,6 +97,8 @@ pub(super) fn start(
         spec: request.spec.clone(),
         entrance,
         terminals,
+        // Its keeper has them.
+        messages: Vec::new(),
         keeper: Keeper::Runtime(RuntimeContainer { invocation, id, signals }),
     })
 }

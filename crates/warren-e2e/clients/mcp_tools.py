@@ -1,0 +1,213 @@
+"""Calls every tool of `warren mcp` with the official client, over standard input and output.
+
+Arguments: what to do, the `warren` program, and arguments for `warren mcp`.
+`tools MODE` calls every tool and checks the answers; `hold` creates a sandbox, prints its name and waits.
+"""
+
+import asyncio
+import base64
+import os
+import sys
+
+from mcp import Client, StdioServerParameters
+
+TOOLS = {
+    "create_sandbox", "list_sandboxes", "delete_sandbox", "execute_command", "start_command", "poll_command",
+    "kill_command", "upload_file", "download_file", "edit_file", "list_files", "file_exists", "search_files",
+}
+
+
+def client(program, arguments, mode="auto"):
+    environment = {name: value for name, value in os.environ.items() if name in ("WARREN_HOME", "PATH", "HOME")}
+    server = StdioServerParameters(command=program, args=["mcp", *arguments], env=environment)
+    return Client(server, mode=mode, read_timeout_seconds=300)
+
+
+async def call(client, tool, **arguments):
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, f"{tool} {arguments}: {result.content}"
+    return result.structured_content
+
+
+async def refused(client, word, tool, **arguments):
+    """Expects an error that the model can read, with a word in it."""
+    result = await client.call_tool(tool, arguments)
+    assert result.is_error, f"{tool} {arguments} was not refused: {result.structured_content}"
+    text = result.content[0].text
+    assert word in text, f"{tool} {arguments}: {text}"
+
+
+async def lifecycle(client):
+    listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+    assert set(listed) == TOOLS, set(listed) ^ TOOLS
+    assert listed["delete_sandbox"].annotations.destructive_hint is True
+    assert listed["list_files"].annotations.read_only_hint is True
+
+    await refused(client, "`image`", "create_sandbox", image="x", warmpool="y")
+    await refused(client, "SandboxWarmPool `missing`", "create_sandbox", warmpool="missing")
+    await refused(client, "SandboxTemplate `missing`", "create_sandbox", template="missing")
+    await refused(client, "`pod_annotations`", "create_sandbox", pod_annotations={"warren.dev/network": "full"})
+    await refused(client, "`namespace`", "create_sandbox", namespace="kube-system")
+    await refused(client, "unknown field `imge`", "create_sandbox", imge="x")
+    made = await call(client, "create_sandbox", env={"GREETING": "hello"}, labels={"team": "a"})
+    name = made["sandbox_claim_name"]
+    (only,) = (await call(client, "list_sandboxes"))["sandboxes"]
+    assert only["sandbox_claim_name"] == name and only["ready"], only
+    return name
+
+
+async def commands(client, name):
+    ran = await call(client, "execute_command", sandbox_claim_name=name, command="echo $GREETING; echo bad >&2; exit 3")
+    assert (ran["exit_code"], ran["stdout"], ran["stderr"]) == (3, "hello\n", "bad\n"), ran
+    hostile = "; touch /tmp/injected; $(touch /tmp/injected) `touch /tmp/injected`"
+    ran = await call(client, "execute_command", sandbox_claim_name=name, command=["printf", "%s", hostile])
+    assert ran["stdout"] == hostile, ran
+    ran = await call(
+        client, "execute_command", sandbox_claim_name=name, command="pwd; echo $K", workdir="/usr/bin", env={"K": hostile}
+    )
+    assert ran["stdout"] == f"/usr/bin\n{hostile}\n", ran
+    ran = await call(client, "execute_command", sandbox_claim_name=name, command="echo begun; sleep 600", timeout=2)
+    assert ran["timed_out"] and ran["exit_code"] is None and ran["stdout"] == "begun\n", ran
+    await refused(client, "`timeout`", "execute_command", sandbox_claim_name=name, command="true", timeout=601)
+    await refused(client, "no-such-program", "execute_command", sandbox_claim_name=name, command=["no-such-program"])
+
+    # More output than is shown: both ends come back, and the rest can be read.
+    script = "i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done"
+    whole = "".join(f"line {number}\n" for number in range(20000))
+    ran = await call(client, "execute_command", sandbox_claim_name=name, command=script, max_output_bytes=2000)
+    assert ran["truncated"] and len(ran["stdout"]) < 3000, len(ran["stdout"])
+    assert ran["stdout"].startswith("line 0\n") and ran["stdout"].endswith("line 19999\n"), ran["stdout"]
+    text, offset = "", 0
+    while offset < len(whole):
+        part = await call(
+            client, "poll_command", command_id=ran["command_id"], stdout_offset=offset, max_output_bytes=50000
+        )
+        assert part["stdout_next_offset"] > offset and len(part["stdout"]) <= 50000, part["stdout_next_offset"]
+        text, offset = text + part["stdout"], part["stdout_next_offset"]
+    assert text == whole
+
+    # In the background: its output comes while it runs, and killing it ends its processes in the sandbox.
+    started = await call(client, "start_command", sandbox_claim_name=name, command="echo ready; exec sleep 98765")
+    for _ in range(600):
+        part = await call(client, "poll_command", command_id=started["command_id"])
+        if part["stdout"]:
+            break
+        await asyncio.sleep(0.1)
+    assert part["running"] and part["stdout"] == "ready\n", part
+    assert (await call(client, "kill_command", command_id=started["command_id"]))["killed"]
+    part = await call(client, "poll_command", command_id=started["command_id"], wait=60)
+    assert not part["running"] and part["exit_code"] is None, part
+    look = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $f 2>/dev/null | grep -c '^sleep 98765'; done | grep -c 1"
+    for _ in range(600):
+        found = await call(client, "execute_command", sandbox_claim_name=name, command=look)
+        if found["stdout"] == "0\n":
+            break
+        await asyncio.sleep(0.1)
+    assert found["stdout"] == "0\n", found
+    await refused(client, "`command_id`", "poll_command", command_id="command-999")
+
+
+async def files(client, name):
+    binary = bytes(range(256)) * 300
+    content = base64.b64encode(binary).decode()
+    path = "/tmp/work/deep/a $(touch injected);'\"\n.bin"
+    wrote = await call(client, "upload_file", sandbox_claim_name=name, path=path, content=content, binary=True)
+    assert wrote["bytes_written"] == len(binary)
+    read = await call(client, "download_file", sandbox_claim_name=name, path=path, binary=True)
+    assert base64.b64decode(read["content"]) == binary and read["size"] == len(binary), read["size"]
+    await refused(client, "`binary`", "download_file", sandbox_claim_name=name, path=path)
+    await refused(client, "no such file", "download_file", sandbox_claim_name=name, path="/tmp/none")
+    await refused(client, "not a regular file", "download_file", sandbox_claim_name=name, path="/dev/zero")
+    await refused(client, "`path`", "download_file", sandbox_claim_name=name, path="a\0b")
+    await refused(client, "is a directory", "upload_file", sandbox_claim_name=name, path="/tmp", content="")
+
+    text = "".join(f"{number} größer\n" for number in range(1000))
+    await call(client, "upload_file", sandbox_claim_name=name, path="/tmp/work/-n.txt", content=text)
+    read, offset = "", 0
+    while offset is not None:
+        part = await call(
+            client, "download_file", sandbox_claim_name=name, path="/tmp/work/-n.txt", offset=offset, max_bytes=997
+        )
+        read, offset = read + part["content"], part.get("next_offset")
+    assert read == text
+
+    edited = await call(
+        client, "edit_file", sandbox_claim_name=name, path="/tmp/work/-n.txt", old_text="\n500 größer", new_text="\n500 $(less)"
+    )
+    assert edited["replacements"] == 1
+    await refused(
+        client, "1000 times", "edit_file", sandbox_claim_name=name, path="/tmp/work/-n.txt", old_text="\n", new_text=""
+    )
+    found = await call(client, "search_files", sandbox_claim_name=name, path="/tmp/work", pattern="$(less)", name="*.txt")
+    assert found["matches"] == [{"path": "/tmp/work/-n.txt", "line": 501, "text": "500 $(less)"}], found
+    found = await call(
+        client, "search_files", sandbox_claim_name=name, path="/tmp/work", pattern="^9+ ", regex=True, max_results=2
+    )
+    assert [found["total_matches"], len(found["matches"]), found["truncated"]] == [3, 2, True], found
+
+    listed = await call(client, "list_files", sandbox_claim_name=name, path="/tmp/work")
+    assert [(entry["name"], entry["type"]) for entry in listed["entries"]] == [("-n.txt", "file"), ("deep", "directory")]
+    listed = await call(client, "list_files", sandbox_claim_name=name, path="/tmp/work/deep")
+    assert listed["entries"][0]["name"] == os.path.basename(path), listed
+    listed = await call(client, "list_files", sandbox_claim_name=name, path="/usr/bin", max_entries=5)
+    assert len(listed["entries"]) == 5 and listed["truncated"] and listed["total_entries"] > 5, listed
+    for path, there in [("/tmp/work", True), ("/tmp/work/none", False), ("/tmp/injected", False), ("injected", False)]:
+        assert (await call(client, "file_exists", sandbox_claim_name=name, path=path))["exists"] == there, path
+
+
+async def scope(program, arguments, name):
+    """Another client does not see the sandbox, unless it is started with `--all`."""
+    async with client(program, arguments) as other:
+        assert (await call(other, "list_sandboxes"))["sandboxes"] == []
+        for tool, more in [("execute_command", {"command": "true"}), ("delete_sandbox", {}), ("list_files", {"path": "/"})]:
+            await refused(other, "you have no sandbox", tool, sandbox_claim_name=name, **more)
+        await refused(other, "`sandbox_claim_name`", "delete_sandbox", sandbox_claim_name="../pods/" + name)
+    async with client(program, [*arguments, "--all"]) as other:
+        names = [sandbox["sandbox_claim_name"] for sandbox in (await call(other, "list_sandboxes"))["sandboxes"]]
+        assert name in names, names
+        ran = await call(other, "execute_command", sandbox_claim_name=name, command=["echo", "mine too"])
+        assert ran["stdout"] == "mine too\n", ran
+
+
+async def from_template(client):
+    """A pool and a template of the namespace, which the test has put there."""
+    for source in [{"template": "host"}, {"warmpool": "host"}]:
+        name = (await call(client, "create_sandbox", **source))["sandbox_claim_name"]
+        ran = await call(client, "execute_command", sandbox_claim_name=name, command=["echo", "up"])
+        assert ran["stdout"] == "up\n", ran
+        await call(client, "delete_sandbox", sandbox_claim_name=name)
+
+
+async def tools(program, arguments, mode):
+    async with client(program, arguments, mode) as connected:
+        name = await lifecycle(connected)
+        await commands(connected, name)
+        await files(connected, name)
+        await scope(program, arguments, name)
+        await from_template(connected)
+        await call(connected, "delete_sandbox", sandbox_claim_name=name)
+        await refused(connected, "you have no sandbox", "execute_command", sandbox_claim_name=name, command="true")
+        # These are left to the end of the connection.
+        for _ in range(2):
+            await call(connected, "create_sandbox")
+        limited = [sandbox["ready"] for sandbox in (await call(connected, "list_sandboxes"))["sandboxes"]]
+        assert limited == [True, True], limited
+        await refused(connected, "which is the limit", "create_sandbox")
+    print("done")
+
+
+async def hold(program, arguments):
+    async with client(program, arguments) as connected:
+        print((await call(connected, "create_sandbox"))["sandbox_claim_name"], flush=True)
+        await asyncio.sleep(3600)
+
+
+def main():
+    action, program, *arguments = sys.argv[1:]
+    if action == "hold":
+        asyncio.run(hold(program, arguments))
+    else:
+        asyncio.run(tools(program, arguments, action))
+
+
+main()

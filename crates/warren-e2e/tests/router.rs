@@ -1,0 +1,132 @@
+//! The router of the local home: who may use it, how it is found, and that restarts do not move it.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::api::{Api, DeleteParams, PostParams};
+use serde_json::json;
+use warren_api::Sandbox;
+use warren_e2e::local_home::LocalHome;
+
+const SYSTEM: &str = "agent-sandbox-system";
+
+fn url(home: &LocalHome) -> String {
+    home.warren(&["router-url"]).stdout.trim().to_owned()
+}
+
+/// Sends a request with some headers to a URL and returns everything that came back.
+fn ask(url: &str, headers: &str) -> String {
+    let address = url.strip_prefix("http://").expect("a URL");
+    let mut stream = TcpStream::connect(address).expect("connect");
+    write!(stream, "GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n").expect("write");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("read");
+    answer
+}
+
+#[tokio::test]
+async fn router_stays_where_it_was_and_its_objects_come_back() {
+    let Some(home) = LocalHome::new() else { return };
+    home.up();
+    let first = url(&home);
+    let pods: Api<Pod> = Api::namespaced(home.client().await, SYSTEM);
+    let before = pods.get("sandbox-router").await.expect("read the pod");
+    pods.delete("sandbox-router", &DeleteParams::default()).await.expect("delete the pod");
+    let back = async {
+        loop {
+            let pod = pods.get_opt("sandbox-router").await.expect("read the pod");
+            let running =
+                |pod: &Pod| pod.status.as_ref().and_then(|it| it.phase.as_deref()) == Some("Running");
+            if pod.is_some_and(|pod| pod.metadata.uid != before.metadata.uid && running(&pod)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), back).await.expect("the pod comes back");
+
+    home.warren(&["down"]);
+    home.up();
+    assert_eq!(url(&home), first);
+    assert!(ask(&first, "").contains("X-Sandbox-ID header is required."));
+    let services: Api<Service> = Api::namespaced(home.client().await, SYSTEM);
+    let service = services.get("sandbox-router-svc").await.expect("read the Service");
+    let labels = service.metadata.labels.unwrap_or_default();
+    assert_eq!(labels.get("app").map(String::as_str), Some("sandbox-router"));
+    home.assert_nothing_left();
+}
+
+#[test]
+fn other_users_of_the_machine_are_refused() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    // The home of an ordinary user: root is another one there.
+    let Some(home) = LocalHome::of_an_ordinary_user() else { return };
+    home.up();
+    let url = url(&home);
+    let refused = ask(&url, "");
+    assert!(refused.starts_with("HTTP/1.1 403 "), "{refused}");
+    let own = home.as_its_user(Command::new("curl").args(["--silent", &url])).output();
+    let Ok(own) = own else {
+        eprintln!("skipped: no curl on this machine");
+        return;
+    };
+    let own = String::from_utf8_lossy(&own.stdout).into_owned();
+    assert!(own.contains("X-Sandbox-ID header is required."), "{own}");
+}
+
+#[tokio::test]
+async fn a_sandbox_is_reached_by_its_name_and_no_other_pod_is() {
+    let Some(home) = LocalHome::new() else { return };
+    home.up();
+    let url = url(&home);
+    let client = home.client().await;
+    let spec = json!({"containers": [{
+        "name": "main", "image": "warren.dev/host", "command": ["sleep", "1000"],
+    }]});
+    let sandbox = json!({
+        "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": "box"},
+        "spec": {"podTemplate": {"spec": spec}},
+    });
+    let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), "default");
+    let sandbox = serde_json::from_value(sandbox).expect("a sandbox");
+    sandboxes.create(&PostParams::default(), &sandbox).await.expect("create the sandbox");
+    let pods: Api<Pod> = Api::namespaced(client, "default");
+    // A pod with the label of a sandbox's and no Sandbox.
+    let pod = json!({
+        "metadata": {"name": "pretender", "labels": {"agents.x-k8s.io/sandbox-name-hash": "0"}}, "spec": spec,
+    });
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).expect("a pod")).await.expect("create");
+    let ready = async {
+        for name in ["box", "pretender"] {
+            loop {
+                let pod = pods.get_opt(name).await.expect("read the pod");
+                let status = pod.and_then(|pod| pod.status).unwrap_or_default();
+                let is_ready = |it: &k8s_openapi::api::core::v1::PodCondition| {
+                    it.type_ == "Ready" && it.status == "True"
+                };
+                if status.conditions.iter().flatten().any(is_ready) {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(120), ready).await.expect("the pods become ready");
+    let (answer, pretender, nobody) = tokio::task::spawn_blocking(move || {
+        let by_name = |name: &str| ask(&url, &format!("X-Sandbox-ID: {name}\r\n"));
+        (by_name("box"), by_name("pretender"), by_name("nobody"))
+    })
+    .await
+    .expect("ask");
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("\"status\""), "{answer}");
+    for (name, answer) in [("pretender", pretender), ("nobody", nobody)] {
+        assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
+        assert!(answer.contains(&format!("Could not connect to the backend sandbox: {name}")), "{answer}");
+    }
+}

@@ -1,0 +1,34 @@
+//! The program that the node puts into sandboxes. Without an argument it takes its listening socket
+//! from the shim that starts it; with an address it listens there itself.
+
+use std::io;
+use std::net::TcpListener;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use warren_guest::{Api, Config};
+
+/// A sandbox that nobody talks to has its memory back after this.
+const IDLE: Duration = Duration::from_secs(300);
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("warren-guest: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> io::Result<()> {
+    let mut config = Config::from_environment(|name| std::env::var_os(name));
+    let listeners = match std::env::args().nth(1) {
+        Some(address) => vec![(Api::Runtime, TcpListener::bind(address)?)],
+        None => {
+            config.idle = Some(IDLE);
+            warren_guest::inherited_listeners()?
+        }
+    };
+    warren_guest::serve(config, listeners)
+}

@@ -1,0 +1,197 @@
+//! Commands in sandboxes: run, kept with their output after they end, and stopped.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use warren_client::exec::{Exec, ExecError, ExecRequest, Streams};
+use warren_client::kube::Client;
+
+use crate::output::Spool;
+
+/// Commands that run at the same time.
+const MOST_RUNNING: usize = 16;
+
+/// Commands whose output is kept after their end; the oldest is forgotten first.
+const MOST_ENDED: usize = 32;
+
+/// A pod that commands run in.
+#[derive(Clone)]
+pub struct Place {
+    /// The home.
+    pub client: Client,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+}
+
+impl Place {
+    /// Runs a command and carries its streams. Dropping the future hangs up, and the node kills the command.
+    pub async fn run<I, O, E>(
+        &self,
+        command: Vec<String>,
+        stdin: Option<I>,
+        stdout: O,
+        stderr: E,
+    ) -> Result<i32, ExecError>
+    where
+        I: AsyncRead + Unpin,
+        O: AsyncWrite + Unpin,
+        E: AsyncWrite + Unpin,
+    {
+        let request = ExecRequest {
+            namespace: self.namespace.clone(),
+            pod: self.pod.clone(),
+            container: None,
+            command,
+            stdin: stdin.is_some(),
+            tty: false,
+        };
+        let exec = Exec::start(&self.client, request).await?;
+        let (_, resize) = mpsc::channel(1);
+        match stdin {
+            Some(stdin) => exec.run(Streams { stdin, stdout, stderr, resize }).await,
+            None => exec.run(Streams { stdin: tokio::io::empty(), stdout, stderr, resize }).await,
+        }
+    }
+}
+
+/// How far a command is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It runs.
+    Running,
+    /// It ended with this exit code.
+    Exited(i32),
+    /// It was stopped, by a call or by its time limit.
+    Stopped,
+    /// It could not be run, or its end is not known.
+    Failed(String),
+}
+
+/// A command and its output.
+#[derive(Debug)]
+pub struct Command {
+    /// The name by which the client refers to it.
+    pub id: String,
+    /// The sandbox it runs in.
+    pub sandbox: String,
+    /// Its standard output.
+    pub stdout: Spool,
+    /// Its standard error.
+    pub stderr: Spool,
+    state: watch::Receiver<State>,
+    stop: CancellationToken,
+}
+
+impl Command {
+    /// Returns how far it is.
+    pub fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// Waits until it has ended, at most so long.
+    pub async fn wait(&self, within: Duration) -> State {
+        let mut state = self.state.clone();
+        let ended = state.wait_for(|state| *state != State::Running);
+        let _ = tokio::time::timeout(within, ended).await;
+        self.state()
+    }
+
+    /// Stops it and waits until that is done.
+    pub async fn stop(&self) -> State {
+        self.stop.cancel();
+        self.wait(Duration::from_secs(10)).await
+    }
+}
+
+/// The commands of one client.
+#[derive(Debug, Default)]
+pub struct Commands(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    commands: BTreeMap<u64, Arc<Command>>,
+}
+
+impl Commands {
+    /// Starts a command.
+    pub fn start(&self, place: Place, sandbox: &str, words: Vec<String>) -> Result<Arc<Command>, String> {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = |command: &Command| command.state() == State::Running;
+        if table.commands.values().filter(|command| running(command)).count() >= MOST_RUNNING {
+            return Err(format!(
+                "{MOST_RUNNING} commands run already; wait for one with `poll_command` or end it with `kill_command`"
+            ));
+        }
+        let ended: Vec<u64> =
+            table.commands.iter().filter(|(_, command)| !running(command)).map(|(id, _)| *id).collect();
+        for id in ended.iter().take((ended.len() + 1).saturating_sub(MOST_ENDED)) {
+            table.commands.remove(id);
+        }
+        let spool = || Spool::new().map_err(|error| format!("make room for the command's output: {error}"));
+        let (stdout, stderr) = (spool()?, spool()?);
+        let (sender, state) = watch::channel(State::Running);
+        let stop = CancellationToken::new();
+        table.last += 1;
+        let command = Arc::new(Command {
+            id: format!("command-{}", table.last),
+            sandbox: sandbox.to_owned(),
+            stdout: stdout.clone(),
+            stderr: stderr.clone(),
+            state,
+            stop: stop.clone(),
+        });
+        let number = table.last;
+        table.commands.insert(number, command.clone());
+        tokio::spawn(async move {
+            let ended = tokio::select! {
+                () = stop.cancelled() => State::Stopped,
+                ended = place.run(words, None::<tokio::io::Empty>, stdout, stderr) => match ended {
+                    Ok(code) => State::Exited(code),
+                    Err(error) => State::Failed(chain(&error)),
+                },
+            };
+            sender.send_replace(ended);
+        });
+        Ok(command)
+    }
+
+    /// Finds a command by the id that the client was given.
+    pub fn find(&self, id: &str) -> Result<Arc<Command>, String> {
+        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        table.commands.values().find(|command| command.id == id).cloned().ok_or_else(|| {
+            format!("`command_id`: no command `{id}`; the last {MOST_ENDED} that ended are remembered")
+        })
+    }
+
+    /// Stops the commands in a sandbox, or all.
+    pub fn stop(&self, sandbox: Option<&str>) {
+        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for command in table.commands.values() {
+            if sandbox.is_none_or(|sandbox| command.sandbox == sandbox) {
+                command.stop.cancel();
+            }
+        }
+    }
+}
+
+/// Returns an error and its causes in one line. A cause that only repeats the error before it is left out.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.ends_with(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
+}

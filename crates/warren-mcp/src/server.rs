@@ -1,0 +1,397 @@
+//! The MCP server: lists the tools, and carries out their calls.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, Implementation, JsonObject,
+    ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool,
+};
+use rmcp::service::RequestContext;
+use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use warren_client::sandbox::Progress;
+
+use crate::commands::{Command, Commands, State};
+use crate::files::{self, ByExec, Files as _, Search};
+use crate::sandboxes::Sandboxes;
+use crate::tools::{
+    self, CreateSandbox, CreatedSandbox, DeleteSandbox, DeletedSandbox, DownloadFile, DownloadedFile,
+    EditFile, EditedFile, ExecuteCommand, ExecutedCommand, FileExistence, FileExists, FoundLine, FoundLines,
+    KillCommand, KilledCommand, ListFiles, ListSandboxes, ListedFile, ListedFiles, ListedSandbox,
+    ListedSandboxes, PollCommand, PolledCommand, SearchFiles, StartCommand, StartedCommand, UploadFile,
+    UploadedFile,
+};
+use crate::{Config, Connect, arguments};
+
+/// The longest line that a search shows, in characters.
+const LONGEST_LINE: usize = 500;
+
+/// How long deleting a client's sandboxes may take when it has gone.
+const CLEANUP: Duration = Duration::from_secs(30);
+
+const INSTRUCTIONS: &str = "Isolated sandboxes to run commands and keep files in. Call `create_sandbox` first and \
+    pass the `sandbox_claim_name` that it returns to the other tools. A sandbox keeps its files and processes until \
+    `delete_sandbox` or the end of this connection. Its network may be limited.";
+
+/// The server of one client. Clones share everything.
+#[derive(Clone)]
+pub struct Server(Arc<Inner>);
+
+struct Inner {
+    sandboxes: Sandboxes,
+    commands: Commands,
+    tools: Vec<Tool>,
+}
+
+impl Server {
+    /// Makes the server of a client. It reaches its home at the first call that needs it.
+    pub fn new(config: Config, connect: Box<dyn Connect>) -> Self {
+        let sandboxes = Sandboxes::new(config, connect);
+        Self(Arc::new(Inner { sandboxes, commands: Commands::default(), tools: tools::tools() }))
+    }
+
+    /// Renews the leases of the client's sandboxes for as long as it is polled.
+    pub async fn keep(&self) -> Infallible {
+        self.0.sandboxes.keep().await
+    }
+
+    /// Ends the client's commands and deletes its sandboxes.
+    pub async fn close(&self) -> Result<(), String> {
+        self.0.commands.stop(None);
+        match tokio::time::timeout(CLEANUP, self.0.sandboxes.close()).await {
+            Ok(result) => result,
+            Err(_) => Err(format!("the home did not answer within {} s", CLEANUP.as_secs())),
+        }
+    }
+
+    async fn call(
+        &self,
+        name: &str,
+        arguments: JsonObject,
+        cancelled: &CancellationToken,
+    ) -> Option<Result<Value, String>> {
+        Some(match name {
+            "create_sandbox" => run(arguments, |arguments| self.create_sandbox(arguments)).await,
+            "list_sandboxes" => run(arguments, |arguments| self.list_sandboxes(arguments)).await,
+            "delete_sandbox" => run(arguments, |arguments| self.delete_sandbox(arguments)).await,
+            "execute_command" => run(arguments, |arguments| self.execute_command(arguments, cancelled)).await,
+            "start_command" => run(arguments, |arguments| self.start_command(arguments)).await,
+            "poll_command" => run(arguments, |arguments| self.poll_command(arguments)).await,
+            "kill_command" => run(arguments, |arguments| self.kill_command(arguments)).await,
+            "upload_file" => run(arguments, |arguments| self.upload_file(arguments)).await,
+            "download_file" => run(arguments, |arguments| self.download_file(arguments)).await,
+            "edit_file" => run(arguments, |arguments| self.edit_file(arguments)).await,
+            "list_files" => run(arguments, |arguments| self.list_files(arguments)).await,
+            "file_exists" => run(arguments, |arguments| self.file_exists(arguments)).await,
+            "search_files" => run(arguments, |arguments| self.search_files(arguments)).await,
+            _ => return None,
+        })
+    }
+
+    async fn create_sandbox(&self, arguments: CreateSandbox) -> Result<CreatedSandbox, String> {
+        let key = self.0.sandboxes.create(&arguments).await?;
+        Ok(CreatedSandbox { sandbox_claim_name: key.name, namespace: key.namespace })
+    }
+
+    async fn list_sandboxes(&self, arguments: ListSandboxes) -> Result<ListedSandboxes, String> {
+        let listed = self.0.sandboxes.list(arguments.namespace.as_deref()).await?;
+        let sandboxes = listed.iter().map(|launched| {
+            let (ready, reason) = match launched.progress() {
+                Progress::Ready => (true, None),
+                Progress::Waiting(standing) | Progress::Ended(standing) => {
+                    (false, Some(standing.to_string()))
+                }
+            };
+            let key = launched.key();
+            ListedSandbox {
+                sandbox_claim_name: key.name,
+                namespace: key.namespace,
+                source: launched.source(),
+                ready,
+                reason,
+                created: launched.created().map(|time| time.to_string()),
+            }
+        });
+        Ok(ListedSandboxes { sandboxes: sandboxes.collect() })
+    }
+
+    async fn delete_sandbox(&self, arguments: DeleteSandbox) -> Result<DeletedSandbox, String> {
+        let name = arguments.sandbox_claim_name;
+        self.0.sandboxes.delete(&name, arguments.namespace.as_deref()).await?;
+        self.0.commands.stop(Some(&name));
+        Ok(DeletedSandbox { deleted: name })
+    }
+
+    async fn execute_command(
+        &self,
+        arguments: ExecuteCommand,
+        cancelled: &CancellationToken,
+    ) -> Result<ExecutedCommand, String> {
+        let most = output_limit(arguments.max_output_bytes)?;
+        let timeout = timeout(arguments.timeout)?;
+        let words = arguments::command(&arguments.command, arguments.workdir.as_deref(), &arguments.env)?;
+        let command =
+            self.start(&arguments.sandbox_claim_name, arguments.namespace.as_deref(), words).await?;
+        let state = tokio::select! {
+            state = command.wait(timeout) => state,
+            () = cancelled.cancelled() => {
+                command.stop().await;
+                return Err("cancelled by the client".to_owned());
+            }
+        };
+        let timed_out = state == State::Running;
+        let state = if timed_out { command.stop().await } else { state };
+        let (stdout, stdout_cut) = command.stdout.summary("stdout", most).map_err(unreadable)?;
+        let (stderr, stderr_cut) = command.stderr.summary("stderr", most).map_err(unreadable)?;
+        Ok(ExecutedCommand {
+            exit_code: exit_code(&state)?,
+            stdout,
+            stderr,
+            timed_out: timed_out && state == State::Stopped,
+            truncated: stdout_cut || stderr_cut,
+            command_id: command.id.clone(),
+        })
+    }
+
+    async fn start_command(&self, arguments: StartCommand) -> Result<StartedCommand, String> {
+        let words = arguments::command(&arguments.command, arguments.workdir.as_deref(), &arguments.env)?;
+        let command =
+            self.start(&arguments.sandbox_claim_name, arguments.namespace.as_deref(), words).await?;
+        Ok(StartedCommand { command_id: command.id.clone() })
+    }
+
+    async fn start(
+        &self,
+        sandbox: &str,
+        namespace: Option<&str>,
+        words: Vec<String>,
+    ) -> Result<Arc<Command>, String> {
+        let place = self.0.sandboxes.place(sandbox, namespace).await?;
+        self.0.commands.start(place, sandbox, words)
+    }
+
+    async fn poll_command(&self, arguments: PollCommand) -> Result<PolledCommand, String> {
+        let most = output_limit(arguments.max_output_bytes)?;
+        let wait = arguments::seconds("wait", arguments.wait, 0, 0..=60)?;
+        let command = self.0.commands.find(&arguments.command_id)?;
+        let state = command.wait(wait).await;
+        let stdout = command.stdout.piece(arguments.stdout_offset.unwrap_or(0), most).map_err(unreadable)?;
+        let stderr = command.stderr.piece(arguments.stderr_offset.unwrap_or(0), most).map_err(unreadable)?;
+        Ok(PolledCommand {
+            running: state == State::Running,
+            exit_code: exit_code(&state)?,
+            stdout: stdout.text,
+            stdout_next_offset: stdout.next,
+            stdout_bytes: command.stdout.sizes().0,
+            stderr: stderr.text,
+            stderr_next_offset: stderr.next,
+            stderr_bytes: command.stderr.sizes().0,
+        })
+    }
+
+    async fn kill_command(&self, arguments: KillCommand) -> Result<KilledCommand, String> {
+        let command = self.0.commands.find(&arguments.command_id)?;
+        let ran = command.state() == State::Running;
+        let state = command.stop().await;
+        Ok(KilledCommand { killed: ran && state == State::Stopped, exit_code: exit_code(&state)? })
+    }
+
+    async fn files(
+        &self,
+        sandbox: &str,
+        namespace: Option<&str>,
+        limit: Option<u64>,
+    ) -> Result<ByExec, String> {
+        let timeout = timeout(limit)?;
+        Ok(ByExec { place: self.0.sandboxes.place(sandbox, namespace).await?, timeout })
+    }
+
+    async fn upload_file(&self, arguments: UploadFile) -> Result<UploadedFile, String> {
+        let path = arguments::path("path", &arguments.path)?;
+        let content = match arguments.binary {
+            true => STANDARD
+                .decode(&arguments.content)
+                .map_err(|error| format!("`content` is not base64: {error}"))?,
+            false => arguments.content.into_bytes(),
+        };
+        let sandbox = &arguments.sandbox_claim_name;
+        let files = self.files(sandbox, arguments.namespace.as_deref(), arguments.timeout).await?;
+        files.write(&path, &content).await?;
+        Ok(UploadedFile { bytes_written: content.len() as u64 })
+    }
+
+    async fn download_file(&self, arguments: DownloadFile) -> Result<DownloadedFile, String> {
+        let path = arguments::path("path", &arguments.path)?;
+        let most = arguments::in_range("max_bytes", arguments.max_bytes, 100_000, 1..=4_000_000)?;
+        let offset = arguments::in_range("offset", arguments.offset, 0, 0..=1 << 50)?;
+        let sandbox = &arguments.sandbox_claim_name;
+        let files = self.files(sandbox, arguments.namespace.as_deref(), arguments.timeout).await?;
+        let part = files.read(&path, offset, most).await?;
+        let (content, read) = match arguments.binary {
+            true => (STANDARD.encode(&part.bytes), part.bytes.len()),
+            false => text(&part.bytes)
+                .ok_or_else(|| format!("`{path}` is not UTF-8 text; set `binary` to read it as base64"))?,
+        };
+        let end = offset + read as u64;
+        Ok(DownloadedFile {
+            content,
+            bytes_read: read as u64,
+            size: part.size,
+            next_offset: (read > 0 && end < part.size).then_some(end),
+        })
+    }
+
+    async fn edit_file(&self, arguments: EditFile) -> Result<EditedFile, String> {
+        let path = arguments::path("path", &arguments.path)?;
+        let sandbox = &arguments.sandbox_claim_name;
+        let files = self.files(sandbox, arguments.namespace.as_deref(), arguments.timeout).await?;
+        let content = files::read_text(&files, &path).await?;
+        let (content, count) =
+            files::edit(&content, &arguments.old_text, &arguments.new_text, arguments.replace_all)?;
+        files.write(&path, content.as_bytes()).await?;
+        Ok(EditedFile { replacements: count as u64 })
+    }
+
+    async fn list_files(&self, arguments: ListFiles) -> Result<ListedFiles, String> {
+        let path = arguments::path("path", &arguments.path)?;
+        let most = arguments::in_range("max_entries", arguments.max_entries, 1000, 1..=10_000)?;
+        let sandbox = &arguments.sandbox_claim_name;
+        let files = self.files(sandbox, arguments.namespace.as_deref(), arguments.timeout).await?;
+        let entries = files.list(&path).await?;
+        let total = entries.len() as u64;
+        let entries = entries.into_iter().take(usize::try_from(most).unwrap_or(usize::MAX)).map(|entry| {
+            ListedFile { name: entry.name, size: entry.size, r#type: entry.kind, mod_time: entry.modified }
+        });
+        Ok(ListedFiles { entries: entries.collect(), total_entries: total, truncated: total > most })
+    }
+
+    async fn file_exists(&self, arguments: FileExists) -> Result<FileExistence, String> {
+        let path = arguments::path("path", &arguments.path)?;
+        let sandbox = &arguments.sandbox_claim_name;
+        let files = self.files(sandbox, arguments.namespace.as_deref(), arguments.timeout).await?;
+        Ok(FileExistence { exists: files.exists(&path).await? })
+    }
+
+    async fn search_files(&self, arguments: SearchFiles) -> Result<FoundLines, String> {
+        let path = arguments::path("path", &arguments.path)?;
+        let most = arguments::in_range("max_results", arguments.max_results, 200, 1..=2000)?;
+        let name = arguments.name.as_deref().unwrap_or("*");
+        if arguments.pattern.is_empty() {
+            return Err("`pattern` is empty".to_owned());
+        }
+        for (argument, text) in [("pattern", arguments.pattern.as_str()), ("name", name)] {
+            // Checked like a path: it is an argument of a program as well.
+            arguments::path(argument, text)?;
+        }
+        let sandbox = &arguments.sandbox_claim_name;
+        let files = self.files(sandbox, arguments.namespace.as_deref(), arguments.timeout).await?;
+        let search = Search { path: &path, pattern: &arguments.pattern, regex: arguments.regex, name };
+        let found = files.search(&search).await?;
+        let total = found.len() as u64;
+        let matches =
+            found.into_iter().take(usize::try_from(most).unwrap_or(usize::MAX)).map(|found| FoundLine {
+                path: found.path,
+                line: found.line,
+                text: found.text.chars().take(LONGEST_LINE).collect(),
+            });
+        Ok(FoundLines { matches: matches.collect(), total_matches: total, truncated: total > most })
+    }
+}
+
+/// Reads a tool's arguments, runs it, and returns its result as JSON.
+async fn run<A: DeserializeOwned, R: Serialize>(
+    arguments: JsonObject,
+    tool: impl AsyncFnOnce(A) -> Result<R, String>,
+) -> Result<Value, String> {
+    let arguments = serde_json::from_value(Value::Object(arguments))
+        .map_err(|error| format!("arguments of the tool: {error}"))?;
+    let result = tool(arguments).await?;
+    serde_json::to_value(result).map_err(|error| format!("write the result: {error}"))
+}
+
+fn timeout(seconds: Option<u64>) -> Result<Duration, String> {
+    arguments::seconds("timeout", seconds, 60, 1..=600)
+}
+
+fn output_limit(bytes: Option<u64>) -> Result<usize, String> {
+    let bytes = arguments::in_range("max_output_bytes", bytes, 30_000, 1000..=1_000_000)?;
+    Ok(usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+fn unreadable(error: std::io::Error) -> String {
+    format!("read the command's output back: {error}")
+}
+
+/// Returns the exit code of a command, if it has one; fails if the command could not be run.
+fn exit_code(state: &State) -> Result<Option<i32>, String> {
+    match state {
+        State::Exited(code) => Ok(Some(*code)),
+        State::Running | State::Stopped => Ok(None),
+        State::Failed(error) => Err(error.clone()),
+    }
+}
+
+/// Returns bytes as text with its length in bytes, without a character that is cut off at the end. `None` if they are
+/// not UTF-8.
+fn text(bytes: &[u8]) -> Option<(String, usize)> {
+    let end = match std::str::from_utf8(bytes) {
+        Ok(_) => bytes.len(),
+        Err(error) if error.error_len().is_none() => error.valid_up_to(),
+        Err(_) => return None,
+    };
+    (end > 0 || bytes.is_empty()).then(|| (String::from_utf8_lossy(&bytes[..end]).into_owned(), end))
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        let mut info = ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+            .with_instructions(INSTRUCTIONS);
+        info.server_info = Implementation::new("warren", env!("CARGO_PKG_VERSION"));
+        info
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(self.0.tools.clone()))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        self.0.tools.iter().find(|tool| tool.name == name).cloned()
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let arguments = request.arguments.unwrap_or_default();
+        match self.call(&request.name, arguments, &context.ct).await {
+            Some(Ok(value)) => Ok(CallToolResult::structured(value).into()),
+            Some(Err(error)) => Ok(CallToolResult::error(vec![ContentBlock::text(error)]).into()),
+            None => Err(ErrorData::invalid_params(format!("there is no tool `{}`", request.name), None)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_ends_before_a_character_that_is_cut_off() {
+        assert_eq!(text("aö".as_bytes()), Some(("aö".to_owned(), 3)));
+        assert_eq!(text(&"aö".as_bytes()[..2]), Some(("a".to_owned(), 1)));
+        assert_eq!(text(b"a\xff"), None);
+        assert_eq!(text(b""), Some((String::new(), 0)));
+    }
+}

@@ -1,0 +1,99 @@
+//! Connections to pods that wait for their next request.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hyper::client::conn::http1::SendRequest;
+use tokio::time::Instant;
+
+use crate::body::RequestBody;
+
+/// A connection that a request can be sent on.
+pub(crate) type Connection = SendRequest<RequestBody>;
+
+/// How long a connection waits, as agent-sandbox's router has it.
+const LONGEST_WAIT: Duration = Duration::from_secs(90);
+/// How often those that have waited too long are looked for, while there are any.
+const SWEEP: Duration = Duration::from_secs(15);
+/// The most that wait for one port of one pod, and for all.
+const MOST_PER_PORT: usize = 16;
+const MOST: usize = 512;
+
+/// A port of a pod. By the pod's UID: another pod may get its address.
+pub(crate) type PortOfPod = (String, u16);
+
+/// The connections that wait.
+#[derive(Default)]
+pub(crate) struct Pool {
+    waiting: Arc<Mutex<Waiting>>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    connections: HashMap<PortOfPod, Vec<(Connection, Instant)>>,
+    count: usize,
+    is_swept: bool,
+}
+
+fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// Takes the connection that has waited least, if there is one.
+    pub(crate) fn take(&self, key: &PortOfPod) -> Option<Connection> {
+        let mut waiting = lock(&self.waiting);
+        loop {
+            let (connection, _) = waiting.connections.get_mut(key)?.pop()?;
+            waiting.count -= 1;
+            if connection.is_ready() {
+                return Some(connection);
+            }
+        }
+    }
+
+    /// Keeps a connection as soon as the answer on it has been read to its end. One that is closed, or
+    /// that there is no room for, is dropped.
+    pub(crate) fn give_back(&self, key: PortOfPod, mut connection: Connection) {
+        let waiting = Arc::clone(&self.waiting);
+        tokio::spawn(async move {
+            if connection.ready().await.is_ok() {
+                keep(&waiting, key, connection);
+            }
+        });
+    }
+}
+
+fn keep(shared: &Arc<Mutex<Waiting>>, key: PortOfPod, connection: Connection) {
+    let mut waiting = lock(shared);
+    if waiting.count >= MOST {
+        return;
+    }
+    let of_port = waiting.connections.entry(key).or_default();
+    if of_port.len() >= MOST_PER_PORT {
+        return;
+    }
+    of_port.push((connection, Instant::now()));
+    waiting.count += 1;
+    if !std::mem::replace(&mut waiting.is_swept, true) {
+        tokio::spawn(sweep(Arc::clone(shared)));
+    }
+}
+
+/// Drops connections that are closed or have waited for too long, until none is left.
+async fn sweep(shared: Arc<Mutex<Waiting>>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        let mut waiting = lock(&shared);
+        waiting.connections.retain(|_, of_port| {
+            of_port.retain(|(connection, since)| connection.is_ready() && since.elapsed() < LONGEST_WAIT);
+            !of_port.is_empty()
+        });
+        waiting.count = waiting.connections.values().map(Vec::len).sum();
+        if waiting.count == 0 {
+            waiting.is_swept = false;
+            return;
+        }
+    }
+}

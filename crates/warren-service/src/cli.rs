@@ -1,0 +1,92 @@
+//! The command line: every subcommand and flag, with the text that `--help` shows.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// What agents and their products connect to. `warren mcp` is `warren-service mcp`.
+#[derive(Debug, Parser)]
+#[command(name = "warren-service", version, max_term_width = 100, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve sandboxes as MCP tools to the client on standard input and output.
+    Mcp(Mcp),
+}
+
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+pub struct Mcp {
+    #[command(flatten)]
+    pub serve: Serve,
+    #[command(subcommand)]
+    pub command: Option<McpCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum McpCommand {
+    /// Print the configuration with which an MCP client starts Warren, or write it.
+    Install(Install),
+}
+
+/// Which home, and what a client may do there.
+#[derive(Args, Debug)]
+pub struct Serve {
+    /// The data directory of the local home [default: `/var/lib/warren` for root, else
+    /// `$XDG_DATA_HOME/warren`]
+    #[arg(long, env = "WARREN_HOME", value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Use the cluster that this kubeconfig names instead of the local home
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The context in the kubeconfig [default: its current one]
+    #[arg(long, requires = "kubeconfig")]
+    pub context: Option<String>,
+    /// The namespace to work in [default: the context's, or `default`]
+    #[arg(long, short)]
+    pub namespace: Option<String>,
+    /// The image of sandboxes for which the client names none [default: in the local home, this machine's
+    /// own `/usr`]
+    #[arg(long)]
+    pub image: Option<String>,
+    /// Let the client see and use all sandboxes of the namespace, not only those that it made
+    #[arg(long)]
+    pub all: bool,
+    /// How many sandboxes the client may have at a time
+    #[arg(long, default_value = "16", value_name = "NUMBER")]
+    pub max_sandboxes: usize,
+    /// How long its sandboxes stay if this program is killed
+    #[arg(long, default_value = "120", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(3..))]
+    pub lease: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct Install {
+    /// The client; without one, all are printed
+    #[arg(value_enum)]
+    pub client: Option<Client>,
+    /// Write the configuration into the client's own file instead of printing it
+    #[arg(long, requires = "client")]
+    pub write: bool,
+}
+
+/// An MCP client whose configuration is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Client {
+    /// Claude Code, for the project in the current directory
+    Claude,
+    /// Claude Desktop
+    ClaudeDesktop,
+    /// Cursor
+    Cursor,
+    /// Visual Studio Code, for the project in the current directory
+    Vscode,
+    /// Gemini CLI
+    Gemini,
+    /// Codex
+    Codex,
+}

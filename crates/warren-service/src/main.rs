@@ -1,0 +1,34 @@
+//! The `warren-service` binary: what agents and their products connect to, beside the `warren` binary that runs sandboxes.
+//!
+//! `warren mcp` starts it. It parses arguments and hands over to the crates that serve; start at [`cli`].
+
+mod cli;
+mod home;
+mod install;
+mod mcp;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use cli::{Command, McpCommand};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    // Standard output belongs to the protocol.
+    let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let result = match cli.command {
+        Command::Mcp(cli::Mcp { command: Some(McpCommand::Install(arguments)), .. }) => {
+            install::install(&arguments)
+        }
+        Command::Mcp(cli::Mcp { serve, command: None }) => mcp::mcp(serve),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Commands for sandboxes that exist: `list`, `exec`, `shell`, `cp`, `logs`, `events`, `explain` and `delete`.
+
+mod copy;
+mod explain;
+mod list;
+
+use anyhow::Context as _;
+use futures::AsyncReadExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use serde_json::json;
+use tokio::io::AsyncWriteExt as _;
+use warren_api::{Sandbox, SandboxClaim};
+use warren_client::exec::ExecRequest;
+use warren_client::holding::container_of;
+use warren_client::kube::api::{Api, ListParams, LogParams};
+use warren_client::kube::{Client, ResourceExt as _};
+use warren_client::sandbox;
+use warren_client::sync::Place;
+
+use crate::cli::{self, Format};
+use crate::signals::Signals;
+use crate::{environment, home, run, terminal, words};
+
+/// A sandbox, and the claim that has it, if it was named by its claim.
+#[derive(Debug)]
+struct Found {
+    sandbox: Option<Sandbox>,
+    claim: Option<SandboxClaim>,
+}
+
+/// Carries out one of the commands and returns the exit code.
+pub fn carry_out(command: &cli::Command) -> anyhow::Result<i32> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
+    let code = runtime.block_on(async {
+        match command {
+            cli::Command::List(arguments) => list::list(arguments).await.map(|()| 0),
+            cli::Command::Exec(arguments) => exec(arguments).await,
+            cli::Command::Shell(arguments) => shell(arguments).await,
+            cli::Command::Cp(arguments) => copy::copy(arguments).await.map(|()| 0),
+            cli::Command::Logs(arguments) => logs(arguments).await.map(|()| 0),
+            cli::Command::Events(arguments) => events(arguments).await.map(|()| 0),
+            cli::Command::Explain(arguments) => explain::explain(arguments).await,
+            cli::Command::Delete(arguments) => delete(arguments).await.map(|()| 0),
+            _ => unreachable!("checked by the caller: a command for sandboxes"),
+        }
+    });
+    // A read of standard input may still be going on in a thread; it is not waited for.
+    runtime.shutdown_background();
+    code
+}
+
+/// Finds a sandbox by its name, or by the name of its claim.
+async fn find(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Found> {
+    let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
+    let reading = || format!("find sandbox `{namespace}/{name}`");
+    let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
+    if let Some(claim) = claims.get_opt(name).await.with_context(reading)? {
+        let given = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.clone());
+        let sandbox = match given {
+            Some(given) => sandboxes.get_opt(&given).await.with_context(reading)?,
+            None => None,
+        };
+        return Ok(Found { sandbox, claim: Some(claim) });
+    }
+    match sandboxes.get_opt(name).await.with_context(reading)? {
+        Some(sandbox) => Ok(Found { sandbox: Some(sandbox), claim: None }),
+        None => {
+            anyhow::bail!("there is no sandbox `{name}` in namespace `{namespace}`; `warren list` shows all")
+        }
+    }
+}
+
+/// Finds the container of a sandbox in which commands run.
+async fn place(
+    client: &Client,
+    at: &cli::Place,
+    name: &str,
+    container: Option<&str>,
+) -> anyhow::Result<Place> {
+    let found = find(client, &at.namespace, name).await?;
+    let sandbox = found.sandbox.with_context(|| format!("claim `{name}` has no sandbox yet"))?;
+    if !matches!(sandbox::progress(&sandbox), sandbox::Progress::Ready) {
+        anyhow::bail!("sandbox `{name}` is not Ready; `warren explain {name}` says why");
+    }
+    let pod = sandbox::pod_name(&sandbox);
+    let container = match container {
+        Some(container) => container.to_owned(),
+        None => container_of(client, &sandbox, &pod).await?,
+    };
+    Ok(Place { namespace: at.namespace.clone(), pod, container })
+}
+
+async fn exec(arguments: &cli::Exec) -> anyhow::Result<i32> {
+    let tty = arguments.tty || terminal::interactive();
+    let variables = environment::variables(&arguments.env, tty, |name| std::env::var(name).ok())?;
+    let client = home::connect_to(&arguments.place).await?;
+    let place = place(&client, &arguments.place, &arguments.sandbox, arguments.container.as_deref()).await?;
+    let program = words::program(&arguments.command);
+    let variables = environment::script(&variables);
+    attach(&client, &place, program, &variables, arguments.workdir.as_deref(), tty).await
+}
+
+async fn shell(arguments: &cli::Shell) -> anyhow::Result<i32> {
+    let client = home::connect_to(&arguments.place).await?;
+    let place = place(&client, &arguments.place, &arguments.sandbox, None).await?;
+    let tty = terminal::interactive();
+    let variables = environment::variables(&[], tty, |name| std::env::var(name).ok())?;
+    let program = words::shell();
+    attach(&client, &place, program, &environment::script(&variables), None, tty).await
+}
+
+async fn attach(
+    client: &Client,
+    place: &Place,
+    program: Vec<String>,
+    variables: &str,
+    directory: Option<&str>,
+    tty: bool,
+) -> anyhow::Result<i32> {
+    let mut signals = Signals::listen().context("listen for signals")?;
+    // Others may run commands in the same sandbox: signals are for the one with this mark.
+    let mark = format!("{}={}", run::MARK, run::random_name());
+    let variables = format!("export {mark}\n{variables}");
+    let file = run::store_variables(client, place, &variables).await?;
+    let request = ExecRequest {
+        namespace: place.namespace.clone(),
+        pod: place.pod.clone(),
+        container: Some(place.container.clone()),
+        command: words::prepared(program, Some(&file), directory),
+        stdin: tty || !terminal::stdin_is_null(),
+        tty,
+    };
+    run::command(client, request, None, &mark, &mut signals).await
+}
+
+async fn logs(arguments: &cli::Logs) -> anyhow::Result<()> {
+    let client = home::connect_to(&arguments.place).await?;
+    let found = find(&client, &arguments.place.namespace, &arguments.sandbox).await?;
+    let sandbox = found.sandbox.context("the claim has no sandbox yet")?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &arguments.place.namespace);
+    let parameters = LogParams {
+        container: arguments.container.clone(),
+        follow: arguments.follow,
+        tail_lines: arguments.tail,
+        ..LogParams::default()
+    };
+    let pod = sandbox::pod_name(&sandbox);
+    let stream =
+        pods.log_stream(&pod, &parameters).await.with_context(|| format!("read the log of pod `{pod}`"))?;
+    let mut stream = std::pin::pin!(stream);
+    let mut stdout = tokio::io::stdout();
+    let mut buffer = vec![0; 16 << 10];
+    loop {
+        let length = stream.read(&mut buffer).await.context("read the log")?;
+        if length == 0 {
+            return Ok(());
+        }
+        let written = async {
+            stdout.write_all(&buffer[..length]).await?;
+            stdout.flush().await
+        };
+        match written.await {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written.context("print the log")?,
+        }
+    }
+}
+
+/// Returns the events about a sandbox, its claim and its pod, the oldest first.
+async fn events_of(client: &Client, namespace: &str, found: &Found) -> anyhow::Result<Vec<Event>> {
+    let api: Api<Event> = Api::namespaced(client.clone(), namespace);
+    let mut names = std::collections::BTreeSet::new();
+    if let Some(sandbox) = &found.sandbox {
+        names.insert(sandbox.name_any());
+        names.insert(sandbox::pod_name(sandbox));
+    }
+    names.extend(found.claim.as_ref().map(|claim| claim.name_any()));
+    let mut events = Vec::new();
+    for name in names {
+        let list = ListParams::default().fields(&format!("involvedObject.name={name}"));
+        events.extend(api.list(&list).await.context("list events")?.items);
+    }
+    events.sort_by_key(last_seen);
+    Ok(events)
+}
+
+fn last_seen(event: &Event) -> Option<Timestamp> {
+    let seen = event.last_timestamp.as_ref().map(|time| time.0);
+    seen.or(event.event_time.as_ref().map(|time| time.0)).or(event
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map(|time| time.0))
+}
+
+async fn events(arguments: &cli::Events) -> anyhow::Result<()> {
+    let client = home::connect_to(&arguments.place).await?;
+    let found = find(&client, &arguments.place.namespace, &arguments.sandbox).await?;
+    let events = events_of(&client, &arguments.place.namespace, &found).await?;
+    let rows = events.iter().map(|event| {
+        let object = &event.involved_object;
+        json!({
+            "time": last_seen(event),
+            "type": event.type_,
+            "reason": event.reason,
+            "object": format!("{}/{}", object.kind.as_deref().unwrap_or_default(), object.name.as_deref().unwrap_or_default()),
+            "count": event.count.unwrap_or(1),
+            "message": event.message,
+        })
+    });
+    match arguments.output.output {
+        Format::Json => println!("{}", json!({ "events": rows.collect::<Vec<_>>() })),
+        Format::Text => {
+            let rows = rows
+                .map(|row| ["time", "type", "reason", "object", "message"].map(|key| list::cell(&row[key])));
+            print!(
+                "{}",
+                list::table(&["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows.collect::<Vec<_>>())
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn delete(arguments: &cli::Delete) -> anyhow::Result<()> {
+    let client = home::connect_to(&arguments.place).await?;
+    let namespace = &arguments.place.namespace;
+    for name in &arguments.sandboxes {
+        let found = find(&client, namespace, name).await?;
+        match (&found.claim, &found.sandbox) {
+            (Some(claim), _) => sandbox::delete(&client, claim).await?,
+            (None, Some(sandbox)) => match claim_of(sandbox) {
+                Some(claim) => anyhow::bail!("sandbox `{name}` belongs to claim `{claim}`; delete that one"),
+                None => sandbox::delete(&client, sandbox).await?,
+            },
+            (None, None) => {}
+        }
+        println!("{name}");
+    }
+    Ok(())
+}
+
+/// Returns the claim that controls a sandbox.
+fn claim_of(sandbox: &Sandbox) -> Option<&str> {
+    let owners = sandbox.metadata.owner_references.iter().flatten();
+    let claim =
+        owners.filter(|owner| owner.controller == Some(true)).find(|owner| owner.kind == "SandboxClaim");
+    claim.map(|owner| owner.name.as_str())
+}
