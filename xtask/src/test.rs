@@ -72,7 +72,8 @@ fn kube_tier(packages: &[Package]) -> Option<Command> {
         return None;
     }
     let mut command = workspace::cargo();
-    command.arg("test").args(arguments);
+    // From the whole workspace, as in the first tier: a choice of packages would build dependencies with other features.
+    command.args(["test", "--workspace"]).args(arguments);
     // Spares the guard in each test binary a call of cargo, which would wait for whoever builds at the moment.
     // By process, not by path: the build of the tests may replace the file that we were started from.
     command.env("WARREN_XTASK", format!("/proc/{}/exe", std::process::id()));
@@ -91,7 +92,6 @@ fn kube_arguments(packages: &[Package]) -> Vec<String> {
             .collect();
         if !asking.is_empty() {
             let name = &package.name;
-            arguments.extend(["--package".to_owned(), name.clone()]);
             arguments.extend(["--features".to_owned(), format!("{name}/{KUBE_TESTS}")]);
             for target in asking {
                 arguments.extend(["--test".to_owned(), target.to_owned()]);
@@ -186,10 +186,7 @@ mod tests {
                 vec![target("corpus", "test", &["kube-tests"]), target("tool", "bin", &["kube-tests"])],
             ),
         ];
-        assert_eq!(
-            kube_arguments(&packages),
-            ["--package", "b", "--features", "b/kube-tests", "--test", "corpus"]
-        );
+        assert_eq!(kube_arguments(&packages), ["--features", "b/kube-tests", "--test", "corpus"]);
         assert!(kube_arguments(&packages[..1]).is_empty());
     }
 }

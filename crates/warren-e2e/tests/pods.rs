@@ -715,7 +715,9 @@ async fn a_healthy_pod_has_kubelets_events_and_one_that_keeps_ending_backs_off()
     let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
     let main = container("main", UNTIL_ASKED, mounts);
-    create(&pods, "well", json!({"containers": [main], "volumes": volumes})).await;
+    // Without a grace period the object would be gone before its containers are stopped.
+    let spec = json!({"containers": [main], "volumes": volumes, "terminationGracePeriodSeconds": 30});
+    create(&pods, "well", spec).await;
     claims.create(&PostParams::default(), &claim).await.expect("create the claim");
     let ends = container("main", "exit 3", json!({}));
     create(&pods, "ends", json!({"containers": [ends], "restartPolicy": "Always"})).await;
