@@ -142,7 +142,8 @@ async fn a_followed_log_goes_on_until_its_container_ends() {
     let mut lines = BufReader::new(follower.stdout.take().expect("piped")).lines();
     assert_eq!(lines.next().expect("a line").expect("read"), "one");
     let went = kubectl(&pods, &["exec", "log", "--", "touch", "/tmp/go"]);
-    assert_eq!(went.code, Some(0), "{went:?}");
+    // The container may end while `touch` is still on its way out, and then takes it along.
+    assert!(matches!(went.code, Some(0 | 137)), "{went:?}");
     let rest: Vec<String> = lines.map(|line| line.expect("read")).collect();
     assert_eq!(rest, ["two"]);
     assert_eq!(follower.wait().expect("wait").code(), Some(0));

@@ -72,6 +72,9 @@ pub(crate) struct Network {
     pub(crate) decisions: Decisions,
     making: OnceCell<()>,
     made: watch::Sender<bool>,
+    /// True once the bridge and the table were removed for good. Held while either is changed: the
+    /// blocking thread that changes them outlives the task that asked for it.
+    is_closed: Mutex<bool>,
 }
 
 /// A home has no pod network.
@@ -146,6 +149,7 @@ impl Network {
             decisions: Decisions::default(),
             making: OnceCell::new(),
             made: watch::Sender::new(false),
+            is_closed: Mutex::new(false),
             devices,
             table,
             range,
@@ -167,9 +171,13 @@ impl Network {
             }
             let network = self.clone();
             let making = tokio::task::spawn_blocking(move || {
+                let is_closed = network.is_closed();
+                if *is_closed {
+                    return Err(OpenError::GoingDown);
+                }
                 if host::make_bridge(&network.devices, network.range)? {
                     // Nothing passes until the policies are known. Rules of an earlier daemon hold until then.
-                    network.put_in_force(&Rules::default()).map_err(OpenError::Rules)?;
+                    network.replace_table(&Rules::default()).map_err(OpenError::Rules)?;
                 }
                 Ok(())
             });
@@ -203,11 +211,23 @@ impl Network {
         self.rules.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn is_closed(&self) -> MutexGuard<'_, bool> {
+        self.is_closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn put_in_force(&self, rules: &Rules) -> io::Result<()> {
         if self.reach == Reach::Sockets {
             // The proxy asks them, and there is no other way out.
             return Ok(());
         }
+        let is_closed = self.is_closed();
+        if *is_closed {
+            return Err(io::Error::other("the node is going down"));
+        }
+        self.replace_table(rules)
+    }
+
+    fn replace_table(&self, rules: &Rules) -> io::Result<()> {
         firewall::put_in_force(&self.table, &self.devices, self.range, self.gateway, rules)
     }
 
@@ -332,6 +352,8 @@ pub(crate) fn close(shared: &Shared) {
     if let Some(network) = &shared.network
         && network.leases().is_empty()
     {
+        let mut is_closed = network.is_closed();
+        *is_closed = true;
         network.remove();
     }
 }

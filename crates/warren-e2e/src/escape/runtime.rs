@@ -11,11 +11,14 @@ use super::arena::{Arena, SECRET, VARIABLE, until};
 pub(super) async fn overwrite_the_init(arena: &Arena) -> Result<()> {
     let neighbours_programs = "sha256sum /.warren/*";
     let before = arena.neighbour(neighbours_programs).await?;
+    // gVisor lets a running program's file be written: it is in the sandbox's own layer.
+    let may_open = arena.has_of_its_own("files that are running");
     for path in ["/.warren/init", "/proc/1/exe", "/proc/self/root/.warren/init"] {
         for mode in ["+<", ">", ">>"] {
             let script = format!("exit(open(F, '{mode}', '{path}') ? 9 : 0)");
             let ended = arena.perl(&script).await?;
-            ensure!(ended.code == Some(0), "{path} opens with {mode}: {ended:?}");
+            let is_expected = ended.code == Some(0) || may_open && ended.code == Some(9);
+            ensure!(is_expected, "{path} opens with {mode}: {ended:?}");
         }
     }
     // A sandbox may change its own layer, and no other sandbox's. The guest daemon's program is not in every sandbox.
@@ -46,7 +49,9 @@ pub(super) async fn overwrite_the_runtime_through_an_exec(arena: &Arena) -> Resu
         let _ = arena.run(&sandbox, &["/tmp/trap", "version"]).await;
     }
     let opened = arena.run(&sandbox, &["cat", "/tmp/opened"]).await?;
-    ensure!(opened.code != Some(0), "{opened:?}");
+    let in_own_layer = arena.has_of_its_own("files that are running")
+        && ["/.warren/init", "/tmp/trap"].contains(&opened.stdout.as_str());
+    ensure!(opened.code != Some(0) || in_own_layer, "{opened:?}");
     arena.delete(&sandbox).await
 }
 
