@@ -20,7 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 use warren_apiserver::ApiServer;
 use warren_node::OwnPod;
-use warren_router::{Config, Hosts, Listener, MOST_CONNECTIONS, PodScope, Router};
+use warren_router::{Config, Hosts, Listener, PodScope, Router};
 
 use crate::dialer::LocalDialer;
 use crate::home::{failed, in_process, reachable};
@@ -108,9 +108,8 @@ impl LocalRouter {
         let router = Router::new(client.clone(), dialer, config);
         let user = rustix::process::geteuid().as_raw();
         let listener = Listener {
-            socket: socket.socket,
             check: Some(Arc::new(move |peer, here| is_owned_by(user, peer, here))),
-            most_connections: MOST_CONNECTIONS,
+            ..Listener::new(socket.socket)
         };
         let serving = tokio::spawn(warren_router::serve(router, listener, shutdown, PATIENCE));
         let (sender, shown) = watch::channel(false);
