@@ -41,6 +41,7 @@ mod service;
 mod signals;
 mod terminal;
 mod timings;
+mod token;
 mod up;
 mod version;
 mod words;
@@ -123,6 +124,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::RouterUrl(arguments) => kubeconfig::router_url(&arguments)?,
+        Command::Token(command) => token::token(&command)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
         Command::Completion(arguments) => {
             let mut script = Vec::new();

@@ -71,6 +71,14 @@ async fn find(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Fo
     }
 }
 
+/// Returns the name and the UID of a sandbox.
+pub async fn identity(client: &Client, namespace: &str, name: &str) -> anyhow::Result<(String, String)> {
+    let found = find(client, namespace, name).await?;
+    let sandbox = found.sandbox.with_context(|| format!("claim `{name}` has no sandbox yet"))?;
+    let uid = sandbox.uid().with_context(|| format!("sandbox `{name}` has no UID"))?;
+    Ok((sandbox.name_any(), uid))
+}
+
 /// Finds the container of a sandbox in which commands run.
 async fn place(
     client: &Client,
