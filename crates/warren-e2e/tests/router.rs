@@ -2,10 +2,12 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
+use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams};
 use serde_json::json;
 use warren_api::Sandbox;
@@ -80,30 +82,37 @@ fn other_users_of_the_machine_are_refused() {
     assert!(own.contains("X-Sandbox-ID header is required."), "{own}");
 }
 
-#[tokio::test]
-async fn a_sandbox_is_reached_by_its_name_and_no_other_pod_is() {
-    let Some(home) = LocalHome::new() else { return };
-    home.up();
-    let url = url(&home);
-    let client = home.client().await;
-    let spec = json!({"containers": [{
-        "name": "main", "image": "warren.dev/host", "command": ["sleep", "1000"],
-    }]});
+/// Sends a request with another host than the router's address.
+fn ask_by_host(url: &str, host: &str, path: &str, headers: &str) -> String {
+    let address = url.strip_prefix("http://").expect("a URL");
+    let mut stream = TcpStream::connect(address).expect("connect");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{headers}\r\n")
+        .expect("write");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("read");
+    answer
+}
+
+const BOX: &str = "8888-box.default.localhost";
+
+async fn create_box(client: &Client) {
     let sandbox = json!({
         "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "metadata": {"name": "box"},
-        "spec": {"podTemplate": {"spec": spec}},
+        "spec": {"podTemplate": {"spec": pod_spec()}},
     });
     let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), "default");
     let sandbox = serde_json::from_value(sandbox).expect("a sandbox");
     sandboxes.create(&PostParams::default(), &sandbox).await.expect("create the sandbox");
-    let pods: Api<Pod> = Api::namespaced(client, "default");
-    // A pod with the label of a sandbox's and no Sandbox.
-    let pod = json!({
-        "metadata": {"name": "pretender", "labels": {"agents.x-k8s.io/sandbox-name-hash": "0"}}, "spec": spec,
-    });
-    pods.create(&PostParams::default(), &serde_json::from_value(pod).expect("a pod")).await.expect("create");
+}
+
+fn pod_spec() -> serde_json::Value {
+    json!({"containers": [{"name": "main", "image": "warren.dev/host", "command": ["sleep", "1000"]}]})
+}
+
+async fn become_ready(client: &Client, names: &[&str]) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
     let ready = async {
-        for name in ["box", "pretender"] {
+        for name in names {
             loop {
                 let pod = pods.get_opt(name).await.expect("read the pod");
                 let status = pod.and_then(|pod| pod.status).unwrap_or_default();
@@ -118,6 +127,95 @@ async fn a_sandbox_is_reached_by_its_name_and_no_other_pod_is() {
         }
     };
     tokio::time::timeout(Duration::from_secs(120), ready).await.expect("the pods become ready");
+}
+
+/// Root is another user there than the one whose home it is.
+#[tokio::test]
+async fn another_user_gets_in_with_a_token_for_one_sandbox() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can be two users");
+        return;
+    }
+    let Some(home) = LocalHome::of_an_ordinary_user() else { return };
+    home.up();
+    let client = home.client().await;
+    create_box(&client).await;
+    become_ready(&client, &["box"]).await;
+    let token =
+        home.warren(&["token", "create", "box", "--ttl", "10m", "--port", "8888"]).stdout.trim().to_owned();
+    let key = std::fs::metadata(home.path().join("router-token-key")).expect("the key is there");
+    assert_eq!(key.permissions().mode() & 0o777, 0o600);
+    let url = url(&home);
+    tokio::task::spawn_blocking(move || {
+        let bearer = format!("Authorization: Bearer {token}\r\n");
+        let status = |answer: &str| answer.get(9..12).unwrap_or_default().to_owned();
+        let answer = ask(&url, &format!("X-Sandbox-ID: box\r\n{bearer}"));
+        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("\"status\""), "{answer}");
+        assert_eq!(status(&ask(&url, "X-Sandbox-ID: box\r\n")), "403");
+        assert_eq!(
+            status(&ask(&url, "X-Sandbox-ID: box\r\nAuthorization: Bearer v2.local.e30.AA\r\n")),
+            "401"
+        );
+        assert_eq!(
+            status(&ask(&url, &format!("X-Sandbox-ID: box\r\nX-Sandbox-Port: 22\r\n{bearer}"))),
+            "403"
+        );
+        assert_eq!(status(&ask(&url, &format!("X-Sandbox-ID: other\r\n{bearer}"))), "403");
+
+        // A browser: the token moves from the URL to a cookie.
+        let first = ask_by_host(&url, BOX, &format!("/?warren-token={token}"), "");
+        assert!(first.starts_with("HTTP/1.1 302 ") && first.contains("\r\nlocation: /\r\n"), "{first}");
+        let cookie = first.lines().find_map(|line| line.strip_prefix("set-cookie: ")).expect("a cookie");
+        let cookie = format!("Cookie: {}\r\n", cookie.split(';').next().expect("a pair"));
+        assert_eq!(status(&ask_by_host(&url, BOX, "/", &cookie)), "200");
+        let evil = format!("{cookie}Origin: https://evil.example\r\n");
+        assert_eq!(status(&ask_by_host(&url, BOX, "/", &evil)), "403");
+    })
+    .await
+    .expect("ask");
+}
+
+#[tokio::test]
+async fn a_browser_of_the_homes_user_reaches_a_sandbox_below_localhost() {
+    let Some(home) = LocalHome::new() else { return };
+    home.up();
+    let client = home.client().await;
+    create_box(&client).await;
+    become_ready(&client, &["box"]).await;
+    let url = url(&home);
+    tokio::task::spawn_blocking(move || {
+        let own = ask_by_host(&url, BOX, "/", &format!("Origin: http://{BOX}\r\n"));
+        assert!(own.starts_with("HTTP/1.1 200 ") && own.contains("\"status\""), "{own}");
+        for (host, headers, status) in [
+            (BOX, "Origin: https://evil.example\r\n", "403"),
+            (BOX, "Origin: http://8888-other.default.localhost\r\n", "403"),
+            ("8888-box.default.evil.example", "", "403"),
+            ("8888-box.localhost", "", "400"),
+            ("8888-nothing.default.localhost", "", "502"),
+        ] {
+            let answer = ask_by_host(&url, host, "/", headers);
+            assert_eq!(answer.get(9..12), Some(status), "{host} {headers}: {answer}");
+        }
+    })
+    .await
+    .expect("ask");
+}
+
+#[tokio::test]
+async fn a_sandbox_is_reached_by_its_name_and_no_other_pod_is() {
+    let Some(home) = LocalHome::new() else { return };
+    home.up();
+    let url = url(&home);
+    let client = home.client().await;
+    create_box(&client).await;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+    // A pod with the label of a sandbox's and no Sandbox.
+    let pod = json!({
+        "metadata": {"name": "pretender", "labels": {"agents.x-k8s.io/sandbox-name-hash": "0"}},
+        "spec": pod_spec(),
+    });
+    pods.create(&PostParams::default(), &serde_json::from_value(pod).expect("a pod")).await.expect("create");
+    become_ready(&client, &["box", "pretender"]).await;
     let (answer, pretender, nobody) = tokio::task::spawn_blocking(move || {
         let by_name = |name: &str| ask(&url, &format!("X-Sandbox-ID: {name}\r\n"));
         (by_name("box"), by_name("pretender"), by_name("nobody"))

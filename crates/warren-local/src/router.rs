@@ -36,7 +36,7 @@ const APP: &str = "sandbox-router";
 const PORT: u16 = 8080;
 
 /// Where browsers of other users have their token: the first request in the query, the others in a cookie.
-const QUERY_PARAM: &str = "token";
+const QUERY_PARAM: &str = "warren-token";
 const COOKIE: &str = "warren-sandbox";
 
 /// The pod behind the Service.

@@ -77,10 +77,13 @@ pub(crate) struct Admitted {
     pub(crate) sandbox_uid: Option<String>,
 }
 
+/// The SHA-256 of a token: tokens are kept no longer than their request.
+type Digest = [u8; 32];
+
 /// The right that the API server is asked about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Right {
-    token: String,
+    token: Digest,
     verb: &'static str,
     namespace: String,
     name: String,
@@ -90,7 +93,7 @@ struct Right {
 pub(crate) struct Gate {
     client: Client,
     mode: Authorization,
-    users: Mutex<Remembered<String, Option<UserInfo>>>,
+    users: Mutex<Remembered<Digest, Option<UserInfo>>>,
     rights: Mutex<Remembered<Right, bool>>,
 }
 
@@ -137,9 +140,11 @@ impl Gate {
     }
 
     async fn review(&self, settings: &TokenReviews, token: &str, ask: &Ask<'_>) -> Result<(), Failure> {
-        let user = self.user(settings, token).await?.ok_or(Failure::Unauthorized(WRONG_TOKEN))?;
+        let mut digest = Digest::default();
+        digest.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, token.as_bytes()).as_ref());
+        let user = self.user(settings, token, digest).await?.ok_or(Failure::Unauthorized(WRONG_TOKEN))?;
         let right = Right {
-            token: token.to_owned(),
+            token: digest,
             verb: verb(ask.method, ask.is_upgrade),
             namespace: ask.namespace.to_owned(),
             name: ask.name.to_owned(),
@@ -157,8 +162,13 @@ impl Gate {
         if allowed { Ok(()) } else { Err(forbidden) }
     }
 
-    async fn user(&self, settings: &TokenReviews, token: &str) -> Result<Option<UserInfo>, Failure> {
-        let known = lock(&self.users).get(token, Instant::now());
+    async fn user(
+        &self,
+        settings: &TokenReviews,
+        token: &str,
+        digest: Digest,
+    ) -> Result<Option<UserInfo>, Failure> {
+        let known = lock(&self.users).get(&digest, Instant::now());
         if let Some(known) = known {
             return Ok(known);
         }
@@ -174,7 +184,7 @@ impl Gate {
             || status.audiences.iter().flatten().any(|audience| settings.audiences.contains(audience));
         let user = status.user.filter(|_| status.authenticated == Some(true) && is_for_us);
         let user = user.filter(|user| user.username.as_ref().is_some_and(|name| !name.is_empty()));
-        lock(&self.users).keep(token.to_owned(), user.clone(), Instant::now() + settings.ttl);
+        lock(&self.users).keep(digest, user.clone(), Instant::now() + settings.ttl);
         Ok(user)
     }
 

@@ -160,15 +160,17 @@ impl Shared {
             is_upgrade,
             path,
         };
+        // Only a token that is needed and checked shows that no other page has made the request.
+        let is_open = peer.access == Access::Owner || !self.gate.takes_tokens();
+        let shown = credential.as_ref().filter(|_| !is_open);
         let admitted = async {
-            browser.check_origin(map, &target, &method, credential.as_ref().map(|it| it.source))?;
+            browser.check_origin(map, &target, &method, shown.map(|it| it.source))?;
             match peer.access {
                 Access::Owner => Ok(None),
-                _ => Ok(self
-                    .gate
-                    .admit(credential.as_ref().map(|it| it.token.as_str()), &ask)
-                    .await?
-                    .sandbox_uid),
+                _ => {
+                    let admitted = self.gate.admit(shown.map(|it| it.token.as_str()), &ask).await?;
+                    Ok(admitted.sandbox_uid)
+                }
             }
         };
         let only_uid = admitted.await.inspect_err(|_: &Failure| self.metrics.decision(None))?;
@@ -195,7 +197,7 @@ impl Shared {
             }
             self.metrics.decision(Some(&route.namespace));
             measured.namespace.clone_from(&route.namespace);
-            let first = credential.and_then(|it| browser.hand_over(&it, &target, &method, is_upgrade));
+            let first = shown.and_then(|it| browser.hand_over(it, &target, &method, is_upgrade));
             if let Some(answer) = first {
                 return Ok(Outcome::Own(answer));
             }

@@ -201,3 +201,18 @@ async fn another_user_of_the_machine_needs_a_token_where_its_owner_needs_none() 
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{headers}: {answer}");
     }
 }
+
+/// A page of another origin can add a query to a URL. Where no token is needed, that must not stand for one.
+#[tokio::test]
+async fn a_made_up_token_in_the_query_is_no_way_around_the_check_of_origins() {
+    let key = key();
+    let check = std::sync::Arc::new(|_, _| true);
+    let setting = Setting::with(believes(&key), |listener| listener.check = Some(check)).await;
+    let page = "/s/default/box/8888/page?token=x";
+    let evil = setting.ask(&get(page, "Origin: https://evil.example\r\n")).await;
+    assert!(evil.starts_with("HTTP/1.1 403 "), "{evil}");
+    assert_eq!(setting.dialled.load(Ordering::SeqCst), 0);
+    // For the owner's own browser there is nothing to hand over.
+    let (own, _) = setting.exchange(&get(page, ""), OK).await;
+    assert!(own.starts_with("HTTP/1.1 200 ") && !own.contains("set-cookie"), "{own}");
+}
