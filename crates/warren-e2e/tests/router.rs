@@ -1,14 +1,18 @@
 //! The router of the local home: who may use it, how it is found, and that restarts do not move it.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Pod, Service, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use kube::Client;
 use kube::api::{Api, DeleteParams, PostParams};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use warren_api::Sandbox;
 use warren_e2e::local_home::LocalHome;
@@ -226,5 +230,91 @@ async fn a_sandbox_is_reached_by_its_name_and_no_other_pod_is() {
     for (name, answer) in [("pretender", pretender), ("nobody", nobody)] {
         assert!(answer.starts_with("HTTP/1.1 502 "), "{answer}");
         assert!(answer.contains(&format!("Could not connect to the backend sandbox: {name}")), "{answer}");
+    }
+}
+
+/// Answers of `warren router`, a process of its own, that asks the home's API server about its clients.
+#[tokio::test]
+async fn users_of_the_cluster_reach_the_sandboxes_that_their_roles_name() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: pods have addresses only in root's home");
+        return;
+    }
+    let Some(home) = LocalHome::new() else { return };
+    home.up();
+    let client = home.client().await;
+    create_box(&client).await;
+    become_ready(&client, &["box"]).await;
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    let mut tokens = Vec::new();
+    for name in ["friend", "stranger"] {
+        create(&accounts, json!({"metadata": {"name": name}})).await;
+        let request = serde_json::from_value(json!({"metadata": {}, "spec": {"audiences": []}}));
+        let request: TokenRequest = request.expect("a request for a token");
+        let answer = accounts.create_token_request(name, &PostParams::default(), &request).await;
+        tokens.push(answer.expect("make a token").status.unwrap_or_default().token.unwrap_or_default());
+    }
+    let (friend, stranger) = (tokens[0].clone(), tokens[1].clone());
+    let role = json!({"metadata": {"name": "box"}, "rules": [{
+        "apiGroups": ["agents.x-k8s.io"], "resources": ["sandboxes/proxy"], "resourceNames": ["box"], "verbs": ["get"],
+    }]});
+    create(&Api::<Role>::namespaced(client.clone(), "default"), role).await;
+    let binding = json!({
+        "metadata": {"name": "box"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "box"},
+        "subjects": [{"kind": "ServiceAccount", "name": "friend", "namespace": "default"}],
+    });
+    create(&Api::<RoleBinding>::namespaced(client.clone(), "default"), binding).await;
+
+    let mut command = home.command();
+    command.args(["router", "--authz-mode=tokenreview", "--http-bind-address=127.0.0.1:0"]);
+    command.args(["--metrics-bind-address=0", "--health-probe-bind-address=0", "--kubeconfig"]);
+    let router = command.arg(home.path().join("kubeconfig")).stderr(Stdio::piped()).spawn();
+    let mut router = Running(router.expect("start the router"));
+    let log = BufReader::new(router.0.stderr.take().expect("piped"));
+    let ready = log.lines().map_while(Result::ok).find(|line| line.contains("ready address="));
+    let ready = ready.expect("the router becomes ready");
+    let address = ready.split("address=").nth(1).and_then(|rest| rest.split(' ').next()).expect("an address");
+    let url = format!("http://{address}");
+    tokio::task::spawn_blocking(move || {
+        let ask = |token: &str, id: &str, method: &str| {
+            let stream = TcpStream::connect(url.strip_prefix("http://").expect("a URL"));
+            let mut stream = stream.expect("connect");
+            write!(
+                stream,
+                "{method} / HTTP/1.1\r\nHost: router\r\nConnection: close\r\nX-Sandbox-ID: {id}\r\n\
+                 Authorization: Bearer {token}\r\nContent-Length: 0\r\n\r\n"
+            )
+            .expect("write");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("read");
+            answer.get(9..12).unwrap_or_default().to_owned()
+        };
+        assert_eq!(ask(&friend, "box", "GET"), "200");
+        assert_eq!(ask(&friend, "box", "POST"), "403");
+        assert_eq!(ask(&friend, "other", "GET"), "403");
+        assert_eq!(ask(&stranger, "box", "GET"), "403");
+        assert_eq!(ask("made-up", "box", "GET"), "401");
+        assert_eq!(ask("", "box", "GET"), "401");
+    })
+    .await
+    .expect("ask");
+}
+
+async fn create<K>(api: &Api<K>, object: serde_json::Value)
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug + Serialize,
+{
+    let object = serde_json::from_value(object).expect("an object");
+    api.create(&PostParams::default(), &object).await.expect("create");
+}
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
