@@ -2,7 +2,9 @@
 //!
 //! A sandbox from an image is a `Sandbox`; one from a pool or a template is a `SandboxClaim`, so that the controllers
 //! apply the template's rules. Either has a shutdown time from the start, which its owner moves on for as long as it
-//! lives ([`renew`]): after `kill -9` of the owner, the controller deletes the sandbox.
+//! lives ([`renew`], [`keep`]): after `kill -9` of the owner, the controller deletes the sandbox.
+
+mod held;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,6 +28,8 @@ use warren_api::{
     Sandbox, SandboxClaim, SandboxClaimSpec, SandboxSpec, SandboxTemplate, SandboxWarmPool,
     SandboxWarmPoolSpec,
 };
+
+pub use held::{Held, LEASE, container_of, default_container, is_controlled_by, keep, ready, stay};
 
 use crate::sandbox::{self, Progress, SandboxError, SandboxKey, Standing, WaitError};
 
@@ -281,8 +285,9 @@ pub async fn wait_ready(client: &Client, launched: Launched, within: Duration) -
     };
     let key = Launched::Claim(claim.clone()).key();
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), &key.namespace);
+    let uid = claim.uid();
     let settled = |claim: Option<&SandboxClaim>| match claim {
-        Some(claim) => !matches!(claim_progress(claim), Progress::Waiting(_)),
+        Some(claim) => claim.uid() != uid || !matches!(claim_progress(claim), Progress::Waiting(_)),
         None => true,
     };
     let seen =
@@ -294,10 +299,16 @@ pub async fn wait_ready(client: &Client, launched: Launched, within: Duration) -
             }
             Err(_) => claims.get_opt(&key.name).await.map_err(failed("read", &key))?,
         };
+    // A later claim of the same name is another one.
+    let seen = seen.filter(|claim| claim.uid() == uid);
     let Some(claim) = seen else { return Err(WaitError::Deleted { sandbox: key }) };
     match claim_progress(&claim) {
         Progress::Ready => match behind_claim(client, &claim).await? {
-            Some(sandbox) => Ok(sandbox),
+            Some(sandbox) if is_controlled_by(&sandbox, uid.as_deref()) => Ok(sandbox),
+            Some(sandbox) => {
+                let message = format!("sandbox `{}` does not belong to the claim", sandbox.name_any());
+                Err(held::not_ours(key, message))
+            }
             None => Err(WaitError::Deleted { sandbox: key }),
         },
         Progress::Ended(standing) => Err(WaitError::Ended { sandbox: key, standing: Box::new(standing) }),
@@ -323,6 +334,7 @@ fn claim_progress(claim: &SandboxClaim) -> Progress {
         Some(
             Reason::InvalidMetadata
                 | Reason::EnvVarsInjectionRejected
+                | Reason::VolumeClaimTemplatesError
                 | Reason::ClaimExpired
                 | Reason::SandboxExpired
                 | Reason::SandboxSuspended

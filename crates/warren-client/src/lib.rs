@@ -7,7 +7,6 @@
 
 pub mod connect;
 pub mod exec;
-pub mod holding;
 pub mod home;
 pub mod images;
 pub mod launch;

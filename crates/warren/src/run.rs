@@ -1,6 +1,6 @@
 //! `warren run`: a sandbox for one command, with this checkout in it.
 //!
-//! The sandbox has a lease ([`holding`](warren_client::holding)), so that it ends by itself if this process is killed.
+//! The sandbox has a lease ([`launch`](warren_client::launch)), so that it ends by itself if this process is killed.
 //! Renewing the lease is the only write besides the create and the delete, and a short command never comes to it.
 
 mod files;
@@ -8,14 +8,21 @@ mod publish;
 mod refused;
 mod wanted;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::io::{AsyncRead, Empty};
 use tokio::sync::mpsc;
+use warren_api::Sandbox;
+use warren_api::blueprint::PodMetadata;
+use warren_api::sandbox::ShutdownPolicy;
 use warren_client::exec::{self, Exec, ExecError, ExecRequest, Streams};
-use warren_client::holding::{Held, Holding, LEASE};
 use warren_client::kube::Client;
+use warren_client::launch::{self, Held, LEASE, Launch, Launched, Source};
+use warren_client::sandbox::{self, SandboxKey};
 use warren_client::sync::Place;
 
 use crate::cli;
@@ -83,20 +90,15 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     }
 
     // Not given up at a signal: only the answer says if the server has made the object.
-    let namespace = &arguments.place.namespace;
-    let holding = match (&arguments.pool, &arguments.template) {
-        (Some(pool), _) => Holding::of_pool(&client, namespace, &name, pool).await?,
-        (_, Some(template)) => Holding::of_template(&client, namespace, &name, template).await?,
-        _ => Holding::sandbox(&client, namespace, new).await?,
-    };
+    let launched = create(&client, arguments, &name, new).await?;
     timings.mark("create");
 
     let variables = environment::script(&variables);
     let mut session = Session { client: &client, arguments, tty, variables: &variables, files };
     let mut held = None;
     let result = tokio::select! {
-        result = session.serve(&holding, listening, &mut held, &mut signals, timings) => result,
-        never = holding.keep(&client) => match never {},
+        result = session.serve(&launched, listening, &mut held, &mut signals, timings) => result,
+        never = launch::keep(&client, &launched) => match never {},
     };
     timings.mark("command");
     signals.end_at_the_next();
@@ -104,8 +106,8 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     let failed = !matches!(result, Ok(0));
     let keep = arguments.keep || arguments.sync_only || arguments.keep_on_failure && failed;
     let ended = match keep && held.is_some() {
-        true => holding.stay(&client).await,
-        false => holding.delete(&client).await,
+        true => launch::stay(&client, &launched).await,
+        false => launch::delete(&client, &launched).await,
     };
     if let Err(error) = ended {
         let error = anyhow::Error::from(error)
@@ -116,13 +118,44 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     timings.mark("delete");
     if let Some(held) = &held {
         if keep {
-            say_kept(&holding.key().name, arguments);
+            say_kept(&launched.key().name, arguments);
         }
         if failed {
             refused::say(&client, &held.place, arguments).await;
         }
     }
     result
+}
+
+/// Asks for the sandbox, with a lease that begins now.
+async fn create(
+    client: &Client,
+    arguments: &cli::Run,
+    name: &str,
+    mut new: Sandbox,
+) -> anyhow::Result<Launched> {
+    let namespace = &arguments.place.namespace;
+    let until = sandbox::lease_end(Timestamp::now(), LEASE);
+    let source = match (&arguments.pool, &arguments.template) {
+        (Some(pool), _) => Source::Pool(pool.clone()),
+        (_, Some(template)) => Source::Template(template.clone()),
+        _ => {
+            new.spec.shutdown_time = Some(Time(until));
+            new.spec.shutdown_policy = ShutdownPolicy::Delete;
+            let made = sandbox::create(client, namespace, &new).await?;
+            return Ok(Launched::Sandbox(Box::new(made)));
+        }
+    };
+    let launch = Launch {
+        key: SandboxKey { namespace: namespace.clone(), name: name.to_owned() },
+        source,
+        labels: BTreeMap::new(),
+        pod_metadata: PodMetadata::default(),
+        env: BTreeMap::new(),
+        limits: BTreeMap::new(),
+        until,
+    };
+    Ok(launch::launch(client, &launch).await?)
 }
 
 fn say_kept(name: &str, arguments: &cli::Run) {
@@ -147,7 +180,7 @@ impl Session<'_> {
     /// Waits for the sandbox, sends files, runs the command, and brings files back.
     async fn serve(
         &mut self,
-        holding: &Holding,
+        launched: &Launched,
         listening: Listening,
         held: &mut Option<Held>,
         signals: &mut Signals,
@@ -155,7 +188,7 @@ impl Session<'_> {
     ) -> anyhow::Result<i32> {
         let place = tokio::select! {
             signal = signals.ending() => return Ok(signal.exit_code()),
-            ready = self.ready(holding) => held.insert(ready?).place.clone(),
+            ready = self.ready(launched) => held.insert(ready?).place.clone(),
         };
         timings.mark("ready");
         listening.serve(self.client, &place);
@@ -184,10 +217,10 @@ impl Session<'_> {
         Ok(code)
     }
 
-    async fn ready(&self, holding: &Holding) -> anyhow::Result<Held> {
+    async fn ready(&self, launched: &Launched) -> anyhow::Result<Held> {
         let within = Duration::from_secs(self.arguments.ready_timeout);
-        let what = || format!("waiting for sandbox `{}` to become Ready", holding.key());
-        Ok(progress::show_if_slow(what, holding.ready(self.client, within)).await?)
+        let what = || format!("waiting for sandbox `{}` to become Ready", launched.key());
+        Ok(progress::show_if_slow(what, launch::ready(self.client, launched, within)).await?)
     }
 
     /// Sends what the command needs, and returns how to run it; nothing, if it is only to be sent.

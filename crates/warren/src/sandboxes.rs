@@ -12,9 +12,9 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use warren_api::{Sandbox, SandboxClaim};
 use warren_client::exec::ExecRequest;
-use warren_client::holding::container_of;
 use warren_client::kube::api::{Api, ListParams, LogParams};
 use warren_client::kube::{Client, ResourceExt as _};
+use warren_client::launch::container_of;
 use warren_client::sandbox;
 use warren_client::sync::Place;
 
