@@ -131,6 +131,15 @@ pub const UPDATED_REPLICAS: &str = "warren.dev/updated-replicas";
 /// edit of the template is noticed.
 pub const POD_TEMPLATE_FINGERPRINT: &str = "warren.dev/pod-template-fingerprint";
 
+/// On the claim or sandbox of a lease: the fingerprint of the place that the lease is valid in.
+pub const PROVIDER_SCOPE: &str = "warren.dev/provider-scope";
+
+/// On the claim or sandbox of a lease: the directory for files and commands, if one was chosen.
+pub const WORKDIR: &str = "warren.dev/workdir";
+
+/// On the claim or sandbox of a lease: the container for commands, if one was chosen.
+pub const CONTAINER: &str = "warren.dev/container";
+
 /// kubectl's own copy of an object: as large as the object, and only kubectl reads it, so we do not keep it. A pod that was pasted into
 /// a template brings one along, and on the Pod it would be a copy of something else.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";

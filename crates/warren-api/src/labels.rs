@@ -41,6 +41,18 @@ pub const CLAIM_UID: &str = "agents.x-k8s.io/claim-uid";
 /// Who asked for the sandbox: free text on a claim or Sandbox, one of a few words on the Pod.
 pub const CREATED_BY: &str = "agents.x-k8s.io/created-by";
 
+/// Which client made a claim or sandbox for a lease: [`PROVIDER_AGENT_SANDBOX`].
+pub const PROVIDER: &str = "warren.dev/provider";
+
+/// The value of [`PROVIDER`] that the command line writes.
+pub const PROVIDER_AGENT_SANDBOX: &str = "agent-sandbox";
+
+/// Id of the lease that a claim or sandbox was made for.
+pub const LEASE_ID: &str = "warren.dev/lease-id";
+
+/// What the user calls that lease.
+pub const SLUG: &str = "warren.dev/slug";
+
 /// Name of the assigned sandbox on a claim, as older controllers wrote it. The annotation of the same key
 /// replaced it; a label that is found is moved there.
 pub const LEGACY_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";

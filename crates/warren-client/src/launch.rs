@@ -193,16 +193,7 @@ async fn from_template(client: &Client, launch: &Launch, template: &str) -> Resu
         namespace: namespace.clone(),
     })?;
     let claim = create_claim(client, launch, &launch.key.name).await?;
-    let spec = SandboxWarmPoolSpec {
-        replicas: 0,
-        sandbox_template_ref: SandboxTemplateReference { name: template.to_owned() },
-        update_strategy: None,
-    };
-    let mut pool = SandboxWarmPool::new(&launch.key.name, spec);
-    pool.metadata.labels = Some(launch.labels.clone());
-    pool.metadata.owner_references = claim.controller_owner_ref(&()).map(|owner| vec![owner]);
-    let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), namespace);
-    if let Err(error) = pools.create(&PostParams::default(), &pool).await {
+    if let Err(error) = create_pool_of(client, &claim, template, &launch.labels).await {
         let launched = Launched::Claim(Box::new(claim));
         if let Err(error) = delete(client, &launched).await {
             tracing::warn!(sandbox = %launch.key, %error, "claim left to its lease");
@@ -210,6 +201,25 @@ async fn from_template(client: &Client, launch: &Launch, template: &str) -> Resu
         return Err(failed("create the pool of", &launch.key)(error).into());
     }
     Ok(Launched::Claim(Box::new(claim)))
+}
+
+/// Creates an empty pool on a template, under the name of the claim that owns it.
+pub async fn create_pool_of(
+    client: &Client,
+    claim: &SandboxClaim,
+    template: &str,
+    labels: &BTreeMap<String, String>,
+) -> kube::Result<()> {
+    let spec = SandboxWarmPoolSpec {
+        replicas: 0,
+        sandbox_template_ref: SandboxTemplateReference { name: template.to_owned() },
+        update_strategy: None,
+    };
+    let mut pool = SandboxWarmPool::new(&claim.name_any(), spec);
+    pool.metadata.labels = Some(labels.clone());
+    pool.metadata.owner_references = claim.controller_owner_ref(&()).map(|owner| vec![owner]);
+    let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
+    pools.create(&PostParams::default(), &pool).await.map(drop)
 }
 
 async fn create_claim(client: &Client, launch: &Launch, pool: &str) -> Result<SandboxClaim, SandboxError> {

@@ -16,7 +16,7 @@ use crate::glob::Glob;
 use crate::progress;
 
 /// Where a checkout is in the sandbox, if nothing else is said.
-const WORKDIR: &str = "/workspace";
+pub const WORKDIR: &str = "/workspace";
 
 /// What is sent, and to which directory.
 #[derive(Debug)]
@@ -40,7 +40,8 @@ struct Source {
 impl Files {
     /// Chooses the files: a named directory, else the checkout that the current directory is in, else none. A
     /// directory that is no checkout is never sent without being named: it could be a home directory.
-    pub fn choose(arguments: &cli::Run) -> anyhow::Result<Self> {
+    /// A lease has a work directory also when nothing is sent: `of_lease`.
+    pub fn choose(arguments: &cli::Run, of_lease: Option<&str>) -> anyhow::Result<Self> {
         let here = std::env::current_dir().context("find the current directory");
         let root = match (&arguments.sync, arguments.no_sync) {
             (_, true) => None,
@@ -60,10 +61,10 @@ impl Files {
                     "No files are sent: the current directory is in no git checkout (`--sync DIR` sends one)"
                 );
             }
-            let workdir = arguments.workdir.clone();
+            let workdir = arguments.workdir.clone().or_else(|| of_lease.map(str::to_owned));
             return Ok(Self { source: None, directory: workdir.clone(), workdir });
         }
-        let workdir = arguments.workdir.clone().unwrap_or_else(|| WORKDIR.to_owned());
+        let workdir = arguments.workdir.as_deref().or(of_lease).unwrap_or(WORKDIR).to_owned();
         sync::check_directory(&workdir)?;
         let source = root.map(|root| Source::list(root, arguments.exclude.clone(), arguments.sync_large));
         // From a directory inside the checkout, the command runs in the same one of the copy.
