@@ -117,6 +117,35 @@ fn doctor_examines_the_cluster_of_a_context_and_creates_nothing() {
 }
 
 #[test]
+fn tools_of_the_home_directory_are_shown_read_only_where_the_home_allows_it() {
+    let Some(home) = LocalHome::new() else { return };
+    let tools = tempfile::tempdir().expect("make a directory");
+    for directory in ["cargo/bin", "rustup"] {
+        std::fs::create_dir_all(tools.path().join(directory)).expect("make a directory");
+    }
+    std::fs::write(tools.path().join("cargo/credentials.toml"), "secret").expect("write");
+    let tool = tools.path().join("cargo/bin/mytool");
+    std::fs::write(&tool, "#!/bin/sh\necho $RUSTUP_HOME; : > $0.new 2>/dev/null || echo read-only\n")
+        .expect("write");
+    std::fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .expect("make it executable");
+    let run = |words: &[&str]| {
+        let mut command = home.command();
+        command.env("CARGO_HOME", tools.path().join("cargo")).env("RUSTUP_HOME", tools.path().join("rustup"));
+        command.env("PATH", format!("{}/cargo/bin:/usr/bin:/bin", tools.path().display()));
+        Ended::from(command.args([&["run", "--toolchain", "cargo"], words].concat()).output().expect("run"))
+    };
+    let seen = run(&["mytool"]);
+    assert!(seen.code == Some(125) && seen.stderr.contains("--allow-host-path"), "{seen:?}");
+    assert_eq!(home.warren(&["down"]).code, Some(0));
+    let allowed = tools.path().to_str().expect("UTF-8");
+    assert_eq!(home.warren(&["up", "--detach", "--allow-host-path", allowed]).code, Some(0));
+    assert_eq!(run(&["mytool"]), said(0, &format!("{allowed}/rustup\nread-only\n")));
+    assert_eq!(run(&["sh", "-c", "ls -A \"$RUSTUP_HOME/../cargo\""]), said(0, "bin\n"), "no credentials");
+    home.assert_nothing_left();
+}
+
+#[test]
 fn help_of_each_command_is_there_and_says_how_it_is_used() {
     let Some(home) = LocalHome::new() else { return };
     let help = home.warren(&["--help"]).stdout;

@@ -143,6 +143,10 @@ async fn lease_serves_many_commands_and_ends_when_it_is_stopped(world: &World) {
         said(0, "/workspace\nb\n")
     );
     assert_eq!(home.warren(&["exec", "mine", "--", "cat", "/workspace/kept"]), said(0, "b\n"));
+    let mut sync = home.command();
+    let words = ["run", "--id", "mine", "--sync", ".", "--sync-delete", "ls -A"];
+    let seen = Ended::from(sync.current_dir(directory.path()).args(words).output().expect("run"));
+    assert_eq!(seen, said(0, "file\n"), "what was not sent is gone");
 
     assert_eq!(home.warren(&["status", "mine", "--wait"]).code, Some(0));
     let listed = home.warren(&["list", "--output", "json"]);

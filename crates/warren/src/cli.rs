@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use warren_local::{HostPath, NamedRuntime};
 
-use crate::run::Publication;
+use crate::run::{Publication, Toolchain};
 use crate::{config, controller, history, leases, node, oci, pools, router};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
@@ -249,6 +249,13 @@ pub struct Run {
     /// Send the files however many and large they are
     #[arg(long, conflicts_with = "no_sync")]
     pub sync_large: bool,
+    /// Delete what is in the work directory of the sandbox and not sent, such as files that were deleted here
+    #[arg(long, conflicts_with = "no_sync")]
+    pub sync_delete: bool,
+    /// Show the tools of your home directory to the sandbox, read-only; the home has to be told, see docs/run.md
+    #[arg(long, value_enum, value_name = "TOOLS", value_delimiter = ',',
+        conflicts_with_all = ["id", "pool", "template"])]
+    pub toolchain: Vec<Toolchain>,
     /// Bring changed files back afterwards: those that git does not ignore, or those of this pattern (`dist/**`)
     #[arg(long, value_name = "GLOB", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with = "no_sync")]

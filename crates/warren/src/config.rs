@@ -26,7 +26,7 @@ pub struct Key {
 }
 
 /// All settings.
-pub const KEYS: [Key; 14] = [
+pub const KEYS: [Key; 15] = [
     Key { name: "context", default: "", project: false, check: anything },
     Key { name: "kubeconfig", default: "", project: false, check: absolute_paths },
     Key { name: "namespace", default: "default", project: false, check: plain_name },
@@ -40,6 +40,7 @@ pub const KEYS: [Key; 14] = [
     Key { name: "forget-missing", default: "false", project: false, check: is_bool },
     Key { name: "ttl", default: "1h", project: true, check: is_duration },
     Key { name: "idle-timeout", default: "30m", project: true, check: is_duration },
+    Key { name: "sync-delete", default: "false", project: true, check: is_bool },
     Key { name: "exclude", default: "", project: true, check: anything },
 ];
 

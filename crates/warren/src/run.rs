@@ -7,6 +7,7 @@ mod files;
 mod leased;
 mod publish;
 mod refused;
+mod toolchain;
 pub mod wanted;
 
 use std::collections::BTreeMap;
@@ -41,6 +42,7 @@ use crate::words;
 use files::Files;
 use publish::Listening;
 pub use publish::Publication;
+pub use toolchain::Toolchain;
 
 /// The exit code of a command that a closed pipe ended.
 const BROKEN_PIPE: i32 = 128 + 13;
@@ -118,6 +120,7 @@ fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result
     }
     arguments.workdir = config.text("workdir").map(str::to_owned);
     arguments.container = config.text("container").map(str::to_owned);
+    arguments.sync_delete |= config.is("sync-delete") && !arguments.no_sync;
     arguments.exclude.splice(0..0, config.list("exclude"));
     // A test suite on one's own machine may take longer than ten minutes; elsewhere it holds what others wait for.
     let has_end = arguments.id.is_some() || !destination.is_local() || config.is_said("exec-timeout");
@@ -136,7 +139,9 @@ async fn session(
     let variables = environment::variables(&arguments.env, tty, |name| std::env::var(name).ok())?;
     let files = Files::choose(arguments, None)?;
     let name = arguments.name.clone().unwrap_or_else(random_name);
-    let new = wanted::wanted(arguments, &name, files.workdir(), destination.is_local())?;
+    let mut new = wanted::wanted(arguments, &name, files.workdir(), destination.is_local())?;
+    let shown = toolchain::Shown::find(&arguments.toolchain, destination.is_local())?;
+    shown.mount(&mut new);
     let mut signals = Signals::listen().context("listen for signals")?;
     let listening = Listening::begin(&arguments.publish).await?;
     timings.mark("prepare");
@@ -158,7 +163,7 @@ async fn session(
     let launched = create(&client, arguments, &name, new, &destination.namespace).await?;
     timings.mark("create");
 
-    let variables = environment::script(&variables);
+    let variables = format!("{}{}", shown.script(), environment::script(&variables));
     let mut session = Session { client: &client, arguments, tty, variables: &variables, files, guard: None };
     let mut held = None;
     let within = destination.config.duration("sandbox-ready-timeout");
@@ -182,6 +187,9 @@ async fn session(
         eprintln!("warning: {}", crate::report::chain(&error));
     }
     timings.mark("delete");
+    if held.is_none() && failed {
+        shown.hint();
+    }
     if let Some(held) = &held {
         if keep {
             say_kept(&launched.key().name, arguments, destination);
@@ -351,7 +359,7 @@ impl Session<'_> {
             "" => None,
             variables => match store_variables(self.client, place, variables).await {
                 // An image without a shell does without the kind of terminal.
-                Err(_) if self.arguments.env.is_empty() => None,
+                Err(_) if self.arguments.env.is_empty() && self.arguments.toolchain.is_empty() => None,
                 stored => Some(stored?),
             },
         };

@@ -26,6 +26,8 @@ pub struct Files {
     workdir: Option<String>,
     /// Where the command runs.
     directory: Option<String>,
+    /// Whether entries of the work directory that are not sent are deleted.
+    replace: bool,
 }
 
 #[derive(Debug)]
@@ -62,7 +64,7 @@ impl Files {
                 );
             }
             let workdir = arguments.workdir.clone().or_else(|| of_lease.map(str::to_owned));
-            return Ok(Self { source: None, directory: workdir.clone(), workdir });
+            return Ok(Self { source: None, directory: workdir.clone(), workdir, replace: false });
         }
         let workdir = arguments.workdir.as_deref().or(of_lease).unwrap_or(WORKDIR).to_owned();
         sync::check_directory(&workdir)?;
@@ -78,7 +80,12 @@ impl Files {
             Some("") | None => workdir.clone(),
             Some(inside) => format!("{}/{inside}", workdir.trim_end_matches('/')),
         };
-        Ok(Self { source, workdir: Some(workdir), directory: Some(directory) })
+        Ok(Self {
+            source,
+            workdir: Some(workdir),
+            directory: Some(directory),
+            replace: arguments.sync_delete,
+        })
     }
 
     /// Returns the directory of the sandbox that files are sent to.
@@ -100,7 +107,12 @@ impl Files {
         source.checkouts = manifest.without_entries();
         let count = manifest.entries.len();
         let token = super::random_name();
-        let sending = sync::upload(client, place, manifest, workdir, &token);
+        let sending = async {
+            match self.replace {
+                true => sync::replace(client, place, manifest, workdir, &token).await,
+                false => sync::upload(client, place, manifest, workdir, &token).await,
+            }
+        };
         let what = || format!("sending {count} files of `{root}`");
         Ok(Some(progress::show_if_slow(what, sending).await?))
     }
