@@ -125,7 +125,7 @@ fn tools_of_the_home_directory_are_shown_read_only_where_the_home_allows_it() {
     }
     std::fs::write(tools.path().join("cargo/credentials.toml"), "secret").expect("write");
     let tool = tools.path().join("cargo/bin/mytool");
-    std::fs::write(&tool, "#!/bin/sh\necho $RUSTUP_HOME; : > $0.new 2>/dev/null || echo read-only\n")
+    std::fs::write(&tool, "#!/bin/sh\necho $RUSTUP_HOME; touch $0.new 2>/dev/null || echo read-only\n")
         .expect("write");
     std::fs::set_permissions(&tool, std::os::unix::fs::PermissionsExt::from_mode(0o755))
         .expect("make it executable");

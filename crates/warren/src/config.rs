@@ -44,6 +44,9 @@ pub const KEYS: [Key; 15] = [
     Key { name: "exclude", default: "", project: true, check: anything },
 ];
 
+/// Settings that name something of one cluster.
+const OF_A_CLUSTER: [&str; 5] = ["context", "kubeconfig", "namespace", "pool", "container"];
+
 /// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -200,6 +203,15 @@ impl Config {
         self.text(name).map(|text| text.lines().map(str::to_owned).collect()).unwrap_or_default()
     }
 
+    /// Takes back what is said about a cluster, but for flags.
+    pub fn leave_the_cluster(&mut self) {
+        for key in KEYS.iter().filter(|key| OF_A_CLUSTER.contains(&key.name)) {
+            if !matches!(self.get(key.name).1, Origin::Flag(_)) {
+                self.values.insert(key.name, (key.default.to_owned(), Origin::Default));
+            }
+        }
+    }
+
     /// Returns true if anything but the default says this.
     pub fn is_said(&self, name: &'static str) -> bool {
         *self.get(name).1 != Origin::Default
@@ -213,11 +225,18 @@ fn variable(name: &str) -> String {
 
 /// Reads a duration such as `90s`, or a number of seconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    if let Ok(seconds) = text.parse() {
-        return Ok(Duration::from_secs(seconds));
+    let duration = match text.parse() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => warren_api::go_duration::parse(text).map_err(|error| error.to_string())?,
+    };
+    match duration <= LONGEST {
+        true => Ok(duration),
+        false => Err("it is longer than ten years".to_owned()),
     }
-    warren_api::go_duration::parse(text).map_err(|error| error.to_string())
 }
+
+/// Clocks can add this to the present time.
+const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 fn anything(_: &str) -> Result<(), String> {
     Ok(())

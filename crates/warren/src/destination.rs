@@ -51,11 +51,14 @@ impl Destination {
             ("namespace", place.namespace.clone()),
         ];
         flags.extend(said.into_iter().filter_map(|(name, value)| Some((name, value?))));
-        let config = Config::read(&flags)?;
-        let target = match (place.local, config.text("context"), config.text("kubeconfig")) {
-            (true, ..) | (false, None, None) => Target::Local(Box::new(place.home.clone())),
-            (false, None, Some(_)) => return Err(NoContext.into()),
-            (false, Some(context), file) => {
+        let mut config = Config::read(&flags)?;
+        if place.local {
+            config.leave_the_cluster();
+        }
+        let target = match (config.text("context"), config.text("kubeconfig")) {
+            (None, None) => Target::Local(Box::new(place.home.clone())),
+            (None, Some(_)) => return Err(NoContext.into()),
+            (Some(context), file) => {
                 let variable = std::env::var_os("KUBECONFIG");
                 let files = kubeconfigs(file, variable, &Surroundings::of_this_process())?;
                 Target::Cluster { files, context: context.to_owned() }

@@ -74,20 +74,16 @@ pub struct Leases {
     identity: (String, String),
     namespace: String,
     home: String,
-    /// The pool that was named, if only its leases are meant.
-    pool: Option<String>,
 }
 
 impl Leases {
     /// Opens the leases of a destination.
     pub fn open(destination: &Destination) -> anyhow::Result<Self> {
-        let pool = destination.config.text("pool").map(str::to_owned);
         Ok(Self {
             store: LeaseStore::open(&state_directory()?)?,
             identity: destination.identity()?,
             namespace: destination.namespace.clone(),
             home: destination.to_string(),
-            pool: pool.filter(|_| !destination.is_local()),
         })
     }
 
@@ -102,10 +98,7 @@ impl Leases {
         for fault in faults {
             eprintln!("warning: {}", crate::report::chain(&fault.into()));
         }
-        leases.retain(|lease| {
-            let of_pool = self.pool.is_none() || lease.template.is_some() || lease.pool == self.pool;
-            of_pool && lease.namespace == self.namespace && self.fingerprint(lease) == lease.scope
-        });
+        leases.retain(|lease| lease.namespace == self.namespace && self.fingerprint(lease) == lease.scope);
         Ok(leases)
     }
 

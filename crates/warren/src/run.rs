@@ -118,8 +118,12 @@ fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result
             return Err(wanted::NoWorkload.into());
         }
     }
-    arguments.workdir = config.text("workdir").map(str::to_owned);
-    arguments.container = config.text("container").map(str::to_owned);
+    // A lease has a directory and a container of its own.
+    if arguments.id.is_none() {
+        arguments.workdir = config.text("workdir").map(str::to_owned);
+    }
+    let claims = arguments.pool.is_some() || arguments.template.is_some();
+    arguments.container = config.text("container").filter(|_| claims).map(str::to_owned);
     arguments.sync_delete |= config.is("sync-delete") && !arguments.no_sync;
     arguments.exclude.splice(0..0, config.list("exclude"));
     // A test suite on one's own machine may take longer than ten minutes; elsewhere it holds what others wait for.

@@ -79,10 +79,16 @@ async fn reach(place: &cli::Place) -> anyhow::Result<Reached> {
     Ok(Reached { client, namespace: destination.namespace.clone(), destination })
 }
 
+/// Opens the leases of this home. Without a directory for them there are none, which keeps no command from other sandboxes.
+fn leases(reached: &Reached) -> Option<Leases> {
+    let opened = Leases::open(&reached.destination);
+    opened.inspect_err(|error| tracing::debug!(%error, "leases not read")).ok()
+}
+
 /// Finds a sandbox by its name, the name of its claim, or the slug of its lease.
 async fn find(reached: &Reached, name: &str) -> anyhow::Result<Found> {
     let (client, namespace) = (&reached.client, &reached.namespace);
-    let lease = Leases::open(&reached.destination)?.find(name).ok();
+    let lease = leases(reached).and_then(|leases| leases.find(name).ok());
     let object = lease.as_ref().map_or(name, |lease| &lease.name);
     let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
     let reading = || format!("find sandbox `{namespace}/{object}`");
@@ -124,8 +130,9 @@ impl Entered {
 /// every owner and UID on the way is checked.
 async fn enter(reached: &Reached, name: &str, container: Option<&str>) -> anyhow::Result<Entered> {
     let client = &reached.client;
-    let leases = Leases::open(&reached.destination)?;
-    if let Ok(lease) = leases.find(name) {
+    if let Some(leases) = leases(reached)
+        && let Ok(lease) = leases.find(name)
+    {
         let lock = leases.store.try_lock(&lease.id)?;
         let lease = leases.store.get(&lease.id)?.unwrap_or(lease);
         let root = cluster::get_checked(client, &lease).await?;
@@ -297,9 +304,9 @@ async fn events(arguments: &cli::Events) -> anyhow::Result<()> {
 async fn delete(arguments: &cli::Delete) -> anyhow::Result<()> {
     let reached = reach(&arguments.place).await?;
     let client = &reached.client;
-    let leases = Leases::open(&reached.destination)?;
+    let leases = leases(&reached);
     for name in &arguments.sandboxes {
-        if leases.find(name).is_ok() {
+        if leases.as_ref().is_some_and(|leases| leases.find(name).is_ok()) {
             anyhow::bail!("`{name}` is a lease: `warren stop {name}` ends it");
         }
         let found = find(&reached, name).await?;

@@ -43,6 +43,15 @@ fn nearer_layer_wins_and_is_named() {
 }
 
 #[test]
+fn local_home_has_no_use_for_what_is_said_about_a_cluster() {
+    let user = "context = 'c'\npool = 'p'\nttl = '2h'";
+    let mut config = merge(user, "", &[("WARREN_CONTAINER", "x")], &[("namespace", "n")]).expect("valid");
+    config.leave_the_cluster();
+    assert_eq!((config.text("context"), config.text("pool"), config.text("container")), (None, None, None));
+    assert_eq!((config.get("namespace").0, config.get("ttl").0), ("n", "2h"));
+}
+
+#[test]
 fn file_in_a_repository_chooses_no_cluster_workload_or_program() {
     for key in ["context", "kubeconfig", "namespace", "pool", "container", "workdir", "forget-missing"] {
         let text = fault("", &format!("{key} = 'x'"), &[]);
@@ -64,6 +73,7 @@ fn values_that_cannot_be_used_are_refused_with_their_origin() {
         ("container = \"a\\tb\"", "no blanks and no `/`"),
         ("kubeconfig = 'relative/config'", "name it by an absolute path"),
         ("ttl = 'soon'", "`ttl` is `soon`"),
+        ("ttl = 99999999999", "longer than ten years"),
         ("delete-on-release = 'maybe'", "`true` or `false`"),
         ("pool = { name = 'x' }", "is a string"),
         ("pool = ", "is no TOML"),

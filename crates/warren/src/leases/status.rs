@@ -43,11 +43,20 @@ pub async fn status(arguments: &Status) -> anyhow::Result<i32> {
     match arguments.output.output {
         Format::Json => println!("{report}"),
         Format::Text => {
-            let keys = ["lease", "state", "reason", "object", "sandbox", "container", "lastUsed", "expires"];
-            for key in keys {
+            let lines = [
+                ("lease", "lease"),
+                ("state", "state"),
+                ("reason", "reason"),
+                ("object", "object"),
+                ("sandbox", "sandbox"),
+                ("container", "container"),
+                ("last used", "lastUsed"),
+                ("expires", "expires"),
+            ];
+            for (name, key) in lines {
                 let value = cell(&report[key]);
                 if !value.is_empty() {
-                    println!("{:<10} {value}", format!("{key}:").to_lowercase());
+                    println!("{:<10} {value}", format!("{name}:"));
                 }
             }
         }

@@ -104,6 +104,8 @@ fn lease(arguments: &Warmup, destination: &Destination) -> anyhow::Result<Lease>
         _ => (Kind::Sandbox, None),
     };
     let now = whole_second(Timestamp::now());
+    let ttl = config.duration("ttl").max(Duration::from_secs(1));
+    let expires = now.checked_add(ttl).context("add `ttl` to the present time")?;
     Ok(Lease {
         slug,
         kind,
@@ -112,9 +114,9 @@ fn lease(arguments: &Warmup, destination: &Destination) -> anyhow::Result<Lease>
         home: destination.to_string(),
         pool,
         template: arguments.template.clone(),
-        chosen_container: config.text("container").map(str::to_owned),
+        chosen_container: config.text("container").filter(|_| kind == Kind::Claim).map(str::to_owned),
         workdir: config.text("workdir").map(str::to_owned),
-        expires: now + config.duration("ttl").max(Duration::from_secs(1)),
+        expires: whole_second(expires),
         created: now,
         last_used: now,
         state: State::Creating,

@@ -10,17 +10,19 @@ use warren_client::lease::{Kind, Lease};
 use warren_client::sandbox::{self, Progress};
 
 use crate::cli::{self, Format};
-use crate::leases::Leases;
 
 /// Prints the sandboxes, and the leases that have none.
 pub async fn list(arguments: &cli::List) -> anyhow::Result<()> {
     let reached = super::reach(&arguments.place).await?;
     let api: Api<Sandbox> = match arguments.all_namespaces {
-        true => Api::all(reached.client),
-        false => Api::namespaced(reached.client, &reached.namespace),
+        true => Api::all(reached.client.clone()),
+        false => Api::namespaced(reached.client.clone(), &reached.namespace),
     };
     let sandboxes = api.list(&ListParams::default()).await.context("list sandboxes")?;
-    let mut leases = Leases::open(&reached.destination)?.list()?;
+    let mut leases = match super::leases(&reached) {
+        Some(leases) => leases.list()?,
+        None => Vec::new(),
+    };
     let mut rows: Vec<Value> = Vec::new();
     for sandbox in &sandboxes.items {
         let claim = super::claim_of(sandbox);
