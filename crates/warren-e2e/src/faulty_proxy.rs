@@ -15,6 +15,8 @@ pub enum Fault {
     None,
     /// The answer to the next POST whose path has this end is lost. The server has carried it out.
     LoseAnswerToPost(&'static str),
+    /// The answer to the next POST whose path has this end never comes, and the connection stays open.
+    HoldAnswerToPost(&'static str),
     /// Each DELETE is answered with 403, and does not reach the server.
     RefuseDelete,
 }
@@ -76,10 +78,15 @@ impl FaultyProxy {
 fn carry(client: TcpStream, server: UnixStream, fault: &Mutex<Fault>, lost: &Arc<AtomicBool>) {
     let swallow = Arc::new(AtomicBool::new(false));
     let mut answers = (server.try_clone().expect("clone"), client.try_clone().expect("clone"));
-    let (swallowing, lost) = (Arc::clone(&swallow), Arc::clone(lost));
+    let hold = Arc::new(AtomicBool::new(false));
+    let (swallowing, holding, lost) = (Arc::clone(&swallow), Arc::clone(&hold), Arc::clone(lost));
     std::thread::spawn(move || {
         let mut buffer = [0; 16 << 10];
         while let Ok(length @ 1..) = answers.0.read(&mut buffer) {
+            if holding.load(Ordering::SeqCst) {
+                lost.store(true, Ordering::SeqCst);
+                continue;
+            }
             if swallowing.load(Ordering::SeqCst) {
                 lost.store(true, Ordering::SeqCst);
                 break;
@@ -98,10 +105,11 @@ fn carry(client: TcpStream, server: UnixStream, fault: &Mutex<Fault>, lost: &Arc
         let line = line.lines().next().unwrap_or_default();
         let mut fault = fault.lock().unwrap_or_else(PoisonError::into_inner);
         match *fault {
-            Fault::LoseAnswerToPost(end) => {
+            Fault::LoseAnswerToPost(end) | Fault::HoldAnswerToPost(end) => {
                 let path = line.strip_prefix("POST ").and_then(|rest| rest.split(['?', ' ']).next());
                 if path.is_some_and(|path| path.ends_with(end)) {
-                    swallow.store(true, Ordering::SeqCst);
+                    let which = if matches!(*fault, Fault::HoldAnswerToPost(_)) { &hold } else { &swallow };
+                    which.store(true, Ordering::SeqCst);
                     *fault = Fault::None;
                 }
             }

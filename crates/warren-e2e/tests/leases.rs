@@ -118,6 +118,7 @@ async fn leases_are_used_and_ended_only_as_their_records_say() {
     expired_lease_is_told_and_removed(&world).await;
     missing_claim_is_forgotten_only_on_request(&world).await;
     claim_whose_answer_was_lost_is_adopted(&world).await;
+    claim_whose_maker_was_killed_is_adopted(&world).await;
     lease_that_cannot_be_deleted_stays_for_stop(&world).await;
     clean_up_says_what_it_does_with_each_lease(&world).await;
     contexts_are_named_and_repositories_choose_none(&world);
@@ -291,6 +292,38 @@ async fn claim_whose_answer_was_lost_is_adopted(world: &World) {
     // The lease belongs to the context, not to the local home, though both lead to the same server.
     assert_refused(&world.home.warren(&["stop", "again"]), 1, "there is no lease `again`");
     assert_eq!(world.through_proxy(&["stop", "again"]), said(0, "again\n"));
+}
+
+async fn claim_whose_maker_was_killed_is_adopted(world: &World) {
+    for slug in ["orphan", "stopped"] {
+        world.proxy.set(Fault::HoldAnswerToPost("/sandboxclaims"));
+        let kubeconfig = world.kubeconfig.to_str().expect("UTF-8");
+        let words =
+            ["warmup", "--kubeconfig", kubeconfig, "--context", "test", "--pool", "warm", "--id", slug];
+        let mut warmup = world.home.spawn(&words);
+        until("the claim was made", async || world.proxy.has_lost_an_answer()).await;
+        warmup.kill().expect("kill");
+        warmup.wait().expect("wait");
+        world.proxy.set(Fault::None);
+        // The record was there first, and leads to the claim; the lock has ended with its holder.
+        assert_refused(&world.through_proxy(&words_of(slug)), 1, "there is a lease");
+        if slug == "orphan" {
+            let seen = world.through_proxy(&["run", "--id", slug, "--no-sync", "echo in"]);
+            assert_eq!(seen, said(0, "in\n"));
+        }
+        assert_eq!(world.through_proxy(&["stop", slug]), said(0, &format!("{slug}\n")));
+    }
+    until("the claims are gone", async || {
+        let left = world.claims().list(&Default::default()).await.expect("list").items;
+        !left.iter().any(|claim| {
+            claim.labels().get("warren.dev/slug").is_some_and(|slug| slug == "orphan" || slug == "stopped")
+        })
+    })
+    .await;
+}
+
+fn words_of(slug: &str) -> [&str; 5] {
+    ["warmup", "--pool", "warm", "--id", slug]
 }
 
 async fn lease_that_cannot_be_deleted_stays_for_stop(world: &World) {

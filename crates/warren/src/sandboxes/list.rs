@@ -78,12 +78,12 @@ fn text(rows: &[Value], now: Timestamp) -> String {
         .map(|row| {
             let created = row["created"].as_str().and_then(|time| time.parse().ok());
             let age = created.map(|created| age(now, created)).unwrap_or_default();
-            let [name, lease, status, reason, claim] =
-                ["name", "lease", "status", "reason", "claim"].map(|key| cell(&row[key]));
-            [name, lease, status, reason, claim, age]
+            let [name, status, reason, claim, lease] =
+                ["name", "status", "reason", "claim", "lease"].map(|key| cell(&row[key]));
+            [name, status, reason, claim, lease, age]
         })
         .collect();
-    table(&["NAME", "LEASE", "STATUS", "REASON", "CLAIM", "AGE"], &rows)
+    table(&["NAME", "STATUS", "REASON", "CLAIM", "LEASE", "AGE"], &rows)
 }
 
 /// Returns the time that has passed, in one unit.
@@ -141,9 +141,9 @@ mod tests {
         ];
         let now = "2026-01-01T00:01:05Z".parse().expect("a time");
         expect![[r#"
-            NAME     LEASE  STATUS   REASON                CLAIM  AGE
-            run-abc  mine   Ready                                 65s
-            pool-1          Waiting  DependenciesNotReady  mine   24h
+            NAME     STATUS   REASON                CLAIM  LEASE  AGE
+            run-abc  Ready                                 mine   65s
+            pool-1   Waiting  DependenciesNotReady  mine          24h
         "#]]
         .assert_eq(&text(&rows, now));
     }
