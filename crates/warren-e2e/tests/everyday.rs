@@ -71,7 +71,7 @@ fn suspended_sandbox_has_no_pod_and_is_ready_again_when_it_is_resumed() {
     let last = history["commands"].as_array().expect("commands").last().expect("one");
     assert_eq!((&last["code"], &last["lease"]), (&2.into(), &"mine".into()));
     assert_eq!(last["command"], "echo back; exit 2");
-    assert!(home.warren(&["history", "--last", "1"]).stdout.ends_with("mine   echo back; exit 2\n"));
+    assert!(home.warren(&["history", "--last", "1"]).stdout.ends_with("echo back; exit 2\n"));
     assert_eq!(home.warren(&["stop", "mine"]).code, Some(0));
     home.assert_nothing_left();
 }

@@ -50,6 +50,8 @@ pub struct Entry<'a> {
     pub home: String,
     /// The lease that it ran in.
     pub lease: Option<&'a str>,
+    /// The isolation that its containers had, if their node said so in time.
+    pub isolation: Option<&'a str>,
 }
 
 /// Adds an entry. What goes wrong is only logged: the command's own result matters.
@@ -68,7 +70,7 @@ fn line(entry: &Entry<'_>) -> String {
     }
     let line = json!({
         "began": entry.began, "seconds": (entry.took.as_secs_f64() * 1e3).round() / 1e3, "code": entry.code,
-        "command": command, "home": entry.home, "lease": entry.lease,
+        "command": command, "home": entry.home, "lease": entry.lease, "isolation": entry.isolation,
     });
     format!("{line}\n")
 }
@@ -120,11 +122,12 @@ fn read(directory: &Path, last: usize) -> std::io::Result<Vec<Value>> {
 fn text(rows: &[Value]) -> String {
     let rows = rows.iter().map(|row| {
         let seconds = row["seconds"].as_f64().map(|seconds| format!("{seconds:.1} s")).unwrap_or_default();
-        let [began, code, lease, command] = ["began", "code", "lease", "command"].map(|key| cell(&row[key]));
+        let [began, code, lease, isolation, command] =
+            ["began", "code", "lease", "isolation", "command"].map(|key| cell(&row[key]));
         let began = began.split('.').next().unwrap_or_default().trim_end_matches('Z').replace('T', " ");
-        [began, code, seconds, lease, command]
+        [began, code, seconds, lease, isolation, command]
     });
-    table(&["BEGAN (UTC)", "CODE", "TOOK", "LEASE", "COMMAND"], &rows.collect::<Vec<_>>())
+    table(&["BEGAN (UTC)", "CODE", "TOOK", "LEASE", "ISOLATION", "COMMAND"], &rows.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -140,6 +143,7 @@ mod tests {
             code: Some(3),
             home: "h".to_owned(),
             lease: Some("mine"),
+            isolation: Some("Namespaces"),
         };
         append(directory, &line(&entry)).expect("append");
     }
@@ -152,9 +156,9 @@ mod tests {
         let rows = read(directory.path(), 5).expect("read");
         assert_eq!(
             text(&rows),
-            "BEGAN (UTC)          CODE  TOOK   LEASE  COMMAND\n\
-             1970-01-01 00:00:00  3     1.2 s  mine   first [2J\n\
-             1970-01-01 00:00:00  3     1.2 s  mine   second\n"
+            "BEGAN (UTC)          CODE  TOOK   LEASE  ISOLATION   COMMAND\n\
+             1970-01-01 00:00:00  3     1.2 s  mine   Namespaces  first [2J\n\
+             1970-01-01 00:00:00  3     1.2 s  mine   Namespaces  second\n"
         );
         assert_eq!(read(directory.path(), 1).expect("read")[0]["command"], "second");
         for _ in 0..3000 {

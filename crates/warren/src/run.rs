@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::io::{AsyncRead, Empty};
 use tokio::sync::mpsc;
@@ -23,6 +24,7 @@ use warren_api::blueprint::PodMetadata;
 use warren_api::sandbox::ShutdownPolicy;
 use warren_client::exec::{self, Exec, ExecError, ExecRequest, Streams};
 use warren_client::kube::Client;
+use warren_client::kube::api::Api;
 use warren_client::launch::{self, Held, LEASE, Launch, Launched, Source};
 use warren_client::lease::cluster::Guard;
 use warren_client::sandbox::{self, SandboxKey};
@@ -66,10 +68,13 @@ pub fn run(mut arguments: cli::Run) -> anyhow::Result<i32> {
     settle(&mut arguments, &destination)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
     let began = (Timestamp::now(), std::time::Instant::now());
+    let mut isolation = None;
     let code = runtime.block_on(async {
         match arguments.id.clone() {
-            Some(slug) => leased::session(&slug, &arguments, &destination, &mut timings).await,
-            None => session(&arguments, &destination, &mut timings).await,
+            Some(slug) => {
+                leased::session(&slug, &arguments, &destination, &mut timings, &mut isolation).await
+            }
+            None => session(&arguments, &destination, &mut timings, &mut isolation).await,
         }
     });
     // A read of standard input may still be going on in a thread; it is not waited for.
@@ -81,6 +86,7 @@ pub fn run(mut arguments: cli::Run) -> anyhow::Result<i32> {
         code: code.as_ref().ok().copied(),
         home: destination.to_string(),
         lease: arguments.id.as_deref(),
+        isolation: isolation.as_deref(),
     });
     if arguments.timings {
         eprint!("{}", timings.table());
@@ -138,6 +144,7 @@ async fn session(
     arguments: &cli::Run,
     destination: &Destination,
     timings: &mut Timings,
+    isolation: &mut Option<String>,
 ) -> anyhow::Result<i32> {
     let tty = arguments.tty || terminal::interactive();
     let variables = environment::variables(&arguments.env, tty, |name| std::env::var(name).ok())?;
@@ -168,7 +175,15 @@ async fn session(
     timings.mark("create");
 
     let variables = format!("{}{}", shown.script(), environment::script(&variables));
-    let mut session = Session { client: &client, arguments, tty, variables: &variables, files, guard: None };
+    let mut session = Session {
+        client: &client,
+        arguments,
+        tty,
+        variables: &variables,
+        files,
+        guard: None,
+        isolation: None,
+    };
     let mut held = None;
     let within = destination.config.duration("sandbox-ready-timeout");
     let result = tokio::select! {
@@ -176,6 +191,7 @@ async fn session(
         never = launch::keep(&client, &launched) => match never {},
     };
     timings.mark("command");
+    *isolation = session.known_isolation().await;
     signals.end_at_the_next();
 
     let failed = !matches!(result, Ok(0));
@@ -255,6 +271,18 @@ struct Session<'a> {
     files: Files,
     /// Checks the objects of a lease before anything is executed in its pod.
     guard: Option<Guard>,
+    /// Asks for the isolation that the containers have, while the command runs.
+    isolation: Option<tokio::task::JoinHandle<Option<String>>>,
+}
+
+/// The condition of a pod that says which isolation its containers have.
+const ISOLATION: &str = "warren.dev/isolation";
+
+/// Returns the isolation that a pod's node says it has.
+async fn isolation_of(client: Client, place: Place) -> Option<String> {
+    let pods: Api<Pod> = Api::namespaced(client, &place.namespace);
+    let conditions = pods.get(&place.pod).await.ok()?.status?.conditions?;
+    conditions.into_iter().find(|condition| condition.type_ == ISOLATION)?.reason
 }
 
 impl Session<'_> {
@@ -299,6 +327,7 @@ impl Session<'_> {
         timings: &mut Timings,
     ) -> anyhow::Result<i32> {
         listening.serve(self.client, place);
+        self.isolation = Some(tokio::spawn(isolation_of(self.client.clone(), place.clone())));
         let request = tokio::select! {
             signal = signals.ending() => return Ok(signal.exit_code()),
             request = self.prepare(place, timings) => request?,
@@ -325,6 +354,12 @@ impl Session<'_> {
             }
         }
         Ok(code)
+    }
+
+    /// Returns the isolation, if the answer has come. It is not waited for.
+    async fn known_isolation(&mut self) -> Option<String> {
+        let asking = self.isolation.take().filter(tokio::task::JoinHandle::is_finished)?;
+        asking.await.ok()?
     }
 
     /// Returns the mark of the command in a sandbox that others may use; empty in a sandbox of its own.

@@ -171,6 +171,7 @@ async fn exec(arguments: &cli::Exec) -> anyhow::Result<i32> {
         code: code.as_ref().ok().copied(),
         home: reached.destination.to_string(),
         lease: entered.lease.as_ref().map(|(_, lease, _)| lease.slug.as_str()),
+        isolation: None,
     });
     entered.leave();
     code

@@ -23,7 +23,7 @@ const NEEDED: [Access; 5] = [
 type Access = (&'static str, &'static str, &'static str, &'static str, &'static [&'static str]);
 
 /// The kinds of agent-sandbox, by group.
-const KINDS: [(&str, &[&'static str]); 2] =
+const KINDS: [(&str, &[&str]); 2] =
     [(GROUP, &["sandboxes"]), (EXTENSIONS_GROUP, &["sandboxclaims", "sandboxwarmpools", "sandboxtemplates"])];
 
 /// Examines a cluster.

@@ -22,6 +22,7 @@ pub async fn session(
     arguments: &cli::Run,
     destination: &Destination,
     timings: &mut Timings,
+    isolation: &mut Option<String>,
 ) -> anyhow::Result<i32> {
     let tty = arguments.tty || terminal::interactive();
     let variables = environment::variables(&arguments.env, tty, |name| std::env::var(name).ok())?;
@@ -48,9 +49,11 @@ pub async fn session(
     // First in the file, where the signals' mark is looked for.
     let variables = format!("export {MARK}={}\n{}", random_name(), environment::script(&variables));
     let guard = Some(guard);
-    let mut session = Session { client: &client, arguments, tty, variables: &variables, files, guard };
+    let mut session =
+        Session { client: &client, arguments, tty, variables: &variables, files, guard, isolation: None };
     let result = session.serve(&place, listening, &mut signals, timings).await;
     timings.mark("command");
+    *isolation = session.known_isolation().await;
     lease.last_used = Timestamp::now();
     leases.store.write(&lease)?;
     if arguments.sync_only && result.is_ok() {
