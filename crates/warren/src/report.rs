@@ -21,7 +21,9 @@ use crate::up::NotApplied;
 
 /// Prints an error and a hint.
 pub fn print(error: &anyhow::Error) {
-    eprintln!("error: {}", chain(error));
+    // Parts of it come from servers and pods.
+    let text = chain(error).replace(|letter: char| letter.is_control() && letter != '\n', " ");
+    eprintln!("error: {text}");
     if let Some(hint) = hint(error) {
         eprintln!("hint: {hint}");
     }
