@@ -14,18 +14,18 @@ fn json(home: &LocalHome, arguments: &[&str]) -> Value {
 }
 
 /// Waits for something with a deadline that no working home comes near.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..600 {
         if holds() {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     panic!("{what}: not within a minute");
 }
 
-#[test]
-fn pools_and_templates_are_made_used_scaled_and_deleted() {
+#[tokio::test]
+async fn pools_and_templates_are_made_used_scaled_and_deleted() {
     let Some(home) = LocalHome::new() else { return };
     let words = ["template", "create", "tools", "--memory", "256Mi", "--network", "none"];
     assert_eq!(home.warren(&words), said(0, "tools\n"));
@@ -37,7 +37,7 @@ fn pools_and_templates_are_made_used_scaled_and_deleted() {
         Some(0)
     );
     assert_eq!(home.warren(&["pool", "scale", "tools", "--replicas", "2"]), said(0, "tools\n"));
-    until("two sandboxes are ready", || home.warren(&["pool", "status", "tools"]).code == Some(0));
+    until("two sandboxes are ready", || home.warren(&["pool", "status", "tools"]).code == Some(0)).await;
     let pools = json(&home, &["pool", "list"]);
     assert_eq!((&pools["pools"][0]["wanted"], &pools["pools"][0]["ready"]), (&2.into(), &2.into()));
     assert_eq!(home.warren(&["run", "--pool", "tools", "--no-sync", "echo", "in"]), said(0, "in\n"));
@@ -47,7 +47,8 @@ fn pools_and_templates_are_made_used_scaled_and_deleted() {
         json(&home, &["top"])["sandboxes"].as_array().is_some_and(|rows| {
             rows.len() >= 2 && rows.iter().all(|row| row["memoryBytes"].as_u64().is_some_and(|used| used > 0))
         })
-    });
+    })
+    .await;
     let seen = home.warren(&["template", "delete", "tools"]);
     assert!(seen.code == Some(1) && seen.stderr.contains("pool `tools` makes its sandboxes"), "{seen:?}");
     assert_eq!(home.warren(&["pool", "delete", "tools"]), said(0, "tools\n"));
