@@ -278,7 +278,7 @@ pub struct Run {
     /// What it reaches; without it, the home's default: named hosts through a proxy
     #[arg(long, value_enum, value_name = "MODE")]
     pub network: Option<Network>,
-    /// A host that it may reach, instead of the default ones: a name, `*.` and a name, or a block of addresses
+    /// A host that it may reach, instead of the default ones: a name, `*.` and a name, a block of addresses, or a preset of your settings
     #[arg(long, alias = "allow", value_name = "HOST", value_delimiter = ',')]
     pub allow_host: Vec<String>,
     /// A port of those hosts, or several as `FIRST-LAST`, instead of 443 and 80

@@ -26,7 +26,7 @@ pub struct Key {
 }
 
 /// All settings.
-pub const KEYS: [Key; 15] = [
+pub const KEYS: [Key; 16] = [
     Key { name: "context", default: "", project: false, check: anything },
     Key { name: "kubeconfig", default: "", project: false, check: absolute_paths },
     Key { name: "namespace", default: "default", project: false, check: plain_name },
@@ -41,6 +41,7 @@ pub const KEYS: [Key; 15] = [
     Key { name: "ttl", default: "1h", project: true, check: is_duration },
     Key { name: "idle-timeout", default: "30m", project: true, check: is_duration },
     Key { name: "sync-delete", default: "false", project: true, check: is_bool },
+    Key { name: "presets", default: "", project: false, check: are_presets },
     Key { name: "exclude", default: "", project: true, check: anything },
 ];
 
@@ -203,6 +204,17 @@ impl Config {
         self.text(name).map(|text| text.lines().map(str::to_owned).collect()).unwrap_or_default()
     }
 
+    /// Replaces names of presets by their hosts. Other words stay as they are.
+    pub fn hosts(&self, wanted: &[String]) -> Vec<String> {
+        let presets: BTreeMap<&str, &str> =
+            self.get("presets").0.lines().filter_map(|line| line.split_once('=')).collect();
+        let hosts = wanted.iter().flat_map(|word| match presets.get(word.as_str()) {
+            Some(hosts) => hosts.split(',').map(str::to_owned).collect(),
+            None => vec![word.clone()],
+        });
+        hosts.collect()
+    }
+
     /// Takes back what is said about a cluster, but for flags.
     pub fn leave_the_cluster(&mut self) {
         for key in KEYS.iter().filter(|key| OF_A_CLUSTER.contains(&key.name)) {
@@ -240,6 +252,19 @@ const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 fn anything(_: &str) -> Result<(), String> {
     Ok(())
+}
+
+/// Checks presets: lines of a name, `=`, and hosts with commas between. A name with a dot could be a host's.
+fn are_presets(value: &str) -> Result<(), String> {
+    let plain = |name: &str| {
+        !name.is_empty() && name.bytes().all(|letter| letter.is_ascii_alphanumeric() || letter == b'-')
+    };
+    let is_one =
+        |line: &str| line.split_once('=').is_some_and(|(name, hosts)| plain(name) && !hosts.is_empty());
+    match value.lines().all(is_one) {
+        true => Ok(()),
+        false => Err("a preset has a name of letters, digits and `-`, and a list of hosts".to_owned()),
+    }
 }
 
 fn plain_name(value: &str) -> Result<(), String> {

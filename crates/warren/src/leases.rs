@@ -12,6 +12,7 @@ mod warmup;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use jiff::Timestamp;
 use warren_client::home::Surroundings;
 use warren_client::lease::Lease;
 use warren_client::lease::store::{LeaseLock, LeaseStore};
@@ -64,6 +65,12 @@ pub fn state_directory() -> anyhow::Result<PathBuf> {
     let home = Surroundings::of_this_process().home;
     let home = home.context("there is no home directory; name a directory with `WARREN_STATE_DIR`")?;
     Ok(home.join(".local/state/warren"))
+}
+
+/// Returns the present time in whole seconds, as objects have it.
+pub fn now() -> Timestamp {
+    let now = Timestamp::now();
+    Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 
 /// The leases of one home and namespace.

@@ -147,7 +147,7 @@ pub async fn template(arguments: &Template) -> anyhow::Result<i32> {
         }
         TemplateCommand::Create(create) => {
             let destination = Destination::choose(&create.place, Layer::new())?;
-            let of = create.sandbox.wanted(destination.is_local())?;
+            let of = create.sandbox.wanted(&destination)?;
             let client = destination.connect().await?;
             let spec = SandboxTemplateSpec { blueprint: of.spec.blueprint, ..SandboxTemplateSpec::default() };
             let templates: Api<SandboxTemplate> = Api::namespaced(client, &destination.namespace);
@@ -185,7 +185,8 @@ fn template_row(template: &SandboxTemplate) -> Value {
 
 impl arguments::Of {
     /// Returns a sandbox as the flags say.
-    fn wanted(&self, local: bool) -> anyhow::Result<warren_api::Sandbox> {
+    fn wanted(&self, destination: &Destination) -> anyhow::Result<warren_api::Sandbox> {
+        let (local, hosts) = (destination.is_local(), destination.config.hosts(&self.allow_host));
         let image = self.image.as_deref().or(local.then_some(wanted::HOST_IMAGE));
         let image = image.context("on a cluster, name the image: `--image`")?;
         let description = wanted::Description {
@@ -195,7 +196,7 @@ impl arguments::Of {
             disk: self.disk.as_deref(),
             runtime: self.runtime.as_deref(),
             network: self.network,
-            hosts: &self.allow_host,
+            hosts: &hosts,
             ports: &self.allow_port,
             workdir: self.workdir.as_deref(),
         };

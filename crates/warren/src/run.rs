@@ -124,6 +124,7 @@ fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result
             return Err(wanted::NoWorkload.into());
         }
     }
+    arguments.allow_host = config.hosts(&arguments.allow_host);
     // A lease has a directory and a container of its own.
     if arguments.id.is_none() {
         arguments.workdir = config.text("workdir").map(str::to_owned);

@@ -119,7 +119,7 @@ impl Entered {
     /// Notes that the lease was used.
     fn leave(self) {
         let Some((leases, mut lease, Some(_lock))) = self.lease else { return };
-        lease.last_used = Timestamp::now();
+        lease.last_used = crate::leases::now();
         if let Err(error) = leases.store.write(&lease) {
             eprintln!("warning: {}", crate::report::chain(&error.into()));
         }

@@ -87,6 +87,15 @@ pub fn parse(path: &Path, text: &str, project: bool) -> Result<Layer, ConfigErro
                 let texts: Option<Vec<&str>> = items.iter().map(toml::Value::as_str).collect();
                 texts.ok_or_else(|| syntax(format!("`{name}` is a list of strings")))?.join("\n")
             }
+            toml::Value::Table(presets) if key.name == "presets" => {
+                let line = |(preset, hosts): (&String, &toml::Value)| {
+                    let hosts: Option<Vec<&str>> =
+                        hosts.as_array()?.iter().map(toml::Value::as_str).collect();
+                    Some(format!("{preset}={}", hosts?.join(",")))
+                };
+                let lines: Option<Vec<String>> = presets.iter().map(line).collect();
+                lines.ok_or_else(|| syntax(format!("`{name}` has a list of hosts for each name")))?.join("\n")
+            }
             _ => return Err(syntax(format!("`{name}` is a string, a number, `true` or `false`"))),
         };
         layer.insert(key.name, text);

@@ -52,6 +52,15 @@ fn local_home_has_no_use_for_what_is_said_about_a_cluster() {
 }
 
 #[test]
+fn presets_stand_for_hosts_and_come_from_the_user_alone() {
+    let presets = "[presets]\npython = ['a.example', '*.b.example']";
+    let config = merge(presets, "", &[], &[]).expect("valid");
+    let wanted = ["c.example", "python", "node"].map(str::to_owned);
+    assert_eq!(config.hosts(&wanted), ["c.example", "a.example", "*.b.example", "node"]);
+    assert!(fault("", presets, &[]).contains("may not set `presets`"));
+}
+
+#[test]
 fn file_in_a_repository_chooses_no_cluster_workload_or_program() {
     for key in ["context", "kubeconfig", "namespace", "pool", "container", "workdir", "forget-missing"] {
         let text = fault("", &format!("{key} = 'x'"), &[]);
@@ -78,6 +87,8 @@ fn values_that_cannot_be_used_are_refused_with_their_origin() {
         ("pool = { name = 'x' }", "is a string"),
         ("pool = ", "is no TOML"),
         ("pol = 'x'", "there is no setting `pol`"),
+        ("[presets]\npython = 'a.example'", "has a list of hosts for each name"),
+        ("[presets]\n'a.example' = ['b.example']", "a preset has a name"),
     ] {
         let text = fault(user, "", &[]);
         assert!(text.contains(expected) && text.contains("config.toml"), "{user}: {text}");

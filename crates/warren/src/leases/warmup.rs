@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use jiff::Timestamp;
 use serde_json::json;
 use warren_api::Sandbox;
 use warren_client::kube::Client;
@@ -103,8 +102,8 @@ fn lease(arguments: &Warmup, destination: &Destination) -> anyhow::Result<Lease>
         (None, None, None) if !destination.is_local() => return Err(wanted::NoWorkload.into()),
         _ => (Kind::Sandbox, None),
     };
-    let now = whole_second(Timestamp::now());
-    let ttl = config.duration("ttl").max(Duration::from_secs(1));
+    let now = super::now();
+    let ttl = Duration::from_secs(config.duration("ttl").as_secs().max(1));
     let expires = now.checked_add(ttl).context("add `ttl` to the present time")?;
     Ok(Lease {
         slug,
@@ -116,7 +115,7 @@ fn lease(arguments: &Warmup, destination: &Destination) -> anyhow::Result<Lease>
         template: arguments.template.clone(),
         chosen_container: config.text("container").filter(|_| kind == Kind::Claim).map(str::to_owned),
         workdir: config.text("workdir").map(str::to_owned),
-        expires: whole_second(expires),
+        expires,
         created: now,
         last_used: now,
         state: State::Creating,
@@ -127,11 +126,6 @@ fn lease(arguments: &Warmup, destination: &Destination) -> anyhow::Result<Lease>
         id,
         name,
     })
-}
-
-/// Objects have times in whole seconds.
-fn whole_second(time: Timestamp) -> Timestamp {
-    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
 fn random(length: usize) -> String {

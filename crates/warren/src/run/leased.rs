@@ -54,7 +54,7 @@ pub async fn session(
     let result = session.serve(&place, listening, &mut signals, timings).await;
     timings.mark("command");
     *isolation = session.known_isolation().await;
-    lease.last_used = Timestamp::now();
+    lease.last_used = leases::now();
     leases.store.write(&lease)?;
     if arguments.sync_only && result.is_ok() {
         println!("{}", lease.slug);
