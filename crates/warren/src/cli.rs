@@ -57,6 +57,9 @@ pub enum Command {
     /// Serve sandboxes as MCP tools to an agent (`warren-service mcp`).
     #[command(disable_help_flag = true)]
     Mcp(Service),
+    /// Serve E2B's API on loopback, for programs that use E2B's SDKs (`warren-service e2b`).
+    #[command(disable_help_flag = true)]
+    E2b(Service),
     /// Bring images to the local home, list and remove them.
     Image(Image),
     /// Print where the kubeconfig of the local home is.

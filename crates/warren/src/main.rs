@@ -120,6 +120,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Node(arguments) => node::node(&arguments)?,
         Command::Guest(arguments) => guest::guest(&arguments)?,
         Command::Mcp(arguments) => match service::exec("mcp", &arguments)? {},
+        Command::E2b(arguments) => match service::exec("e2b", &arguments)? {},
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::RouterUrl(arguments) => kubeconfig::router_url(&arguments)?,
