@@ -110,13 +110,30 @@ impl Failure {
     }
 }
 
-/// Reads the only message of a unary call.
+/// Reads the only message of a unary call, which may be compressed.
 pub(super) async fn unary_message<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Failure> {
-    if request.headers().contains_key(CONTENT_ENCODING) {
-        return Err(Failure::new(Code::Unimplemented, "compressed messages are not taken"));
-    }
+    let is_zipped = match request.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
+        None | Some(b"identity") => false,
+        Some(b"gzip") => true,
+        Some(_) => {
+            return Err(Failure::new(Code::Unimplemented, "`Content-Encoding` must be gzip or identity"));
+        }
+    };
     let body = whole(request, LONGEST_MESSAGE).await?;
-    parse(&body)
+    if is_zipped { parse(&unzipped(&body)?) } else { parse(&body) }
+}
+
+/// Unpacks a message. It may be no longer than one that came as it is.
+fn unzipped(bytes: &[u8]) -> Result<Vec<u8>, Failure> {
+    use std::io::Read as _;
+    let mut message = Vec::new();
+    let most = LONGEST_MESSAGE as u64 + 1;
+    let read = flate2::read::GzDecoder::new(bytes).take(most).read_to_end(&mut message);
+    read.map_err(|error| Failure::new(Code::InvalidArgument, format!("the message is not gzip: {error}")))?;
+    match message.len() > LONGEST_MESSAGE {
+        true => Err(Failure::new(Code::ResourceExhausted, "the message is too long when it is unpacked")),
+        false => Ok(message),
+    }
 }
 
 /// Reads the only message of a call that is answered with a stream.
@@ -341,6 +358,21 @@ mod tests {
             }
             assert!(frames.buffer.len() <= length);
         }
+    }
+
+    #[test]
+    fn compressed_messages_are_unpacked_up_to_the_limit() {
+        use std::io::Write as _;
+        let zipped = |bytes: &[u8]| {
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(bytes).unwrap();
+            encoder.finish().unwrap()
+        };
+        assert_eq!(unzipped(&zipped(b"{}")).unwrap(), b"{}");
+        let bomb = zipped(&vec![b' '; LONGEST_MESSAGE + 1]);
+        assert!(bomb.len() < 1 << 16);
+        assert_eq!(unzipped(&bomb).unwrap_err().code, Code::ResourceExhausted);
+        assert_eq!(unzipped(b"{}").unwrap_err().code, Code::InvalidArgument);
     }
 
     #[test]
