@@ -71,7 +71,8 @@ impl Server {
             (&Method::POST, ["sandboxes", id, "connect" | "resume"]) => self.connect(id, request).await,
             (&Method::POST, ["sandboxes", id, "pause"]) => {
                 let id = (*id).to_owned();
-                create::check_memory(&body(request).await?)?;
+                let agent = user_agent(&request);
+                create::check_memory(&body(request).await?, agent.as_deref())?;
                 let seen = self.sandboxes.get(&id).await?;
                 self.sandboxes.pause(&seen).await?;
                 Ok(empty(StatusCode::NO_CONTENT))
@@ -113,8 +114,9 @@ impl Server {
 
     /// Resumes a sandbox if it is paused. The timeout of one that runs is never made shorter.
     async fn connect(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+        let agent = user_agent(&request);
         let body = body(request).await?;
-        create::check_memory(&body)?;
+        create::check_memory(&body, agent.as_deref())?;
         let timeout = create::timeout(&body)?.unwrap_or(std::time::Duration::from_secs(300));
         let mut seen = self.sandboxes.get(id).await?;
         let until = Timestamp::now() + timeout;
@@ -237,6 +239,10 @@ impl Server {
             }]),
         ))
     }
+}
+
+fn user_agent(request: &Request<Incoming>) -> Option<String> {
+    request.headers().get(http::header::USER_AGENT)?.to_str().ok().map(str::to_owned)
 }
 
 /// Reads the JSON body of a request; one without a body is an empty object.

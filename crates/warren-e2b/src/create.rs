@@ -113,13 +113,21 @@ pub(crate) fn timeout(body: &Value) -> Result<Option<Duration>, Refusal> {
 }
 
 /// Checks the body of a pause or connect call: memory is not kept.
-pub(crate) fn check_memory(body: &Value) -> Result<(), Refusal> {
+pub(crate) fn check_memory(body: &Value, user_agent: Option<&str>) -> Result<(), Refusal> {
     match body.get("memory") {
-        Some(Value::Bool(true)) => Err(Refusal::bad(
+        Some(Value::Bool(true)) if !user_agent.is_some_and(always_says_memory) => Err(Refusal::bad(
             "`memory` cannot be true: a pause keeps files and ends processes; leave it out or send false",
         )),
         _ => Ok(()),
     }
+}
+
+/// Returns whether a client sends `memory: true` also when its program has not asked for it. Versions before 2.51 do.
+fn always_says_memory(user_agent: &str) -> bool {
+    let version = user_agent.strip_prefix("e2b-").and_then(|rest| rest.split_once("-sdk/"));
+    let mut numbers = version.map_or("", |(_, version)| version).split(['.', ' ']);
+    let mut number = || numbers.next().and_then(|text| text.parse::<u32>().ok());
+    number().zip(number()).is_some_and(|version| version < (2, 51))
 }
 
 #[cfg(test)]
@@ -142,6 +150,22 @@ mod tests {
         let least = new_sandbox(&json!({})).expect("taken");
         assert_eq!((least.template.as_str(), least.timeout), ("base", DEFAULT_TIMEOUT));
         assert!(new_sandbox(&json!({"allow_internet_access": false})).expect("taken").offline);
+    }
+
+    #[test]
+    fn memory_is_refused_where_the_program_has_asked_for_it() {
+        let body = json!({"memory": true});
+        for (agent, is_taken) in [
+            (Some("e2b-python-sdk/2.50.0"), true),
+            (Some("e2b-python-sdk/2.25.1 integration/x"), true),
+            (Some("e2b-python-sdk/2.51.0"), false),
+            (Some("e2b-js-sdk/3.0"), false),
+            (Some("curl/8"), false),
+            (None, false),
+        ] {
+            assert_eq!(check_memory(&body, agent).is_ok(), is_taken, "{agent:?}");
+        }
+        assert!(check_memory(&json!({"memory": false}), None).is_ok());
     }
 
     #[test]

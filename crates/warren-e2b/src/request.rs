@@ -3,6 +3,8 @@
 use http::header::HOST;
 use http::{HeaderMap, Request};
 
+use warren_proto::envd;
+
 use crate::answer::Refusal;
 
 /// A port of a sandbox.
@@ -19,8 +21,18 @@ pub(crate) fn target<B>(request: &Request<B>) -> Result<Option<Target>, Refusal>
     let host = authority.or_else(|| request.headers().get(HOST)?.to_str().ok()).unwrap_or_default();
     match by_host(host) {
         Some(target) => Ok(Some(target)),
+        None if is_of_control(request) => Ok(None),
         None => by_headers(request.headers()),
     }
+}
+
+/// Returns whether a request is for the control API although its headers name a sandbox: older clients send the headers
+/// of a sandbox that they have with all requests. They name the port of the envd API, which has no such path.
+fn is_of_control<B>(request: &Request<B>) -> bool {
+    let port = request.headers().get("e2b-sandbox-port").and_then(|port| port.to_str().ok()?.parse().ok());
+    let path = request.uri().path();
+    let first = path.trim_start_matches("/v2").split('/').nth(1).unwrap_or_default();
+    port == Some(envd::PORT) && matches!(first, "sandboxes" | "snapshots" | "templates" | "v3")
 }
 
 fn by_host(host: &str) -> Option<Target> {
@@ -80,6 +92,21 @@ mod tests {
         assert_eq!(found("8080-i1a.localhost", &headers), box_(8080));
         assert_eq!(found("127.0.0.1", &headers), box_(49983));
         assert_eq!(found("", &headers), box_(49983));
+    }
+
+    #[test]
+    fn control_requests_of_older_clients_name_a_sandbox_too() {
+        for (path, port, is_control) in [
+            ("/v2/sandboxes/i1a", "49983", true),
+            ("/sandboxes/i1a/connect", "49983", true),
+            ("/sandboxes", "8080", false),
+            ("/files?path=sandboxes", "49983", false),
+        ] {
+            let headers = [("e2b-sandbox-id", "i1a"), ("e2b-sandbox-port", port)];
+            let request = headers.iter().fold(Request::builder().uri(path), |request, (name, value)| request.header(*name, *value));
+            let target = target(&request.body(()).expect("a request")).expect("taken");
+            assert_eq!(target.is_none(), is_control, "{path} {port}");
+        }
     }
 
     #[test]
