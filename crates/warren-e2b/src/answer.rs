@@ -1,7 +1,7 @@
 //! What answers are made of, and errors in the form that E2B's clients read.
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
@@ -41,6 +41,13 @@ impl Refusal {
     pub(crate) fn closed(id: &str, port: u16) -> Refusal {
         let message = format!("The sandbox `{id}` is running but port is not open: {port}");
         Refusal::new(StatusCode::BAD_GATEWAY, message)
+    }
+
+    /// Answers, and has the connection closed: the request's body was not read.
+    pub(crate) fn closing_response(&self) -> Response<Body> {
+        let mut response = self.response();
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
     }
 
     pub(crate) fn response(&self) -> Response<Body> {

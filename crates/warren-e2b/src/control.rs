@@ -1,5 +1,8 @@
 //! The control API: sandboxes are created, found, paused and ended.
 
+use bytes::Bytes;
+use http::header::USER_AGENT;
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
@@ -26,18 +29,26 @@ const DEFAULT_CPUS: u64 = 2;
 const DEFAULT_DISK_MIB: u64 = 10_240;
 
 impl Server {
-    /// Answers a request of the control API.
+    /// Answers a request of the control API. Its body is read in any case: a connection with an unread one would be closed,
+    /// perhaps while its client sends the next request.
     pub(crate) async fn control(&self, request: Request<Incoming>) -> Response<Body> {
-        let path = request.uri().path().to_owned();
+        let (parts, body) = request.into_parts();
+        let body = match Limited::new(body, LONGEST_BODY).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) => {
+                let message = format!("read the body: {error}");
+                return Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, message).closing_response();
+            }
+        };
+        let path = parts.uri.path();
         if path == "/health" {
             return empty(StatusCode::OK);
         }
-        if !self.is_known(request.headers()) {
+        if !self.is_known(&parts.headers) {
             let message = "the header `X-API-KEY` is missing or not this server's key";
             return Refusal::new(StatusCode::UNAUTHORIZED, message).response();
         }
-        let result = self.route(&path, request).await;
-        result.unwrap_or_else(|refusal| {
+        self.route(&parts, body).await.unwrap_or_else(|refusal| {
             if refusal.status.is_server_error() {
                 tracing::warn!(path, message = refusal.message, "request failed");
             }
@@ -51,14 +62,14 @@ impl Server {
         given.is_some_and(|given| self.key.is(given))
     }
 
-    async fn route(&self, path: &str, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
-        let method = request.method().clone();
+    async fn route(&self, request: &Parts, body: Bytes) -> Result<Response<Body>, Refusal> {
+        let (method, path) = (&request.method, request.uri.path());
+        let is_v1 = !path.starts_with("/v2/");
         let path = path.strip_prefix("/v2/").unwrap_or(path);
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-        let is_v1 = !request.uri().path().starts_with("/v2/");
-        match (&method, parts.as_slice()) {
-            (&Method::POST, ["sandboxes"]) => self.create(request).await,
-            (&Method::GET, ["sandboxes"]) => self.list(&request, is_v1).await,
+        match (method, parts.as_slice()) {
+            (&Method::POST, ["sandboxes"]) => self.create(request, &body).await,
+            (&Method::GET, ["sandboxes"]) => self.list(request, is_v1).await,
             (&Method::GET, ["sandboxes", id]) => {
                 let seen = self.sandboxes.get(id).await?;
                 Ok(json_answer(StatusCode::OK, &self.detail(&seen)))
@@ -68,18 +79,17 @@ impl Server {
                 self.sandboxes.kill(&seen).await?;
                 Ok(empty(StatusCode::NO_CONTENT))
             }
-            (&Method::POST, ["sandboxes", id, "connect" | "resume"]) => self.connect(id, request).await,
+            (&Method::POST, ["sandboxes", id, "connect" | "resume"]) => {
+                self.connect(id, request, &body).await
+            }
             (&Method::POST, ["sandboxes", id, "pause"]) => {
-                let id = (*id).to_owned();
-                let agent = user_agent(&request);
-                create::check_memory(&body(request).await?, agent.as_deref())?;
-                let seen = self.sandboxes.get(&id).await?;
+                create::check_memory(&json_body(&body)?, user_agent(request))?;
+                let seen = self.sandboxes.get(id).await?;
                 self.sandboxes.pause(&seen).await?;
                 Ok(empty(StatusCode::NO_CONTENT))
             }
             (&Method::POST, ["sandboxes", id, "timeout" | "refreshes"]) => {
-                let id = (*id).to_owned();
-                self.set_timeout(&id, parts[2] == "refreshes", request).await
+                self.set_timeout(id, parts[2] == "refreshes", &body).await
             }
             (&Method::GET, ["sandboxes", id, "metrics"]) => self.metrics(id).await,
             (_, ["sandboxes", id, what @ ("fork" | "snapshots" | "network" | "logs")]) => {
@@ -99,24 +109,23 @@ impl Server {
         }
     }
 
-    async fn create(&self, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
-        let key = match request.headers().get("idempotency-key") {
+    async fn create(&self, request: &Parts, body: &[u8]) -> Result<Response<Body>, Refusal> {
+        let key = match request.headers.get("idempotency-key") {
             None => None,
             Some(value) => match value.to_str() {
                 Ok(key) if (1..=255).contains(&key.len()) => Some(key.to_owned()),
                 _ => return Err(Refusal::bad("the header `Idempotency-Key` must be 1 to 255 characters")),
             },
         };
-        let wanted = create::new_sandbox(&body(request).await?)?;
+        let wanted = create::new_sandbox(&json_body(body)?)?;
         let seen = self.sandboxes.create(wanted, key.as_deref()).await?;
         Ok(json_answer(StatusCode::CREATED, &self.created(&seen)))
     }
 
     /// Resumes a sandbox if it is paused. The timeout of one that runs is never made shorter.
-    async fn connect(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
-        let agent = user_agent(&request);
-        let body = body(request).await?;
-        create::check_memory(&body, agent.as_deref())?;
+    async fn connect(&self, id: &str, request: &Parts, body: &[u8]) -> Result<Response<Body>, Refusal> {
+        let body = json_body(body)?;
+        create::check_memory(&body, user_agent(request))?;
         let timeout = create::timeout(&body)?.unwrap_or(std::time::Duration::from_secs(300));
         let mut seen = self.sandboxes.get(id).await?;
         let until = Timestamp::now() + timeout;
@@ -132,13 +141,8 @@ impl Server {
         Ok(json_answer(status, &self.created(&seen)))
     }
 
-    async fn set_timeout(
-        &self,
-        id: &str,
-        is_refresh: bool,
-        request: Request<Incoming>,
-    ) -> Result<Response<Body>, Refusal> {
-        let mut body = body(request).await?;
+    async fn set_timeout(&self, id: &str, is_refresh: bool, body: &[u8]) -> Result<Response<Body>, Refusal> {
+        let mut body = json_body(body)?;
         if is_refresh && body.get("duration").is_some() {
             body["timeout"] = body["duration"].take();
         }
@@ -152,8 +156,8 @@ impl Server {
         Ok(empty(StatusCode::NO_CONTENT))
     }
 
-    async fn list(&self, request: &Request<Incoming>, is_v1: bool) -> Result<Response<Body>, Refusal> {
-        let mut wanted = Wanted::read(request.uri().query())?;
+    async fn list(&self, request: &Parts, is_v1: bool) -> Result<Response<Body>, Refusal> {
+        let mut wanted = Wanted::read(request.uri.query())?;
         if is_v1 {
             // Before there were pages, all running sandboxes were listed.
             wanted.limit = usize::MAX;
@@ -241,20 +245,17 @@ impl Server {
     }
 }
 
-fn user_agent(request: &Request<Incoming>) -> Option<String> {
-    request.headers().get(http::header::USER_AGENT)?.to_str().ok().map(str::to_owned)
+fn user_agent(request: &Parts) -> Option<&str> {
+    request.headers.get(USER_AGENT)?.to_str().ok()
 }
 
-/// Reads the JSON body of a request; one without a body is an empty object.
-async fn body(request: Request<Incoming>) -> Result<Value, Refusal> {
-    let body = Limited::new(request.into_body(), LONGEST_BODY).collect().await;
-    let body =
-        body.map_err(|error| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("read the body: {error}")))?;
-    let body = body.to_bytes();
-    if body.is_empty() {
-        return Ok(json!({}));
+/// Reads a JSON body; one that is empty is an empty object.
+fn json_body(body: &[u8]) -> Result<Value, Refusal> {
+    match body {
+        [] => Ok(json!({})),
+        body => serde_json::from_slice(body)
+            .map_err(|error| Refusal::bad(format!("the body is not JSON: {error}"))),
     }
-    serde_json::from_slice(&body).map_err(|error| Refusal::bad(format!("the body is not JSON: {error}")))
 }
 
 /// Which sandboxes a client wants to see.

@@ -54,7 +54,7 @@ impl Server {
     pub(crate) async fn carry(&self, target: Target, request: Request<Incoming>) -> Response<Body> {
         match self.carried(&target, request).await {
             Ok(response) => response,
-            Err(refusal) => refusal.response(),
+            Err(refusal) => refusal.closing_response(),
         }
     }
 

@@ -103,7 +103,9 @@ mod tests {
             ("/files?path=sandboxes", "49983", false),
         ] {
             let headers = [("e2b-sandbox-id", "i1a"), ("e2b-sandbox-port", port)];
-            let request = headers.iter().fold(Request::builder().uri(path), |request, (name, value)| request.header(*name, *value));
+            let request = headers
+                .iter()
+                .fold(Request::builder().uri(path), |request, (name, value)| request.header(*name, *value));
             let target = target(&request.body(()).expect("a request")).expect("taken");
             assert_eq!(target.is_none(), is_control, "{path} {port}");
         }

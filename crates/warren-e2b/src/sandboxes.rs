@@ -163,7 +163,13 @@ impl Sandboxes {
             }
             Err(error) => return Err(Refusal::server(&error)),
         };
-        let waited = self.wait(launched.clone()).await;
+        let mut waited = self.wait(launched.clone()).await;
+        if let Ok(seen) = &waited
+            && wanted.timeout < PATIENCE
+            && let Err(refusal) = self.renew(seen, Timestamp::now() + wanted.timeout).await
+        {
+            waited = Err(refusal);
+        }
         if waited.is_err()
             && let Err(error) = launch::delete(&self.client, &launched).await
         {
@@ -210,7 +216,8 @@ impl Sandboxes {
             pod_metadata,
             env,
             limits: BTreeMap::new(),
-            until: Timestamp::now() + wanted.timeout,
+            // A short time begins when the sandbox can be used; it would be over before on a busy machine.
+            until: Timestamp::now() + wanted.timeout.max(PATIENCE),
         })
     }
 
