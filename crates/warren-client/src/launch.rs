@@ -10,7 +10,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{
+    Container, EnvVar, PersistentVolumeClaimSpec, PodSpec, ResourceRequirements, VolumeMount,
+    VolumeResourceRequirements,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{
@@ -19,7 +22,9 @@ use kube::api::{
 use kube::runtime::wait;
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::json;
-use warren_api::blueprint::{PodMetadata, PodTemplate, SandboxBlueprint};
+use warren_api::blueprint::{
+    EmbeddedObjectMetadata, PersistentVolumeClaimTemplate, PodMetadata, PodTemplate, SandboxBlueprint,
+};
 use warren_api::claim::{ClaimEnvVar, ClaimShutdownPolicy, Lifecycle, WarmPoolReference};
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::pool::SandboxTemplateReference;
@@ -35,6 +40,9 @@ use crate::sandbox::{self, Progress, SandboxError, SandboxKey, Standing, WaitErr
 
 /// The program that the local home's node brings into every container. It waits until the sandbox is deleted.
 pub const INIT: &str = "/.warren/init";
+
+/// The name of the volume of [`Launch::kept_directory`].
+const KEPT_VOLUME: &str = "kept";
 
 /// What a sandbox is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +69,11 @@ pub struct Launch {
     pub source: Source,
     /// Labels of the claim or sandbox itself.
     pub labels: BTreeMap<String, String>,
+    /// Annotations of the claim or sandbox itself.
+    pub annotations: BTreeMap<String, String>,
+    /// A directory that is kept while the sandbox is suspended: a volume claim is made for it. For [`Source::Image`]; a
+    /// template has volumes of its own.
+    pub kept_directory: Option<String>,
     /// Labels and annotations of its pod.
     pub pod_metadata: PodMetadata,
     /// Environment variables. A template has to allow them.
@@ -115,6 +128,40 @@ impl Launched {
             Launched::Sandbox(sandbox) => sandbox.labels(),
             Launched::Claim(claim) => claim.labels(),
         }
+    }
+
+    /// Returns the object's annotations.
+    pub fn annotations(&self) -> &BTreeMap<String, String> {
+        match self {
+            Launched::Sandbox(sandbox) => sandbox.annotations(),
+            Launched::Claim(claim) => claim.annotations(),
+        }
+    }
+
+    /// Returns the object's unique id.
+    pub fn uid(&self) -> Option<String> {
+        match self {
+            Launched::Sandbox(sandbox) => sandbox.uid(),
+            Launched::Claim(claim) => claim.uid(),
+        }
+    }
+
+    /// Returns whether the object is being deleted.
+    pub fn is_deleted(&self) -> bool {
+        let metadata = match self {
+            Launched::Sandbox(sandbox) => &sandbox.metadata,
+            Launched::Claim(claim) => &claim.metadata,
+        };
+        metadata.deletion_timestamp.is_some()
+    }
+
+    /// Returns when the sandbox ends by itself.
+    pub fn until(&self) -> Option<Timestamp> {
+        let time = match self {
+            Launched::Sandbox(sandbox) => sandbox.spec.shutdown_time.as_ref(),
+            Launched::Claim(claim) => claim.spec.lifecycle.as_ref()?.shutdown_time.as_ref(),
+        };
+        time.map(|time| time.0)
     }
 
     /// Returns when the object was created.
@@ -243,6 +290,7 @@ async fn create_claim(client: &Client, launch: &Launch, pool: &str) -> Result<Sa
     };
     let mut claim = SandboxClaim::new(&launch.key.name, spec);
     claim.metadata.labels = Some(launch.labels.clone());
+    claim.metadata.annotations = annotations(launch);
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), &launch.key.namespace);
     claims.create(&PostParams::default(), &claim).await.map_err(failed("create", &launch.key))
 }
@@ -262,6 +310,13 @@ fn wanted_sandbox(launch: &Launch, image: &str, command: Option<Vec<String>>) ->
         env: (!env.is_empty()).then_some(env),
         resources: (!limits.is_empty())
             .then(|| ResourceRequirements { limits: Some(limits), ..ResourceRequirements::default() }),
+        volume_mounts: launch.kept_directory.as_ref().map(|directory| {
+            vec![VolumeMount {
+                name: KEPT_VOLUME.to_owned(),
+                mount_path: directory.clone(),
+                ..VolumeMount::default()
+            }]
+        }),
         ..Container::default()
     };
     let pod = PodSpec {
@@ -275,6 +330,7 @@ fn wanted_sandbox(launch: &Launch, image: &str, command: Option<Vec<String>>) ->
     let spec = SandboxSpec {
         blueprint: SandboxBlueprint {
             pod_template: PodTemplate { metadata: launch.pod_metadata.clone(), spec: pod.into() },
+            volume_claim_templates: launch.kept_directory.iter().map(|_| kept_claim()).collect(),
             ..SandboxBlueprint::default()
         },
         shutdown_time: Some(Time(launch.until)),
@@ -283,7 +339,32 @@ fn wanted_sandbox(launch: &Launch, image: &str, command: Option<Vec<String>>) ->
     };
     let mut sandbox = Sandbox::new(&launch.key.name, spec);
     sandbox.metadata.labels = Some(launch.labels.clone());
+    sandbox.metadata.annotations = annotations(launch);
     sandbox
+}
+
+fn annotations(launch: &Launch) -> Option<BTreeMap<String, String>> {
+    (!launch.annotations.is_empty()).then(|| launch.annotations.clone())
+}
+
+/// Returns the template of the volume claim for a directory that is kept. The controller adds the volume of that name to
+/// the pod.
+fn kept_claim() -> PersistentVolumeClaimTemplate {
+    let storage = BTreeMap::from([("storage".to_owned(), Quantity("10Gi".to_owned()))]);
+    PersistentVolumeClaimTemplate {
+        metadata: EmbeddedObjectMetadata {
+            name: KEPT_VOLUME.to_owned(),
+            ..EmbeddedObjectMetadata::default()
+        },
+        spec: PersistentVolumeClaimSpec {
+            access_modes: Some(vec!["ReadWriteOnce".to_owned()]),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some(storage),
+                ..VolumeResourceRequirements::default()
+            }),
+            ..PersistentVolumeClaimSpec::default()
+        },
+    }
 }
 
 /// Waits until a launched sandbox is Ready and returns it. Fails early, with the reason, if it cannot become Ready
@@ -455,6 +536,8 @@ mod tests {
             key: SandboxKey { namespace: "n".to_owned(), name: "s".to_owned() },
             source: Source::Pool("p".to_owned()),
             labels: BTreeMap::from([("a".to_owned(), "b".to_owned())]),
+            annotations: BTreeMap::from([("c".to_owned(), "d".to_owned())]),
+            kept_directory: Some("/home/user".to_owned()),
             pod_metadata: PodMetadata::default(),
             env: BTreeMap::from([("K".to_owned(), "v".to_owned())]),
             limits: BTreeMap::from([("memory".to_owned(), "64Mi".to_owned())]),
@@ -467,11 +550,14 @@ mod tests {
         let sandbox = wanted_sandbox(&launch(), "busybox", Some(idle_command(true)));
         let value = serde_json::to_value(&sandbox).expect("serialize");
         assert_eq!(value["metadata"]["labels"], json!({ "a": "b" }));
+        assert_eq!(value["metadata"]["annotations"], json!({ "c": "d" }));
+        assert_eq!(value["spec"]["volumeClaimTemplates"][0]["metadata"]["name"], KEPT_VOLUME);
         assert_eq!(value["spec"]["shutdownPolicy"], "Delete");
         assert_eq!(value["spec"]["shutdownTime"], "1970-01-01T00:00:00Z");
         let pod = &value["spec"]["podTemplate"]["spec"];
         assert_eq!(pod["automountServiceAccountToken"], false);
         let container = &pod["containers"][0];
+        assert_eq!(container["volumeMounts"][0]["mountPath"], "/home/user");
         assert_eq!(container["command"], json!(["/.warren/init"]));
         assert_eq!(container["env"], json!([{ "name": "K", "value": "v" }]));
         assert_eq!(container["resources"]["limits"], json!({ "memory": "64Mi" }));

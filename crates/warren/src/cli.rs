@@ -77,6 +77,9 @@ pub enum Command {
     /// Serve sandboxes as MCP tools to an agent (`warren-service mcp`).
     #[command(disable_help_flag = true)]
     Mcp(Service),
+    /// Serve E2B's API on loopback, for programs that use E2B's SDKs (`warren-service e2b`).
+    #[command(disable_help_flag = true)]
+    E2b(Service),
     /// Bring images to the local home, list and remove them.
     Image(Image),
     /// Show the settings that are in force.
