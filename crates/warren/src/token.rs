@@ -20,17 +20,6 @@ pub fn token(command: &cli::Token) -> anyhow::Result<()> {
 }
 
 fn create(arguments: &cli::TokenCreate) -> anyhow::Result<()> {
-    let place = &arguments.place;
-    let key = match &arguments.key {
-        Some(key) => read(key)?,
-        None => {
-            ensure!(
-                place.kubeconfig.is_none(),
-                "`--kubeconfig` needs `--key`: the router of a cluster has its own"
-            );
-            read(&home::data_dir(&place.home)?.router_token_key())?
-        }
-    };
     if let Some(path) = &arguments.path {
         ensure!(
             path.starts_with('/') && !path.contains(['?', '#']),
@@ -38,17 +27,24 @@ fn create(arguments: &cli::TokenCreate) -> anyhow::Result<()> {
         );
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
-    let (name, uid) = runtime.block_on(async {
-        let client = home::connect_to(place).await?;
-        sandboxes::identity(&client, &place.namespace, &arguments.sandbox).await
-    })?;
+    let sandbox = runtime.block_on(sandboxes::identity(&arguments.place, &arguments.sandbox))?;
+    let key = match &arguments.key {
+        Some(key) => read(key)?,
+        None => {
+            ensure!(
+                sandbox.is_local,
+                "a sandbox of a cluster needs `--key`: the cluster's router has its own keys"
+            );
+            read(&home::data_dir(&arguments.place.home)?.router_token_key())?
+        }
+    };
     let any = |text: &Option<String>| text.clone().unwrap_or_else(|| ANY.to_owned());
     let exp =
         expiry(Timestamp::now().as_second(), arguments.ttl).context("`--ttl` must be a second or more")?;
     let claims = Claims {
-        ns: place.namespace.clone(),
-        name,
-        uid,
+        ns: sandbox.namespace,
+        name: sandbox.name,
+        uid: sandbox.uid,
         port: arguments.port.unwrap_or(0),
         method: any(&arguments.method),
         path: any(&arguments.path),
