@@ -72,7 +72,7 @@ pub(crate) fn response(names: &Names, map: &mut HeaderMap) {
 /// Returns where a location of the sandbox is for the browser. `None`: where it says, which is elsewhere or relative.
 fn location(names: &Names, location: &str) -> Option<String> {
     let path = match location.split_once("//") {
-        Some((scheme, rest)) if matches!(scheme, "http:" | "https:" | "") => {
+        Some(("http:" | "https:" | "", rest)) => {
             let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
             let port = names.inside.rsplit_once(':').map_or("", |(_, port)| port);
             let is_own = host.eq_ignore_ascii_case(&names.inside)
