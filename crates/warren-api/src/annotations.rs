@@ -131,6 +131,15 @@ pub const UPDATED_REPLICAS: &str = "warren.dev/updated-replicas";
 /// edit of the template is noticed.
 pub const POD_TEMPLATE_FINGERPRINT: &str = "warren.dev/pod-template-fingerprint";
 
+/// On a Sandbox: [`NEVER`] has its pod made once. When that is gone, no other is made in its place.
+pub const POD_REPLACEMENT: &str = "warren.dev/pod-replacement";
+
+/// Value of [`POD_REPLACEMENT`].
+pub const NEVER: &str = "Never";
+
+/// Name of the task, on its Sandboxes and their Pods.
+pub const TASK: &str = "warren.dev/task";
+
 /// kubectl's own copy of an object: as large as the object, and only kubectl reads it, so we do not keep it. A pod that was pasted into
 /// a template brings one along, and on the Pod it would be a copy of something else.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
