@@ -13,6 +13,7 @@ mod status;
 mod tests;
 mod verdict;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::{AgentTask, AgentTaskStatus, Sandbox, SandboxTemplate, annotations, go_duration};
 
-pub use attempt::{attempt_name, first_name, next_name};
+pub use attempt::{attempt_name, next_name};
 pub use verdict::Verdict;
 
 use crate::ownership;
@@ -50,8 +51,8 @@ pub struct World {
     pub pods: Vec<Arc<Pod>>,
     /// The template that the task names.
     pub template: Option<Arc<SandboxTemplate>>,
-    /// Whether the server itself was asked for what [`Plan::ask`] named, and this is what was seen afterwards.
-    pub confirmed: bool,
+    /// What the server itself was asked for before this was seen ([`Plan::ask`]).
+    pub confirmed: BTreeSet<(Kind, String)>,
     /// What the server said when it refused the next sandbox as invalid.
     pub refused: Option<String>,
 }
@@ -161,7 +162,7 @@ fn begin(
     if let Some(template) = &world.task.spec.runner.sandbox_template_name
         && world.template.is_none()
     {
-        if !world.confirmed {
+        if !world.knows(Kind::SandboxTemplate, template) {
             return Plan::asking(Kind::SandboxTemplate, template);
         }
         if let Some(patience) = world.patience(now) {
@@ -224,7 +225,7 @@ fn ended(world: &World, attempt: i32, verdict: Verdict, deadline: Timestamp, now
             return status::observe(world, (Reason::Retrying, &text), Some(deadline), now);
         }
         Some(_) => {}
-        None if !world.confirmed => return Plan::asking(Kind::Pod, &name),
+        None if !world.knows(Kind::Pod, &name) => return Plan::asking(Kind::Pod, &name),
         None => {}
     }
     begin(world, attempt + 1, deadline, Some(&verdict), now)
@@ -247,7 +248,7 @@ fn progress(world: &World) -> Progress {
         }
     }
     let Some(sandbox) = sandbox else {
-        if !world.confirmed {
+        if !world.knows(Kind::Sandbox, &name) {
             return Progress::Doubtful(Kind::Sandbox, name);
         }
         let text = format!("Sandbox {name} was deleted before the command ended");
@@ -259,7 +260,7 @@ fn progress(world: &World) -> Progress {
     // The annotation is written when the pod has been made; no other is made in its place.
     let was_made = ownership::annotation(&sandbox.metadata, annotations::POD_NAME).is_some();
     if pod.is_none() && was_made {
-        if !world.confirmed {
+        if !world.knows(Kind::Pod, &name) {
             return Progress::Doubtful(Kind::Pod, name);
         }
         let text = format!("The pod of sandbox {name} was deleted before the command ended");
@@ -287,6 +288,11 @@ impl World {
 
     fn timeout_text(&self) -> &str {
         &self.task.spec.runner.timeout
+    }
+
+    /// Returns whether the server was asked for an object, so that it is gone if it is not seen.
+    fn knows(&self, kind: Kind, name: &str) -> bool {
+        self.confirmed.iter().any(|(known, of)| *known == kind && of == name)
     }
 
     fn sandbox_named(&self, name: &str) -> Option<&Sandbox> {

@@ -110,7 +110,7 @@ impl Ledger {
             Any::Pod(_) => self.pod(server, commit, latest),
             Any::SandboxTemplate(_) => self.template(commit),
             Any::Service(_) | Any::NetworkPolicy(_) => self.service_or_policy(server, commit, latest),
-            Any::SandboxWarmPool(_) | Any::PersistentVolumeClaim(_) => judge_deletion_of_users(commit),
+            Any::SandboxWarmPool(_) | Any::PersistentVolumeClaim(_) | Any::AgentTask(_) => judge_deletion_of_users(commit),
         }
     }
 

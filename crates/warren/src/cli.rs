@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use warren_local::{HostPath, NamedRuntime};
 
 use crate::run::Publication;
+use crate::tasks::arguments as tasks;
 use crate::{controller, node, oci, router};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
@@ -42,6 +43,8 @@ pub enum Command {
     /// Delete sandboxes, or claims with their sandboxes.
     #[command(alias = "stop", alias = "rm")]
     Delete(Delete),
+    /// Run commands to their end as tasks, each in a sandbox of its own, and keep their results.
+    Task(tasks::Task),
     /// Start the local home: the API, the controllers and the node, in one process.
     Up(Up),
     /// Stop the local home.
@@ -254,7 +257,7 @@ const OF_A_NEW_SANDBOX: [&str; 8] =
     ["image", "memory", "cpus", "disk", "runtime", "network", "allow_host", "allow_port"];
 
 /// Reads a duration such as `90s`, or a number of seconds.
-fn duration(text: &str) -> Result<Duration, String> {
+pub fn duration(text: &str) -> Result<Duration, String> {
     if let Ok(seconds) = text.parse() {
         return Ok(Duration::from_secs(seconds));
     }

@@ -2,7 +2,7 @@
 
 mod copy;
 mod explain;
-mod list;
+pub mod list;
 
 use anyhow::Context as _;
 use futures::AsyncReadExt as _;

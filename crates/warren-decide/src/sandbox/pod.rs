@@ -84,7 +84,7 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
             }
         }
         PodView::Absent | PodView::NotMine(..) if suspended => {
-            if annotated.is_some() {
+            if annotated.is_some() && !is_made_once(&world.sandbox) {
                 push(set_pod_name(&world.sandbox, Value::Null));
             }
         }

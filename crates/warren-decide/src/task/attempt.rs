@@ -36,12 +36,6 @@ pub fn attempt_name(task: &AgentTask, attempt: i32) -> String {
     format!("{}-{hash}-{attempt}", base.trim_end_matches('-'))
 }
 
-/// Returns the name of the first attempt's sandbox.
-#[must_use]
-pub fn first_name(task: &AgentTask) -> String {
-    attempt_name(task, 1)
-}
-
 /// Returns the name of the sandbox of the attempt after the present one.
 #[must_use]
 pub fn next_name(task: &AgentTask) -> String {

@@ -58,7 +58,7 @@ fn text(rows: &[Value], now: Timestamp) -> String {
 }
 
 /// Returns the time that has passed, in one unit.
-fn age(now: Timestamp, then: Timestamp) -> String {
+pub fn age(now: Timestamp, then: Timestamp) -> String {
     let seconds = (now.as_second() - then.as_second()).max(0);
     match seconds {
         0..120 => format!("{seconds}s"),
