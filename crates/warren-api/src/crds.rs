@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 
 use crate::schema::{Definitions, SchemaError, structural};
 use crate::{
-    AgentTask, AgentTaskSpec, AgentTaskStatus,
-    Sandbox, SandboxClaim, SandboxClaimSpec, SandboxClaimStatus, SandboxSpec, SandboxStatus, SandboxTemplate,
-    SandboxTemplateSpec, SandboxWarmPool, SandboxWarmPoolSpec, SandboxWarmPoolStatus,
+    AgentTask, AgentTaskSpec, AgentTaskStatus, Sandbox, SandboxClaim, SandboxClaimSpec, SandboxClaimStatus,
+    SandboxSpec, SandboxStatus, SandboxTemplate, SandboxTemplateSpec, SandboxWarmPool, SandboxWarmPoolSpec,
+    SandboxWarmPoolStatus,
 };
 
 /// The definitions of the five resources, complete and ready to be applied. `deploy/crds/` is written from them.

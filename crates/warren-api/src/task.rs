@@ -23,7 +23,7 @@ use crate::time;
     derive = "Default",
     doc = "AgentTask is a command that runs once, to its end, in a sandbox of its own.",
     printcolumn = r#"{"name": "Running", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Running')].status",
-        "description": "Whether the command runs"}"#,
+        "description": "True while the command runs"}"#,
     printcolumn = r#"{"name": "Succeeded", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Succeeded')].status",
         "description": "True once the command has ended with exit code 0"}"#,
     printcolumn = r#"{"name": "Failed", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Failed')].reason",

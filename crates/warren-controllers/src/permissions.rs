@@ -71,7 +71,7 @@ const FOR_EXTENSIONS: &[Rule] = &[
 
 /// What tasks need besides both.
 const FOR_TASKS: &[Rule] = &[
-    rule(OWN, &["agenttasks"], &["delete", "get", "list", "patch", "watch"]),
+    rule(OWN, &["agenttasks"], &["delete", "get", "list", "watch"]),
     rule(OWN, &["agenttasks/status"], &["patch"]),
     rule(OWN, &["agenttasks/finalizers"], &["update"]),
 ];

@@ -94,9 +94,8 @@ impl TaskController {
     ) -> Option<World> {
         let task = self.cluster.tasks.get(key)?;
         let in_namespace = |name: &str| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
-        let owned_by = |uid: &Option<String>| {
-            Index::Controller(key.namespace.clone(), uid.clone().unwrap_or_default())
-        };
+        let owned_by =
+            |uid: &Option<String>| Index::Controller(key.namespace.clone(), uid.clone().unwrap_or_default());
         let mut sandboxes = self.cluster.sandboxes.find(&owned_by(&task.metadata.uid));
         let attempts = task.status.as_ref().map_or(0, |status| status.attempts);
         for name in [attempt_name(&task, attempts), next_name(&task)] {

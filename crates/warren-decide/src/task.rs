@@ -138,13 +138,7 @@ fn first(world: &World, timeout: SignedDuration, now: Timestamp) -> Plan {
 
 /// Makes the sandbox of an attempt and says so in the status. If the sandbox is there already, an earlier pass was ended
 /// between these two writes.
-fn begin(
-    world: &World,
-    attempt: i32,
-    deadline: Timestamp,
-    failed: Option<&Verdict>,
-    now: Timestamp,
-) -> Plan {
+fn begin(world: &World, attempt: i32, deadline: Timestamp, failed: Option<&Verdict>, now: Timestamp) -> Plan {
     let invalid = |text: String| status::finish(world, &Verdict::new(Reason::Invalid, text), now);
     let name = attempt_name(&world.task, attempt);
     if let Some(present) = world.sandbox_named(&name) {

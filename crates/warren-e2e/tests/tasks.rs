@@ -76,7 +76,11 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     submit(&home, "podless", &["--", "sleep", "1000"]);
     submit(&home, "lost", &["--template", "nowhere", "--", "true"]);
     submit(&home, "absent", &["--", "there-is-no-such-program"]);
-    submit(&home, "again", &["--retries", "2", "--", "sh", "-c", "echo $WARREN_TASK_ATTEMPT; test $WARREN_TASK_ATTEMPT = 2"]);
+    submit(
+        &home,
+        "again",
+        &["--retries", "2", "--", "sh", "-c", "echo $WARREN_TASK_ATTEMPT; test $WARREN_TASK_ATTEMPT = 2"],
+    );
     submit(&home, "brief", &["--ttl", "1s", "--", "true"]);
 
     for name in ["cancelled", "orphan", "podless"] {
@@ -122,7 +126,10 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
 
     // The end of each is told in one line, and nothing changes it.
     let told = task(&home, &["result", "lost"]);
-    assert_eq!(told.stdout, "lost: Failed (Invalid): spec.runner.sandboxTemplateName: there is no SandboxTemplate nowhere\n");
+    assert_eq!(
+        told.stdout,
+        "lost: Failed (Invalid): spec.runner.sandboxTemplateName: there is no SandboxTemplate nowhere\n"
+    );
     let again = task(&home, &["cancel", "code"]);
     assert_eq!((again.code, again.stderr.as_str()), (Some(1), "error: task `code` has ended already\n"));
     let patch = json!({"spec": {"cancel": true}});
@@ -169,7 +176,10 @@ async fn waiting_ends_like_the_command_and_a_template_brings_its_own() {
     let client = home.client().await;
     let waited = task(&home, &["submit", "--name", "one", "--wait", "echo out; echo err >&2; exit 3"]);
     assert_eq!((waited.code, waited.stdout.as_str()), (Some(3), "out\nerr\n"), "{waited:?}");
-    assert!(waited.stderr.ends_with("one: Failed (Application): The command ended with exit code 3\n"), "{waited:?}");
+    assert!(
+        waited.stderr.ends_with("one: Failed (Application): The command ended with exit code 3\n"),
+        "{waited:?}"
+    );
     let followed = task(&home, &["submit", "--name", "two", "--", "sh", "-c", "echo a; sleep 1; echo b"]);
     assert_eq!(followed.code, Some(0), "{followed:?}");
     let followed = task(&home, &["logs", "--follow", "two"]);
@@ -198,7 +208,10 @@ async fn waiting_ends_like_the_command_and_a_template_brings_its_own() {
         error.to_string()
     };
     let both = refused(json!({"sandboxTemplateName": "a", "image": "b"})).await;
-    assert!(both.contains("spec.runner") && both.contains("sandboxTemplateName and image exclude each other"), "{both}");
+    assert!(
+        both.contains("spec.runner") && both.contains("sandboxTemplateName and image exclude each other"),
+        "{both}"
+    );
     let neither = refused(json!({})).await;
     assert!(neither.contains("a command is required"), "{neither}");
     let timeout = refused(json!({"command": ["true"], "timeout": "soon"})).await;

@@ -78,11 +78,7 @@ impl Tasks {
     }
 
     /// Calls `look` with the task as it is, and again after every change, until that gives something.
-    async fn until<T>(
-        &self,
-        name: &str,
-        mut look: impl FnMut(&AgentTask) -> Option<T>,
-    ) -> anyhow::Result<T> {
+    async fn until<T>(&self, name: &str, mut look: impl FnMut(&AgentTask) -> Option<T>) -> anyhow::Result<T> {
         let task = self.get(name).await?;
         if let Some(found) = look(&task) {
             return Ok(found);
@@ -206,7 +202,10 @@ async fn logs(arguments: &Logs) -> anyhow::Result<i32> {
         false => tasks.get(name).await?,
     };
     if state(&task) == State::Pending {
-        bail!("the command of task `{name}` does not run yet: {}; `--follow` waits for it", shown::message(&task));
+        bail!(
+            "the command of task `{name}` does not run yet: {}; `--follow` waits for it",
+            shown::message(&task)
+        );
     }
     let parameters =
         LogParams { follow: arguments.follow, tail_lines: arguments.tail, ..LogParams::default() };
@@ -221,7 +220,8 @@ async fn print_log(tasks: &Tasks, task: &AgentTask, parameters: &LogParams) -> a
     let sandbox = sandbox.with_context(|| format!("task `{name}` never had a sandbox"))?;
     let sandboxes: Api<Sandbox> = Api::namespaced(tasks.client.clone(), &tasks.namespace);
     let found = sandboxes.get_opt(&sandbox).await.with_context(|| format!("find sandbox `{sandbox}`"))?;
-    let found = found.with_context(|| format!("sandbox `{sandbox}` of task `{name}` is gone, with its log"))?;
+    let found =
+        found.with_context(|| format!("sandbox `{sandbox}` of task `{name}` is gone, with its log"))?;
     let containers = &found.spec.blueprint.pod_template.spec.containers;
     let runner = warren_api::task::RUNNER_CONTAINER;
     let container = containers.iter().find(|container| container.name == runner).or(containers.first());

@@ -65,8 +65,7 @@ pub(super) fn creation(
         Some(template) => {
             let name = template.metadata.name.clone().unwrap_or_default();
             let hash = NameHash::of(&name).to_string();
-            metadata.labels =
-                Some(BTreeMap::from([(labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(), hash)]));
+            metadata.labels = Some(BTreeMap::from([(labels::SANDBOX_TEMPLATE_REF_HASH.to_owned(), hash)]));
             own_annotations.insert(annotations::SANDBOX_TEMPLATE_REF.to_owned(), name);
             template.spec.blueprint.clone()
         }

@@ -53,12 +53,10 @@ pub(super) fn plan(world: &World, now: Timestamp) -> Plan {
 pub(super) fn superseded(world: &World) -> Vec<Step> {
     let earlier: Vec<String> =
         (1..world.attempts()).map(|attempt| attempt_name(&world.task, attempt)).collect();
-    let is_earlier = |sandbox: &&Sandbox| {
-        sandbox.metadata.name.as_ref().is_some_and(|name| earlier.contains(name))
-    };
-    let is_kept = |sandbox: &&Sandbox| {
-        keeps(world) && world.pod_controlled_by(sandbox).is_some_and(verdict::has_ended)
-    };
+    let is_earlier =
+        |sandbox: &&Sandbox| sandbox.metadata.name.as_ref().is_some_and(|name| earlier.contains(name));
+    let is_kept =
+        |sandbox: &&Sandbox| keeps(world) && world.pod_controlled_by(sandbox).is_some_and(verdict::has_ended);
     mine(world).filter(is_earlier).filter(|sandbox| !is_kept(sandbox)).map(delete).collect()
 }
 

@@ -43,7 +43,8 @@ fn task(extra: Value) -> Value {
 
 /// The same in its first attempt, which began at second 0.
 fn begun(extra: Value) -> Value {
-    let mut begun = json!({"status": {"attempts": 1, "sandboxName": NAME, "startTime": "2027-01-15T08:00:00Z"}});
+    let mut begun =
+        json!({"status": {"attempts": 1, "sandboxName": NAME, "startTime": "2027-01-15T08:00:00Z"}});
     overlay(&mut begun, &extra);
     task(begun)
 }
@@ -96,7 +97,10 @@ fn world(task: Value, sandboxes: &[Value], pods: &[Value]) -> World {
     let read = |values: &[Value]| values.to_vec();
     World {
         task: Arc::new(serde_json::from_value(task).unwrap()),
-        sandboxes: read(sandboxes).into_iter().map(|value| Arc::new(serde_json::from_value(value).unwrap())).collect(),
+        sandboxes: read(sandboxes)
+            .into_iter()
+            .map(|value| Arc::new(serde_json::from_value(value).unwrap()))
+            .collect(),
         pods: read(pods).into_iter().map(|value| Arc::new(serde_json::from_value(value).unwrap())).collect(),
         template: None,
         confirmed: BTreeSet::new(),
@@ -168,8 +172,22 @@ fn a_new_task_gets_a_sandbox_whose_pod_runs_the_command_once() {
     let runner = &pod.containers[0];
     assert_eq!(runner.image.as_deref(), Some("warren.dev/host"));
     assert_eq!(runner.command, Some(vec!["work".to_owned()]));
-    let env: Vec<String> = runner.env.as_ref().unwrap().iter().map(|variable| format!("{}={}", variable.name, variable.value.as_deref().unwrap())).collect();
-    assert_eq!(env, ["WARREN_TASK_ID=t", "WARREN_TASK_ATTEMPT=1", "WARREN_TASK_DESCRIPTION=costs $$5", "WARREN_TASK_REPOSITORY_URL=u"]);
+    let env: Vec<String> = runner
+        .env
+        .as_ref()
+        .unwrap()
+        .iter()
+        .map(|variable| format!("{}={}", variable.name, variable.value.as_deref().unwrap()))
+        .collect();
+    assert_eq!(
+        env,
+        [
+            "WARREN_TASK_ID=t",
+            "WARREN_TASK_ATTEMPT=1",
+            "WARREN_TASK_DESCRIPTION=costs $$5",
+            "WARREN_TASK_REPOSITORY_URL=u"
+        ]
+    );
     let status = published(&world, &plan);
     assert_eq!((status.attempts, status.sandbox_name.as_deref()), (1, Some(NAME)));
     assert_eq!(verdict(&world, 0), "Running/Starting");
@@ -181,13 +199,18 @@ fn a_template_gives_everything_but_the_command_and_the_restarts() {
         "restartPolicy": "Always", "activeDeadlineSeconds": 20, "containers": [
         {"name": "helper", "image": "h"},
         {"name": "runner", "image": "r", "args": ["serve"], "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]}]}}}});
-    let runner = json!({"spec": {"runner": {"sandboxTemplateName": "agent", "env": [{"name": "A", "value": "3"}]}}});
+    let runner =
+        json!({"spec": {"runner": {"sandboxTemplateName": "agent", "env": [{"name": "A", "value": "3"}]}}});
     let mut world = world(task(runner), &[], &[]);
     world.template = Some(Arc::new(serde_json::from_value(template).unwrap()));
     let plan = decide(&world, at(0));
     let Action::Create(Object::Sandbox(sandbox)) = &plan.steps[0].action else { panic!("{plan:?}") };
     let hash = &sandbox.metadata.labels.as_ref().unwrap()["agents.x-k8s.io/sandbox-template-ref-hash"];
-    assert_eq!(*hash, warren_api::NameHash::of("agent").to_string(), "the template's network policy selects by it");
+    assert_eq!(
+        *hash,
+        warren_api::NameHash::of("agent").to_string(),
+        "the template's network policy selects by it"
+    );
     let pod = &sandbox.spec.blueprint.pod_template.spec;
     assert_eq!((pod.restart_policy.as_deref(), pod.active_deadline_seconds), (Some("Never"), Some(20)));
     assert_eq!(pod.containers[0].command, None);
@@ -235,12 +258,16 @@ fn what_the_node_ended_goes_before_what_the_container_says() {
     assert_eq!(failed(json!({"reason": "DeadlineExceeded"})), "Failed/Timeout");
     assert_eq!(failed(json!({"reason": "Evicted", "message": "disk"})), "Failed/Evicted");
     assert_eq!(failed(json!({"reason": "NodeLost"})), "Failed/NodeLost");
-    let disrupted = |reason: &str| failed(json!({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}));
+    let disrupted = |reason: &str| {
+        failed(json!({"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason}]}))
+    };
     assert_eq!(disrupted("EvictionByEvictionAPI"), "Failed/Evicted");
     assert_eq!(disrupted("DeletionByTaintManager"), "Failed/NodeLost");
-    let refused = pod(NAME, json!({"status": {"phase": "Failed", "reason": "UnsupportedVolume", "message": "x"}}));
+    let refused =
+        pod(NAME, json!({"status": {"phase": "Failed", "reason": "UnsupportedVolume", "message": "x"}}));
     assert_eq!(judge(refused), "Failed/Invalid");
-    let init = json!({"status": {"phase": "Failed", "initContainerStatuses": [container("prepare", 3, "Error")]}});
+    let init =
+        json!({"status": {"phase": "Failed", "initContainerStatuses": [container("prepare", 3, "Error")]}});
     assert_eq!(judge(pod(NAME, init)), "Failed/Application/3");
 }
 
@@ -250,8 +277,14 @@ fn the_command_is_over_when_its_container_is_whatever_else_runs_on() {
         {"name": "helper", "image": "", "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}},
         container("runner", 0, "Completed")]}});
     assert_eq!(judge(pod(NAME, statuses.clone())), "Succeeded/CommandSucceeded/0");
-    let over = world(over("Succeeded", "CommandSucceeded", json!({})), &[sandbox(NAME, json!({}))], &[pod(NAME, statuses)]);
-    let stop = format!(r#"patch Pod {NAME} {{"metadata":{{"uid":"pod-of-{NAME}"}},"spec":{{"activeDeadlineSeconds":1}}}}"#);
+    let over = world(
+        over("Succeeded", "CommandSucceeded", json!({})),
+        &[sandbox(NAME, json!({}))],
+        &[pod(NAME, statuses)],
+    );
+    let stop = format!(
+        r#"patch Pod {NAME} {{"metadata":{{"uid":"pod-of-{NAME}"}},"spec":{{"activeDeadlineSeconds":1}}}}"#
+    );
     assert_eq!(acts(&decide(&over, at(11))), [stop], "and nothing runs on");
 }
 
@@ -265,19 +298,31 @@ fn a_sandbox_or_pod_that_is_gone_is_asked_for_before_it_is_mourned() {
     assert_eq!(verdict(&without_pod.asked(Kind::Pod, NAME), 10), "Failed/Unknown");
     let mut unmade = sandbox(NAME, json!({}));
     unmade["metadata"]["annotations"].as_object_mut().unwrap().remove("agents.x-k8s.io/pod-name");
-    assert_eq!(verdict(&world(begun(json!({})), &[unmade], &[]), 10), "Running/Starting", "its pod was not made yet");
+    assert_eq!(
+        verdict(&world(begun(json!({})), &[unmade], &[]), 10),
+        "Running/Starting",
+        "its pod was not made yet"
+    );
     let deleted = |code, reason| {
         let mut pod = ended(code, reason);
         pod["metadata"]["deletionTimestamp"] = json!("2027-01-15T08:00:05Z");
         judge(pod)
     };
-    assert_eq!(deleted(143, "Error"), "Failed/Unknown", "a pod that is deleted under its command has no exit code of its own");
+    assert_eq!(
+        deleted(143, "Error"),
+        "Failed/Unknown",
+        "a pod that is deleted under its command has no exit code of its own"
+    );
     assert_eq!(deleted(0, "Completed"), "Succeeded/CommandSucceeded/0");
 }
 
 #[test]
 fn a_task_that_the_node_does_not_end_is_ended_without_it() {
-    let stuck = world(begun(json!({})), &[sandbox(NAME, json!({}))], &[pod(NAME, json!({"status": {"phase": "Pending"}}))]);
+    let stuck = world(
+        begun(json!({})),
+        &[sandbox(NAME, json!({}))],
+        &[pod(NAME, json!({"status": {"phase": "Pending"}}))],
+    );
     // A minute, five seconds of grace, fifteen for the node.
     assert_eq!(verdict(&stuck, 79), "Running/Starting");
     assert_eq!(decide(&stuck, at(70)).look_again, Some(std::time::Duration::from_secs(10)));
@@ -300,14 +345,21 @@ fn a_cancelled_task_ends_and_then_its_command_does() {
         acts(&decide(&world, at(10)))
     };
     assert!(cancelled(&[pod(NAME, json!({}))])[0].contains("activeDeadlineSeconds"), "its log stays");
-    assert_eq!(cancelled(&[pod(NAME, json!({"spec": {"containers": [], "activeDeadlineSeconds": 1}}))]), Vec::<String>::new());
-    assert_eq!(cancelled(&[pod(NAME, json!({"status": {"phase": "Pending"}}))]), [format!("delete Sandbox {NAME}")]);
+    assert_eq!(
+        cancelled(&[pod(NAME, json!({"spec": {"containers": [], "activeDeadlineSeconds": 1}}))]),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        cancelled(&[pod(NAME, json!({"status": {"phase": "Pending"}}))]),
+        [format!("delete Sandbox {NAME}")]
+    );
     assert_eq!(cancelled(&[ended(1, "Error")]), Vec::<String>::new(), "the log can be read");
 }
 
 #[test]
 fn what_cannot_run_says_so() {
-    let timeout = |text: &str| verdict(&world(task(json!({"spec": {"runner": {"timeout": text}}})), &[], &[]), 0);
+    let timeout =
+        |text: &str| verdict(&world(task(json!({"spec": {"runner": {"timeout": text}}})), &[], &[]), 0);
     for nonsense in ["0s", "8761h", "", "99999999999999h"] {
         assert_eq!(timeout(nonsense), "Failed/Invalid", "{nonsense}");
     }
@@ -334,11 +386,19 @@ fn another_attempt_is_made_only_if_it_is_allowed_and_may_end_differently() {
     };
     let nothing = Vec::<String>::new();
     assert_eq!(after(0, ended(7, "Error"), 10), ("Failed/Application/7".to_owned(), nothing.clone()));
-    assert_eq!(after(1, ended(7, "Error"), 10), ("Running/Retrying".to_owned(), vec![format!("create Sandbox {second}")]));
+    assert_eq!(
+        after(1, ended(7, "Error"), 10),
+        ("Running/Retrying".to_owned(), vec![format!("create Sandbox {second}")])
+    );
     assert_eq!(after(1, ended(137, "OOMKilled"), 10), ("Failed/OOM/137".to_owned(), nothing.clone()));
     assert_eq!(after(1, ended(128, "StartError"), 10), ("Failed/Invalid".to_owned(), nothing.clone()));
-    assert_eq!(after(1, ended(7, "Error"), 60), ("Failed/Application/7".to_owned(), nothing), "there is no time left");
-    let world = world(begun(json!({"spec": {"retries": 1}})), &[sandbox(NAME, json!({}))], &[ended(7, "Error")]);
+    assert_eq!(
+        after(1, ended(7, "Error"), 60),
+        ("Failed/Application/7".to_owned(), nothing),
+        "there is no time left"
+    );
+    let world =
+        world(begun(json!({"spec": {"retries": 1}})), &[sandbox(NAME, json!({}))], &[ended(7, "Error")]);
     let status = published(&world, &decide(&world, at(10)));
     assert_eq!((status.attempts, status.sandbox_name.as_deref()), (2, Some(second)));
     assert_eq!(status.message.as_deref(), Some("Attempt 1 failed: The command ended with exit code 7"));
@@ -349,7 +409,10 @@ fn two_attempts_never_run_at_the_same_time() {
     // The sandbox was deleted, and its pod is still on its way.
     let task = begun(json!({"spec": {"retries": 3}}));
     let dying = world(task.clone(), &[], &[pod(NAME, json!({}))]).asked(Kind::Sandbox, NAME);
-    assert_eq!((verdict(&dying, 10), acts(&decide(&dying, at(10)))), ("Running/Retrying".to_owned(), Vec::new()));
+    assert_eq!(
+        (verdict(&dying, 10), acts(&decide(&dying, at(10)))),
+        ("Running/Retrying".to_owned(), Vec::new())
+    );
     let gone = world(task, &[], &[]).asked(Kind::Sandbox, NAME);
     assert_eq!(verdict(&gone, 10), format!("ask Pod {NAME}"));
     assert_eq!(acts(&decide(&gone.asked(Kind::Pod, NAME), at(10))), ["create Sandbox t-4c4557e2-2"]);
@@ -366,7 +429,11 @@ fn sandboxes_of_earlier_attempts_go_unless_they_are_kept() {
     };
     assert_eq!(left(false, ended(7, "Error")), [format!("delete Sandbox {NAME}")]);
     assert_eq!(left(true, ended(7, "Error")), Vec::<String>::new());
-    assert_eq!(left(true, pod(NAME, json!({}))), [format!("delete Sandbox {NAME}")], "nothing runs beside the attempt");
+    assert_eq!(
+        left(true, pod(NAME, json!({}))),
+        [format!("delete Sandbox {NAME}")],
+        "nothing runs beside the attempt"
+    );
 }
 
 #[test]
@@ -376,7 +443,8 @@ fn an_end_never_changes() {
             for extra in [json!({}), json!({"spec": {"cancel": true, "retries": 5}})] {
                 let world = world(over(type_, reason, extra), &[sandbox(NAME, json!({}))], &[pod.clone()]);
                 let plan = decide(&world, at(99_999));
-                let is_status = |action: &Action| matches!(action, Action::MergeStatus { .. } | Action::Create(_));
+                let is_status =
+                    |action: &Action| matches!(action, Action::MergeStatus { .. } | Action::Create(_));
                 assert!(!plan.steps.iter().any(|step| is_status(&step.action)), "{plan:?}");
             }
         }
@@ -404,7 +472,8 @@ fn a_task_is_deleted_after_its_time() {
 #[test]
 fn names_of_sandboxes_fit_and_belong_to_one_task() {
     let name = |name: &str, uid: &str| {
-        let task: AgentTask = serde_json::from_value(task(json!({"metadata": {"name": name, "uid": uid}}))).unwrap();
+        let task: AgentTask =
+            serde_json::from_value(task(json!({"metadata": {"name": name, "uid": uid}}))).unwrap();
         super::attempt_name(&task, 11)
     };
     assert_eq!(name(&"x".repeat(253), "tu").len(), 63);

@@ -182,8 +182,7 @@ pub(super) fn refusal(sandbox: &Sandbox) -> Option<String> {
 
 /// Says what a sandbox that does not run yet waits for.
 pub(super) fn waiting(sandbox: &Sandbox) -> String {
-    let conditions =
-        sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     match conditions::find(conditions, ConditionType::PodWaiting) {
         Some(waiting) => format!("{}: {}", waiting.reason, bounded(&waiting.message, LONGEST_CAUSE)),
         None => "The sandbox is being made".to_owned(),

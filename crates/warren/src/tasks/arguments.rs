@@ -128,7 +128,9 @@ pub struct Watch {
 }
 
 #[derive(Args, Debug)]
-#[command(after_help = "The exit code is that of the first command that failed; 124 after a timeout, 1 for any other failure.")]
+#[command(
+    after_help = "The exit code is that of the first command that failed; 124 after a timeout, 1 for any other failure."
+)]
 pub struct Wait {
     #[command(flatten)]
     pub place: Place,

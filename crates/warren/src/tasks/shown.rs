@@ -142,7 +142,9 @@ mod tests {
     fn tasks_are_shown_in_columns() {
         let timeout = task(json!({"attempts": 1, "message": "It took\u{1b}[2J too long",
             "conditions": [condition("Failed", "True", "Timeout")]}));
-        let code = task(json!({"attempts": 2, "exitCode": 7, "conditions": [condition("Failed", "True", "Application")]}));
+        let code = task(
+            json!({"attempts": 2, "exitCode": 7, "conditions": [condition("Failed", "True", "Application")]}),
+        );
         let rows = [row(&task(json!({}))), row(&timeout), row(&code)];
         expect![[r#"
             NAME  STATE    REASON       EXIT  ATTEMPTS  AGE

@@ -37,10 +37,10 @@ pub fn wanted(arguments: &Submit) -> anyhow::Result<AgentTask> {
         runner.timeout = format!("{}s", whole_seconds("--timeout", timeout)?);
     }
     let ttl = arguments.ttl.map(|ttl| whole_seconds("--ttl", ttl)).transpose()?;
-    let repository = arguments.repository.clone().map(|url| Repository {
-        url,
-        reference: arguments.reference.clone().unwrap_or_default(),
-    });
+    let repository = arguments
+        .repository
+        .clone()
+        .map(|url| Repository { url, reference: arguments.reference.clone().unwrap_or_default() });
     let told = TaskDescription {
         description: arguments.description.clone().unwrap_or_default(),
         context: arguments.context.clone().unwrap_or_default(),
@@ -90,8 +90,19 @@ mod tests {
     #[test]
     fn options_become_the_fields_of_a_task() {
         let words = [
-            "--name=mine", "--template=agent", "--timeout=90", "--env=A=$x", "--description=do it", "--repository=u",
-            "--ref=main", "--memory=64Mi", "--retries=2", "--ttl=1m", "--", "echo", "$(date)",
+            "--name=mine",
+            "--template=agent",
+            "--timeout=90",
+            "--env=A=$x",
+            "--description=do it",
+            "--repository=u",
+            "--ref=main",
+            "--memory=64Mi",
+            "--retries=2",
+            "--ttl=1m",
+            "--",
+            "echo",
+            "$(date)",
         ];
         expect![[r#"{"apiVersion":"warren.dev/v1alpha1","kind":"AgentTask","metadata":{"name":"mine"},"spec":{"task":{"description":"do it","repository":{"url":"u","ref":"main"}},"runner":{"sandboxTemplateName":"agent","command":["echo","$$(date)"],"env":[{"name":"A","value":"$$x"}],"timeout":"90s","resources":{"limits":{"memory":"64Mi"}}},"retries":2,"keepOnFailure":false,"ttlSecondsAfterFinished":60,"cancel":false}}"#]]
         .assert_eq(&wanted(&words).expect("a task"));
@@ -99,7 +110,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_meant_is_refused_by_the_name_of_its_option() {
-        assert!(wanted(&["--timeout=1.5s", "true"]).expect_err("refused").contains("`--timeout` takes whole seconds"));
+        assert!(
+            wanted(&["--timeout=1.5s", "true"])
+                .expect_err("refused")
+                .contains("`--timeout` takes whole seconds")
+        );
         assert!(wanted(&["--env=SECRET_KEY=x", "true"]).expect_err("refused").contains("`--env SECRET_KEY`"));
         assert!(wanted(&["--image=a", "--template=b"]).expect_err("refused").contains("cannot be used with"));
         assert!(wanted(&[]).expect_err("refused").contains("<COMMAND>"));
