@@ -68,7 +68,7 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     let told = "echo \"$WARREN_TASK_ID $WARREN_TASK_DESCRIPTION $A $(echo sub)\"";
     submit(&home, "good", &["--description", "costs $5", "--env", "A=$x", "--", "sh", "-c", told]);
     submit(&home, "code", &["--", "sh", "-c", "echo out; exit 7"]);
-    submit(&home, "killed", &["--", "sh", "-c", "kill -9 $$"]);
+    submit(&home, "killed", &["--", "sh", "-c", "sh -c 'kill -9 $$'; exit $?"]);
     submit(&home, "oom", &["--memory", "48Mi", "--", "sh", "-c", bomb]);
     submit(&home, "late", &["--timeout", "2s", "--", "sh", "-c", "echo begun; sleep 1000"]);
     submit(&home, "cancelled", &["--", "sh", "-c", "echo begun; sleep 1000"]);

@@ -76,6 +76,8 @@ pub enum Mutant {
     NoDeletionGuard,
     /// The write by which a claim takes a sandbox does not say which pod that has.
     NoPodName,
+    /// Writes of a task's status go without their resourceVersion.
+    NoVerdictGuard,
     /// Nobody is told that a node is lost.
     NodeLossNotTold,
     /// The time at which a claim is to be looked at again is forgotten.

@@ -65,9 +65,9 @@ pub fn wanted(arguments: &Submit) -> anyhow::Result<AgentTask> {
     Ok(task)
 }
 
-/// Keeps Kubernetes from taking `$(NAME)` in a command for one of its variables: it is the shell's.
+/// Keeps Kubernetes from expanding `$(NAME)` and `$$` in a command: both are the shell's.
 fn escaped(words: Vec<String>) -> Vec<String> {
-    words.into_iter().map(|word| word.replace("$(", "$$(")).collect()
+    words.into_iter().map(|word| word.replace('$', "$$")).collect()
 }
 
 #[cfg(test)]
@@ -102,9 +102,9 @@ mod tests {
             "--ttl=1m",
             "--",
             "echo",
-            "$(date)",
+            "$(date) $A $$",
         ];
-        expect![[r#"{"apiVersion":"warren.dev/v1alpha1","kind":"AgentTask","metadata":{"name":"mine"},"spec":{"task":{"description":"do it","repository":{"url":"u","ref":"main"}},"runner":{"sandboxTemplateName":"agent","command":["echo","$$(date)"],"env":[{"name":"A","value":"$$x"}],"timeout":"90s","resources":{"limits":{"memory":"64Mi"}}},"retries":2,"keepOnFailure":false,"ttlSecondsAfterFinished":60,"cancel":false}}"#]]
+        expect![[r#"{"apiVersion":"warren.dev/v1alpha1","kind":"AgentTask","metadata":{"name":"mine"},"spec":{"task":{"description":"do it","repository":{"url":"u","ref":"main"}},"runner":{"sandboxTemplateName":"agent","command":["echo","$$(date) $$A $$$$"],"env":[{"name":"A","value":"$$x"}],"timeout":"90s","resources":{"limits":{"memory":"64Mi"}}},"retries":2,"keepOnFailure":false,"ttlSecondsAfterFinished":60,"cancel":false}}"#]]
         .assert_eq(&wanted(&words).expect("a task"));
     }
 
