@@ -85,7 +85,7 @@ pub(super) fn of_pod(pod: &Pod) -> PodState {
         }),
         "Failed" => PodState::Ended(never_ran(pod, &status)),
         // A pod that is deleted while its command runs says how that ended, or goes.
-        "Running" if runner(&status).is_none_or(|runner| is_started(runner)) => PodState::Running,
+        "Running" if runner(&status).is_none_or(is_started) => PodState::Running,
         _ => PodState::Starting,
     }
 }
