@@ -59,10 +59,11 @@ const TABLE: &[Row] = &[
     row("warren-router", &["warren-api", "warren-proto", "warren-decide"], &[DATABASE, ARGUMENTS]),
     row("warren-guest", &["warren-proto", "warren-sys"], &[KUBERNETES]),
     row("warren-client", &["warren-api", "warren-proto"], &[DATABASE, ARGUMENTS]),
+    row("warren-e2b", &["warren-api", "warren-client", "warren-proto"], &[DATABASE, ARGUMENTS]),
     row("warren-mcp", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
     row("warren-sessions", &[], &[KUBERNETES, HTTP, ARGUMENTS]),
     // The second program. It reaches sandboxes through the client alone.
-    row("warren-service", &["warren-client", "warren-mcp"], &[]),
+    row("warren-service", &["warren-client", "warren-e2b", "warren-mcp"], &[]),
     row(
         "warren-local",
         // The engine too: it forks the zygote before there is a thread. And the process's own memory, which it gives back at rest.

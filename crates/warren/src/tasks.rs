@@ -19,7 +19,8 @@ use warren_client::kube::{Client, Error, ResourceExt as _};
 use warren_client::sandbox;
 
 use crate::cli::{Format, Place};
-use crate::home;
+use crate::config::Layer;
+use crate::destination::Destination;
 use arguments::{Logs, Names, Submit, TaskCommand, TaskResult, Wait, Watch};
 use shown::{State, row, state};
 
@@ -52,9 +53,10 @@ struct Tasks {
 
 impl Tasks {
     async fn connect(place: &Place) -> anyhow::Result<Self> {
-        let client = home::connect_to(place).await?;
-        let api = Api::namespaced(client.clone(), &place.namespace);
-        Ok(Self { client, namespace: place.namespace.clone(), api })
+        let destination = Destination::choose(place, Layer::new())?;
+        let client = destination.connect().await?;
+        let api = Api::namespaced(client.clone(), &destination.namespace);
+        Ok(Self { client, namespace: destination.namespace.clone(), api })
     }
 
     /// Says what was tried, and what an unknown task or an unknown kind means.

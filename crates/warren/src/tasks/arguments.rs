@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::cli::{Output, Place, duration};
+use crate::cli::{Output, Place};
+use crate::config::duration;
 
 #[derive(Args, Debug)]
 pub struct Task {
@@ -73,7 +74,7 @@ pub struct Submit {
     pub description: Option<String>,
     /// What the command should know besides
     #[arg(long, value_name = "TEXT")]
-    pub context: Option<String>,
+    pub task_context: Option<String>,
     /// The repository that the task is about, for the command to fetch
     #[arg(long, value_name = "URL")]
     pub repository: Option<String>,

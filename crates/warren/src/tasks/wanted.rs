@@ -43,7 +43,7 @@ pub fn wanted(arguments: &Submit) -> anyhow::Result<AgentTask> {
         .map(|url| Repository { url, reference: arguments.reference.clone().unwrap_or_default() });
     let told = TaskDescription {
         description: arguments.description.clone().unwrap_or_default(),
-        context: arguments.context.clone().unwrap_or_default(),
+        context: arguments.task_context.clone().unwrap_or_default(),
         repository,
     };
     let spec = AgentTaskSpec {
