@@ -91,6 +91,9 @@ pub enum Command {
     Kubeconfig(Kubeconfig),
     /// Print the URL of the local home's router, for SDKs that connect to sandboxes directly.
     RouterUrl(RouterUrl),
+    /// Make tokens that open one sandbox to another user or program, through the router.
+    #[command(subcommand)]
+    Token(Token),
     /// Print manifests that were written for `v1alpha1` as `v1beta1`.
     Migrate(Migrate),
     /// Say what this machine or a cluster lacks for sandboxes, and how to mend it.
@@ -596,6 +599,47 @@ pub struct RouterUrl {
     pub home: Home,
     #[command(flatten)]
     pub output: Output,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Token {
+    /// Print a token that opens a sandbox at the router for a while.
+    Create(TokenCreate),
+    /// Print the public key set for `warren router`; makes the key if the file is not there.
+    Keys(TokenKeys),
+}
+
+#[derive(Args, Debug)]
+pub struct TokenCreate {
+    #[command(flatten)]
+    pub place: Place,
+    /// The sandbox, or its claim
+    pub sandbox: String,
+    /// How long the token is valid
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = config::duration)]
+    pub ttl: Duration,
+    /// The only port that it opens [default: every port]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// The only HTTP method that it allows [default: every method]
+    #[arg(long)]
+    pub method: Option<String>,
+    /// The only path that it opens, as it is sent [default: every path]
+    #[arg(long)]
+    pub path: Option<String>,
+    /// The key that signs it, from `warren token keys` [default: that of the local home]
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct TokenKeys {
+    /// The file of the key, which is a secret
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
+    /// The name of a key that is made
+    #[arg(long, value_name = "NAME", default_value = "warren")]
+    pub kid: String,
 }
 
 #[derive(Args, Debug)]

@@ -47,6 +47,7 @@ mod signals;
 mod tasks;
 mod terminal;
 mod timings;
+mod token;
 mod up;
 mod version;
 mod words;
@@ -145,6 +146,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         }
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::RouterUrl(arguments) => kubeconfig::router_url(&arguments)?,
+        Command::Token(command) => token::token(&command)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
         Command::Completion(arguments) => {
             let mut script = Vec::new();

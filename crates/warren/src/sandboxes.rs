@@ -109,6 +109,25 @@ async fn find(reached: &Reached, name: &str) -> anyhow::Result<Found> {
     }
 }
 
+/// A sandbox, and where it is.
+pub struct Identity {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    /// It is one of the local home's.
+    pub is_local: bool,
+}
+
+/// Returns which sandbox a name means.
+pub async fn identity(place: &cli::Place, name: &str) -> anyhow::Result<Identity> {
+    let reached = reach(place).await?;
+    let sandbox = find(&reached, name).await?.sandbox;
+    let sandbox = sandbox.with_context(|| format!("claim `{name}` has no sandbox yet"))?;
+    let uid = sandbox.uid().with_context(|| format!("sandbox `{name}` has no UID"))?;
+    let is_local = reached.destination.is_local();
+    Ok(Identity { namespace: reached.namespace.clone(), name: sandbox.name_any(), uid, is_local })
+}
+
 /// The container of a sandbox in which commands run. A lease is locked meanwhile, unless a `run` has its lock.
 struct Entered {
     place: Place,
