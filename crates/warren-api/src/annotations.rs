@@ -141,6 +141,15 @@ pub const UPDATED_REPLICAS: &str = "warren.dev/updated-replicas";
 /// edit of the template is noticed.
 pub const POD_TEMPLATE_FINGERPRINT: &str = "warren.dev/pod-template-fingerprint";
 
+/// On a Sandbox: [`NEVER`] has its pod made once. When that is gone, no other is made in its place.
+pub const POD_REPLACEMENT: &str = "warren.dev/pod-replacement";
+
+/// Value of [`POD_REPLACEMENT`].
+pub const NEVER: &str = "Never";
+
+/// Name of the task, on its Sandboxes and their Pods.
+pub const TASK: &str = "warren.dev/task";
+
 /// On the claim or sandbox of a lease: the fingerprint of the place that the lease is valid in.
 pub const PROVIDER_SCOPE: &str = "warren.dev/provider-scope";
 

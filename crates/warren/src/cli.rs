@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use warren_local::{HostPath, NamedRuntime};
 
 use crate::run::{Publication, Toolchain};
+use crate::tasks::arguments as tasks;
 use crate::{config, controller, history, leases, node, oci, pools, router};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
@@ -62,6 +63,8 @@ pub enum Command {
     /// Delete sandboxes, or claims with their sandboxes.
     #[command(alias = "rm")]
     Delete(Delete),
+    /// Run commands to their end as tasks, each in a sandbox of its own, and keep their results.
+    Task(tasks::Task),
     /// Start the local home: the API, the controllers and the node, in one process.
     Up(Up),
     /// Stop the local home.

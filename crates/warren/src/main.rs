@@ -44,6 +44,7 @@ mod run;
 mod sandboxes;
 mod service;
 mod signals;
+mod tasks;
 mod terminal;
 mod timings;
 mod token;
@@ -126,6 +127,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         | Command::Pool(_)
         | Command::Template(_)
         | Command::Delete(_) => return sandboxes::carry_out(&command),
+        Command::Task(task) => return tasks::carry_out(&task.command),
         Command::Doctor(arguments) => return doctor::doctor(&arguments),
         Command::Oci(arguments) => return oci::oci(&arguments),
         Command::Up(arguments) => up::up(&arguments)?,

@@ -245,6 +245,8 @@ async fn create(
         key: SandboxKey { namespace: namespace.to_owned(), name: name.to_owned() },
         source,
         labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+        kept_directory: None,
         pod_metadata: PodMetadata::default(),
         env: BTreeMap::new(),
         limits: BTreeMap::new(),
