@@ -4,13 +4,13 @@ import { api, client } from "./api";
 
 export type RuntimeClass = "none" | "gvisor" | "kata";
 
+export type Provider = "warren" | "kubernetes";
+
 export interface Defaults {
-  provider?: string;
+  provider?: Provider;
   image?: string;
   memoryMb?: number;
   cpuCores?: number;
-  idleTimeoutMinutes?: number;
-  containerMode?: "shared" | "per-project";
   [other: string]: unknown;
 }
 
@@ -50,12 +50,10 @@ function object(value: unknown): Record<string, unknown> {
 export function readSettings(answer: unknown): Settings {
   const outer = object(answer);
   const all = object(outer.settings ?? outer);
-  const defaults = object(all["sandbox.defaults"]) as Defaults;
-  const mode = all["sandbox.mode"] ?? defaults.containerMode;
   return {
-    defaults,
+    defaults: object(all["sandbox.defaults"]) as Defaults,
     kubernetes: object(all["sandbox.kubernetes"]) as Kubernetes,
-    mode: mode === "per-project" ? "per-project" : "shared",
+    mode: all["sandbox.mode"] === "shared" ? "shared" : "per-project",
   };
 }
 
@@ -65,12 +63,13 @@ export function compact<T extends Record<string, unknown>>(value: T): T {
   return Object.fromEntries(kept) as T;
 }
 
-/** Writes all settings. */
+/** Writes all settings. Those of the cluster only if it is what runs sandboxes. */
 export async function saveSettings(settings: Settings): Promise<void> {
-  const defaults = compact({ ...settings.defaults, containerMode: settings.mode });
-  await api.saveSetting("sandbox.defaults", defaults);
+  await api.saveSetting("sandbox.defaults", compact(settings.defaults));
   await api.saveSetting("sandbox.mode", settings.mode);
-  await api.saveSetting("sandbox.kubernetes", compact(settings.kubernetes));
+  if (settings.defaults.provider === "kubernetes") {
+    await api.saveSetting("sandbox.kubernetes", compact(settings.kubernetes));
+  }
 }
 
 /** Asks for the cluster and for the controller at once. Neither waits for the other or hides its failure. */

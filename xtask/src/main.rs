@@ -12,6 +12,7 @@ mod kube;
 mod oci_conformance;
 mod runsc;
 mod test;
+mod ui;
 mod vm;
 mod workspace;
 
@@ -48,6 +49,8 @@ enum Task {
     Runsc,
     /// Run the tests and sum their results.
     Test(test::Arguments),
+    /// Build the web page into `warren-service`; needs npm.
+    Ui(ui::Arguments),
     /// Make real containers in a virtual machine with an ordinary kernel: Linux 6.1, cgroups of version 2.
     Vm(vm::Arguments),
 }
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Task::OciConformance(arguments) => oci_conformance::run(&arguments),
         Task::Runsc => runsc::run(),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Ui(arguments) => ui::run(&arguments),
         Task::Vm(arguments) => vm::run(&arguments),
     };
     match outcome {

@@ -11,7 +11,7 @@ const FROM = [
   { value: "default", label: "Default", hint: "as the settings say" },
   { value: "image", label: "Image", hint: "any OCI image" },
   { value: "pool", label: "Warm pool", hint: "ready at once" },
-  { value: "template", label: "Template", hint: "a SandboxTemplate" },
+  { value: "template", label: "Template", hint: "one of this namespace" },
 ] as const;
 
 const NETWORKS = [
@@ -44,19 +44,20 @@ function toRequest(form: Form, pool: string): { request: NewSandbox } | { wrong:
   if (form.projectId.trim() !== "") request.projectId = form.projectId.trim();
   if (form.from === "image") request.image = form.image.trim();
   if (form.from === "template") request.template = form.template.trim();
-  if (form.from === "pool") {
-    // Its members are made as its template says; limits and network are not ours to choose.
-    request.pool = pool;
-    return withEnv(request, form.env);
-  }
-  if (form.memoryMb !== "") request.memoryMb = Number(form.memoryMb);
-  if (form.cpuCores !== "") request.cpuCores = Number(form.cpuCores);
-  if (form.from !== "template") {
+  if (form.from === "pool") request.pool = pool;
+  if (isOwn(form.from)) {
+    if (form.memoryMb !== "") request.memoryMb = Number(form.memoryMb);
+    if (form.cpuCores !== "") request.cpuCores = Number(form.cpuCores);
     request.network = form.network;
     const hosts = form.allowedHosts.split(/[\s,]+/).filter(Boolean);
     if (form.network === "restricted" && hosts.length > 0) request.allowedHosts = hosts;
   }
   return withEnv(request, form.env);
+}
+
+/** Returns true if limits and network are ours to choose. Of pools and templates, the template says them. */
+function isOwn(from: From): boolean {
+  return from === "default" || from === "image";
 }
 
 function withEnv(request: NewSandbox, text: string): { request: NewSandbox } | { wrong: string } {
@@ -95,7 +96,7 @@ export function CreatePage() {
       setBusy(false);
     }
   };
-  const limits = form.from !== "pool";
+  const own = isOwn(form.from);
   return (
     <div className="page page-narrow">
       <title>Create a sandbox · Warren</title>
@@ -107,7 +108,7 @@ export function CreatePage() {
         />
         <Choice label="Made from" value={form.from} options={FROM} onChange={(from) => set({ from })} />
         <Source form={form} set={set} pools={pools} pool={pool} />
-        {(form.from === "default" || form.from === "image") && (
+        {own && (
           <>
             <Choice label="Network" value={form.network} options={NETWORKS} onChange={(network) => set({ network })} />
             {form.network === "restricted" && (
@@ -119,15 +120,15 @@ export function CreatePage() {
           </>
         )}
         <details className="more-options">
-          <summary>Limits and environment</summary>
-          {limits && (
+          <summary>{own ? "Limits and environment" : "Environment"}</summary>
+          {own && (
             <div className="columns">
               <TextField
-                label="Memory" unit="MiB" type="number" min={64} max={1048576} step={1} placeholder="default"
+                label="Memory" unit="MiB" type="number" min={512} max={32768} step={1} placeholder="default"
                 value={form.memoryMb} onChange={(event) => set({ memoryMb: event.target.value })}
               />
               <TextField
-                label="Processors" unit="cores" type="number" min={0.1} max={256} step={0.1} placeholder="default"
+                label="Processors" unit="cores" type="number" min={0.5} max={16} step={0.5} placeholder="default"
                 value={form.cpuCores} onChange={(event) => set({ cpuCores: event.target.value })}
               />
             </div>

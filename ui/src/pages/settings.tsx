@@ -7,8 +7,13 @@ import { readSettings, saveSettings, type Defaults, type Kubernetes, type Settin
 import { KubernetesSection } from "./settings_kubernetes";
 
 const MODES = [
-  { value: "shared", label: "Shared", hint: "one sandbox for all projects" },
   { value: "per-project", label: "Per project", hint: "each project has its own" },
+  { value: "shared", label: "Shared", hint: "one sandbox for all projects" },
+] as const;
+
+const PROVIDERS = [
+  { value: "warren", label: "Warren", hint: "on the machine of the service" },
+  { value: "kubernetes", label: "Kubernetes", hint: "on a cluster" },
 ] as const;
 
 /** What new sandboxes are made with, and where. */
@@ -56,13 +61,20 @@ export function SettingsPage() {
       <form className="form" onSubmit={(event) => void save(event)}>
         <DefaultsSection defaults={settings.defaults} set={setDefaults} />
         <section className="panel">
-          <h2>Mode</h2>
+          <h2>Where sandboxes run</h2>
+          <Choice
+            label="Provider" value={settings.defaults.provider ?? "warren"} options={PROVIDERS}
+            onChange={(provider) => setDefaults({ provider })}
+          />
           <Choice
             label="Sandboxes of projects" value={settings.mode} options={MODES}
             onChange={(mode) => setSettings({ ...settings, mode })}
           />
+          <p className="quiet">A change of the provider or the cluster takes effect when the service starts again.</p>
         </section>
-        <KubernetesSection kubernetes={settings.kubernetes} set={setKubernetes} />
+        {settings.defaults.provider === "kubernetes" && (
+          <KubernetesSection kubernetes={settings.kubernetes} set={setKubernetes} />
+        )}
         {saveError !== null && <ErrorNote title="The settings were not saved" error={saveError} />}
         <div className="form-actions is-sticky">
           <button type="submit" className="button button-primary" disabled={saving}>
@@ -86,17 +98,12 @@ function DefaultsSection({ defaults, set }: { defaults: Defaults; set: (change: 
       />
       <div className="columns">
         <TextField
-          label="Memory" unit="MiB" type="number" min={64} max={1048576} placeholder="default"
+          label="Memory" unit="MiB" type="number" min={512} max={32768} placeholder="default"
           value={shown(defaults.memoryMb)} onChange={(event) => set({ memoryMb: number(event.target.value) })}
         />
         <TextField
-          label="Processors" unit="cores" type="number" min={0.1} max={256} step={0.1} placeholder="default"
+          label="Processors" unit="cores" type="number" min={0.5} max={16} step={0.5} placeholder="default"
           value={shown(defaults.cpuCores)} onChange={(event) => set({ cpuCores: number(event.target.value) })}
-        />
-        <TextField
-          label="Idle time" unit="minutes" type="number" min={1} max={10080} placeholder="default"
-          value={shown(defaults.idleTimeoutMinutes)}
-          onChange={(event) => set({ idleTimeoutMinutes: number(event.target.value) })}
         />
       </div>
     </section>
