@@ -1,9 +1,11 @@
 import { defineConfig } from "vite";
+import { licenses } from "./licenses.ts";
 
 // `WARREN_URL` is where `warren serve` listens, for `npm run dev`.
-const service = process.env.WARREN_URL ?? "http://127.0.0.1:7070";
+const service = process.env.WARREN_URL ?? "http://127.0.0.1:7340";
 
 export default defineConfig({
+  plugins: [licenses()],
   build: {
     // Committed, so that cargo builds the service without npm. `cargo xtask ui --check` compares.
     outDir: process.env.WARREN_UI_OUT ?? "../crates/warren-service/ui",

@@ -80,7 +80,9 @@ fn differences(committed: &BTreeMap<String, Vec<u8>>, built: &BTreeMap<String, V
             Some(_) => {}
         }
     }
-    found.extend(built.keys().filter(|name| !committed.contains_key(*name)).map(|name| format!("{name}: is missing")));
+    found.extend(
+        built.keys().filter(|name| !committed.contains_key(*name)).map(|name| format!("{name}: is missing")),
+    );
     found
 }
 

@@ -27,7 +27,8 @@ export function LoginPage() {
         <Mark />
         <h1>Log in to Warren</h1>
         <p className="quiet">
-          <code>warren serve</code> prints a link that logs this browser in, and the key that is in it.
+          The first start of <code>warren serve</code> prints a link with a key. If it is lost,{" "}
+          <code>warren serve --new-key</code> makes another one.
         </p>
         {error !== null && <ErrorNote title="You were not logged in" error={error} />}
         <label className="field">
