@@ -61,8 +61,13 @@ const TABLE: &[Row] = &[
     row("warren-client", &["warren-api", "warren-proto"], &[DATABASE, ARGUMENTS]),
     row("warren-mcp", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
     row("warren-sessions", &[], &[KUBERNETES, HTTP, ARGUMENTS]),
-    // The second program. It reaches sandboxes through the client alone.
-    row("warren-service", &["warren-client", "warren-mcp"], &[]),
+    row("warren-providers", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
+    // The second program. It reaches sandboxes through providers and the client alone.
+    row(
+        "warren-service",
+        &["warren-api", "warren-client", "warren-mcp", "warren-providers", "warren-sessions"],
+        &[],
+    ),
     row(
         "warren-local",
         // The engine too: it forks the zygote before there is a thread. And the process's own memory, which it gives back at rest.

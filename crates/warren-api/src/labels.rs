@@ -48,6 +48,9 @@ pub const LEGACY_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
 /// Id of the MCP session that made a claim or Sandbox, as agent-sandbox's MCP server writes it on claims.
 pub const MCP_SESSION: &str = "mcp.k8s-agent-sandbox/session-id";
 
+/// The project that a sandbox belongs to, on the claim or Sandbox that the service made for it.
+pub const PROJECT: &str = "warren.dev/project";
+
 /// Keys below these prefixes are the controllers' own: a template's are never copied to a Pod.
 pub const RESERVED_PREFIXES: [&str; 2] = ["agents.x-k8s.io/", "extensions.agents.x-k8s.io/"];
 

@@ -1,11 +1,12 @@
 //! The `warren-service` binary: what agents and their products connect to, beside the `warren` binary that runs sandboxes.
 //!
-//! `warren mcp` starts it. It parses arguments and hands over to the crates that serve; start at [`cli`].
+//! `warren serve` and `warren mcp` start it. It parses arguments and hands over to the crates that serve; start at [`cli`].
 
 mod cli;
 mod home;
 mod install;
 mod mcp;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -22,7 +23,8 @@ fn main() -> ExitCode {
         Command::Mcp(cli::Mcp { command: Some(McpCommand::Install(arguments)), .. }) => {
             install::install(&arguments)
         }
-        Command::Mcp(cli::Mcp { serve, command: None }) => mcp::mcp(serve),
+        Command::Mcp(cli::Mcp { client, command: None }) => mcp::mcp(client),
+        Command::Serve(arguments) => serve::serve(arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

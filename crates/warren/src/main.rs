@@ -119,6 +119,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Router(flags) => router::router(&flags)?,
         Command::Node(arguments) => node::node(&arguments)?,
         Command::Guest(arguments) => guest::guest(&arguments)?,
+        Command::Serve(arguments) => match service::exec("serve", &arguments)? {},
         Command::Mcp(arguments) => match service::exec("mcp", &arguments)? {},
         Command::Image(arguments) => image::image(&arguments)?,
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
