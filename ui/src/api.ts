@@ -57,7 +57,7 @@ export interface Claim {
 export interface FileEntry {
   name: string;
   path: string;
-  type: "file" | "directory" | "symlink";
+  type: "file" | "directory" | "symlink" | "other";
   size: number;
   modifiedAt: string | null;
 }
@@ -74,6 +74,11 @@ export interface Explanation {
   ready: boolean;
   summary: string;
   reasons: { what: string; why: string; next: string | null }[];
+}
+
+export interface Metrics {
+  cpuUsagePercent: number | null;
+  memoryUsageMb: number | null;
 }
 
 /** The login state: unknown until the service was asked. */
@@ -105,6 +110,7 @@ export const paths = {
   content: (id: string, path: string) => `/api/sandboxes/${part(id)}/files/content?path=${part(path)}`,
   events: (id: string) => `/api/sandboxes/${part(id)}/events`,
   explain: (id: string) => `/api/sandboxes/${part(id)}/explain`,
+  metrics: (id: string) => `/api/sandboxes/${part(id)}/metrics`,
   session: (id: string) => `/api/sessions/${part(id)}`,
   sessionExport: (id: string, format: string) => `/api/sessions/${part(id)}/export?format=${format}`,
 };

@@ -40,7 +40,8 @@ async function load(id: string, signal: AbortSignal, tell: (recorded: Recorded) 
   let bytes = 0;
   let from = 0;
   try {
-    const { nextOffset } = await client.session(id, signal);
+    const { firstOffset = 0, nextOffset } = await client.session(id, signal);
+    from = firstOffset;
     while (from < nextOffset && bytes < MOST_BYTES) {
       const path = `${paths.session(id)}/events?from=${from}&limit=${PAGE}`;
       const page = await client.request<{ events: unknown[]; next: number }>("GET", path, undefined, signal);

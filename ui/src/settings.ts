@@ -18,8 +18,6 @@ export interface Kubernetes {
   namespace?: string;
   kubeConfigPath?: string;
   kubeContext?: string;
-  enableWarmPool?: boolean;
-  warmPoolSize?: number;
   runtimeClassName?: RuntimeClass;
   [other: string]: unknown;
 }

@@ -86,22 +86,3 @@ export function Choice<T extends string>({ label, value, options, onChange }: Ch
     </fieldset>
   );
 }
-
-interface SwitchProps {
-  label: string;
-  on: boolean;
-  onChange: (on: boolean) => void;
-  testId: string;
-}
-
-/** On or off. */
-export function Switch({ label, on, onChange, testId }: SwitchProps) {
-  return (
-    <button
-      type="button" role="switch" aria-checked={on} aria-label={label} data-testid={testId}
-      className="switch" onClick={() => onChange(!on)}
-    >
-      <span className="switch-thumb" aria-hidden="true" />
-    </button>
-  );
-}

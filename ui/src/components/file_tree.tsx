@@ -81,11 +81,13 @@ function Entry({ entry, depth, ...props }: TreeProps & { entry: FileEntry; depth
       <button
         type="button" className="tree-row" style={style} aria-current={props.open === entry.path ? "true" : undefined}
         onClick={() => props.onFile(entry)}
+        // Reading a device or a pipe may never end.
+        disabled={entry.type === "other"}
       >
         <span className="chevron" />
         <Icon name={entry.type === "symlink" ? "link" : "file"} />
         <span className="clip">{entry.name}</span>
-        <span className="tree-size">{entry.type === "symlink" ? "link" : size(entry.size)}</span>
+        <span className="tree-size">{entry.type === "file" ? size(entry.size) : entry.type === "symlink" ? "link" : "special"}</span>
       </button>
     </li>
   );

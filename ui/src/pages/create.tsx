@@ -140,7 +140,7 @@ export function CreatePage() {
         </details>
         {error !== null && <ErrorNote title="The sandbox was not created" error={error} />}
         <div className="form-actions">
-          <button type="submit" className="button button-primary" disabled={busy}>
+          <button type="submit" className="button button-primary" disabled={busy || (form.from === "pool" && pool === "")}>
             {busy ? "Creating…" : "Create the sandbox"}
           </button>
           <Link className="button" href="/">Cancel</Link>
@@ -176,7 +176,7 @@ function Source({ form, set, pools, pool }: SourceProps) {
   }
   if (form.from !== "pool") return null;
   if (pools?.length === 0) {
-    return <p className="note">There are no pools. Switch the warm pool on in <Link href="/settings">the settings</Link> first.</p>;
+    return <p className="note">There are no pools. Apply a SandboxWarmPool with kubectl first.</p>;
   }
   return (
     <SelectField label="Pool" value={pool} onChange={(event) => set({ pool: event.target.value })}>

@@ -53,11 +53,9 @@ export function DashboardPage() {
           empty={
             <EmptyState
               title="No warm pools"
-              text={<>A pool keeps sandboxes ready, so that one is taken in milliseconds. Apply a <code>SandboxWarmPool</code>,
-                or switch the warm pool on in the settings.</>}
-            >
-              <Link className="button" href="/settings">Open the settings</Link>
-            </EmptyState>
+              text={<>A pool keeps sandboxes ready, so that one is taken in milliseconds. Apply a <code>SandboxWarmPool</code>{" "}
+                with <code>kubectl</code>.</>}
+            />
           }
         >
           {(list) => <Pools pools={list} />}

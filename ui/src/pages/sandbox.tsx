@@ -1,6 +1,6 @@
-import { useState } from "react";
+import { useEffect, useState } from "react";
 import { WarrenError } from "warren-react";
-import { paths, sandboxPage, titleOf, type Sandbox } from "../api";
+import { paths, sandboxPage, titleOf, type Metrics, type Sandbox } from "../api";
 import { EmptyState, ErrorNote, Loading } from "../components/feedback";
 import { DeleteSandbox, PowerButton, SandboxBadge } from "../components/sandboxes";
 import { Ago } from "../components/time";
@@ -48,6 +48,7 @@ export function SandboxPage({ id, tab }: { id: string; tab: string }) {
             {sandbox.projectId !== null && sandbox.projectId !== sandbox.name && <span>Project {sandbox.projectId}</span>}
             {sandbox.image !== null && <span className="mono">{sandbox.image}</span>}
             <span>created <Ago at={sandbox.createdAt} /></span>
+            {sandbox.status === "running" && <Usage id={id} />}
           </p>
         </div>
         <div className="page-actions">
@@ -72,4 +73,21 @@ export function SandboxPage({ id, tab }: { id: string; tab: string }) {
       {deleting && <DeleteSandbox sandbox={sandbox} onClose={() => setDeleting(false)} />}
     </div>
   );
+}
+
+const USAGE_EVERY_MS = 5_000;
+
+/** What it uses now. The service measures when it is asked, so the page asks now and then, while it is seen. */
+function Usage({ id }: { id: string }) {
+  const { data, error, reload } = useResource<Metrics>(paths.metrics(id));
+  useEffect(() => {
+    const timer = setInterval(() => !document.hidden && reload(), USAGE_EVERY_MS);
+    return () => clearInterval(timer);
+  }, [reload]);
+  if (data === undefined || error !== null) return null;
+  const facts = [
+    data.cpuUsagePercent == null ? null : `processor ${Math.round(data.cpuUsagePercent)} %`,
+    data.memoryUsageMb == null ? null : `memory ${Math.round(data.memoryUsageMb)} MiB`,
+  ].filter((fact) => fact !== null);
+  return <span className="numbers">{facts.join(", ")}</span>;
 }

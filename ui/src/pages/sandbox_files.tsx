@@ -8,8 +8,8 @@ import { attempt, notify } from "../components/toasts";
 import { invalidate, useResource } from "../live";
 import { FileView } from "./file_view";
 
-/** The largest file that is sent from here. */
-const LARGEST_UPLOAD = 256 * 1024 * 1024;
+/** The largest file that the service takes. */
+const LARGEST_UPLOAD = 8 * 1024 * 1024;
 
 /** Returns the path of a name in a directory. */
 export function join(directory: string, name: string): string {

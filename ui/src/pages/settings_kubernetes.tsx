@@ -1,6 +1,6 @@
 import { useCallback, useEffect, useId, useRef, useState } from "react";
 import { Icon } from "../components/icons";
-import { SelectField, Switch, TextField } from "../components/fields";
+import { SelectField, TextField } from "../components/fields";
 import { useResource } from "../live";
 import {
   namesIn, testConnection, type ClusterStatus, type ControllerStatus, type Kubernetes, type RuntimeClass,
@@ -17,9 +17,7 @@ interface Tested {
   controllerError: string | null;
 }
 
-const DEFAULT_POOL_SIZE = 2;
-
-/** Where sandboxes are made: the controller, the cluster, the runtime class, the warm pool. */
+/** Where sandboxes are made: the controller, the cluster, the runtime class. */
 export function KubernetesSection({ kubernetes, set }: SectionProps) {
   const [tested, setTested] = useState<Tested | null>(null);
   const [testing, setTesting] = useState(false);
@@ -32,33 +30,30 @@ export function KubernetesSection({ kubernetes, set }: SectionProps) {
   }, []);
   useEffect(() => void test(), [test]);
   return (
-    <>
-      <section className="panel">
-        <div className="panel-head">
-          <h2>Kubernetes configuration</h2>
-          <button
-            type="button" className="button button-small" onClick={() => void test()} disabled={testing}
-            data-testid="k8s-test-connection"
-          >
-            {testing ? "Testing…" : "Test connection"}
-          </button>
-        </div>
-        <Controller tested={tested} testing={testing} />
-        {tested !== null && <Cluster cluster={tested.cluster} />}
-        <Where kubernetes={kubernetes} set={set} />
-        <SelectField
-          id="k8s-runtime-class" label="Runtime class" data-testid="k8s-runtime-class-select"
-          value={kubernetes.runtimeClassName ?? "none"}
-          hint="gVisor isolates with a kernel in user space at low overhead. Kata uses small virtual machines. The default is the cluster's standard runtime."
-          onChange={(event) => set({ runtimeClassName: event.target.value as RuntimeClass })}
+    <section className="panel">
+      <div className="panel-head">
+        <h2>Kubernetes configuration</h2>
+        <button
+          type="button" className="button button-small" onClick={() => void test()} disabled={testing}
+          data-testid="k8s-test-connection"
         >
-          <option value="none">Default (runc)</option>
-          <option value="gvisor">gVisor (runsc) -- Recommended</option>
-          <option value="kata">Kata Containers (VM isolation)</option>
-        </SelectField>
-      </section>
-      <WarmPool kubernetes={kubernetes} set={set} />
-    </>
+          {testing ? "Testing…" : "Test connection"}
+        </button>
+      </div>
+      <Controller tested={tested} testing={testing} />
+      {tested !== null && <Cluster cluster={tested.cluster} />}
+      <Where kubernetes={kubernetes} set={set} />
+      <SelectField
+        id="k8s-runtime-class" label="Runtime class" data-testid="k8s-runtime-class-select"
+        value={kubernetes.runtimeClassName ?? "none"}
+        hint="gVisor isolates with a kernel in user space at low overhead. Kata uses small virtual machines. The default is the cluster's standard runtime."
+        onChange={(event) => set({ runtimeClassName: event.target.value as RuntimeClass })}
+      >
+        <option value="none">Default (runc)</option>
+        <option value="gvisor">gVisor (runsc) -- Recommended</option>
+        <option value="kata">Kata Containers (VM isolation)</option>
+      </SelectField>
+    </section>
   );
 }
 
@@ -156,42 +151,5 @@ function Where({ kubernetes, set }: SectionProps) {
       <datalist id={`${id}-contexts`}>{contexts.map((name) => <option key={name} value={name} />)}</datalist>
       <datalist id={`${id}-namespaces`}>{namespaces.map((name) => <option key={name} value={name} />)}</datalist>
     </>
-  );
-}
-
-function WarmPool({ kubernetes, set }: SectionProps) {
-  const on = kubernetes.enableWarmPool ?? false;
-  const size = kubernetes.warmPoolSize ?? DEFAULT_POOL_SIZE;
-  const some = `${size} sandbox${size === 1 ? "" : "es"}`;
-  return (
-    <section className="panel">
-      <div className="switch-line">
-        <div>
-          <h2>Warm Pool</h2>
-          <p className="quiet">
-            {on
-              ? `Maintaining ${size} pre-warmed sandbox${size === 1 ? "" : "es"} for instant allocation`
-              : "Sandboxes are created on-demand"}
-          </p>
-        </div>
-        <Switch
-          label="Warm Pool" on={on} testId="k8s-warm-pool-toggle"
-          onChange={(enableWarmPool) => set({ enableWarmPool, warmPoolSize: size })}
-        />
-      </div>
-      {on && (
-        <div className="field">
-          <label className="field-label slider-label" htmlFor="k8s-warm-pool-size">
-            <span>Pool Size</span>
-            <output className="numbers">{some}</output>
-          </label>
-          <input
-            id="k8s-warm-pool-size" type="range" min={1} max={10} step={1} value={size}
-            data-testid="k8s-warm-pool-size-slider" onChange={(event) => set({ warmPoolSize: Number(event.target.value) })}
-          />
-          <div className="slider-ends" aria-hidden="true"><span>1</span><span>10</span></div>
-        </div>
-      )}
-    </section>
   );
 }

@@ -128,7 +128,9 @@ export class SessionConnection {
         this.#set({ state: this.#snapshot.error === null ? "connecting" : "waiting" });
         const session = await this.#client.session(this.#id, signal);
         this.#set({ session });
-        this.#next ??= Math.max(0, session.nextOffset - MOST_BACKLOG_EVENTS);
+        const kept = session.firstOffset ?? 0;
+        // Older ones may have been dropped while this viewer was away.
+        this.#next = Math.max(this.#next ?? session.nextOffset - MOST_BACKLOG_EVENTS, kept);
         const caughtUpAt = session.nextOffset;
         const connected = () => {
           delay = FIRST_RETRY_MS;

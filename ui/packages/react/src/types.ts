@@ -10,6 +10,8 @@ export interface Session {
   rows: number | null;
   createdAt: string;
   endedAt: string | null;
+  /** The first offset that is kept. */
+  firstOffset?: number;
   nextOffset: number;
   viewers?: number;
 }
