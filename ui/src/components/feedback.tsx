@@ -1,6 +1,7 @@
 import type { ReactNode } from "react";
 import { WarrenError } from "warren-react";
 import { Icon } from "./icons";
+import { Prose } from "./prose";
 
 /** Says that something is on its way. */
 export function Loading({ label = "Loading", page = false }: { label?: string; page?: boolean }) {
@@ -38,7 +39,7 @@ export function ErrorNote({ title, error, action }: ErrorNoteProps) {
       <Icon name="warning" />
       <div className="note-body">
         <p className="note-title">{title}</p>
-        <p>{error.message}</p>
+        <p><Prose text={error.message} /></p>
         {away && <p>This page tries again by itself. Is <code>warren serve</code> running?</p>}
         {code !== null && !away && <p className="note-code">{code}</p>}
       </div>

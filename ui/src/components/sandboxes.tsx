@@ -4,6 +4,7 @@ import { invalidate } from "../live";
 import { Link, navigate } from "../router";
 import { Confirm } from "./dialog";
 import { Badge, type Tone } from "./feedback";
+import { Prose } from "./prose";
 import { Ago } from "./time";
 import { attempt, notify } from "./toasts";
 
@@ -65,6 +66,11 @@ export function PowerButton({ sandbox, small = false }: { sandbox: Sandbox; smal
   );
 }
 
+/** Returns true if a sandbox says why it is not running. */
+export function tells(sandbox: Sandbox): boolean {
+  return sandbox.message !== null && (sandbox.status === "error" || sandbox.status === "creating");
+}
+
 /** How many rows a list shows before it is asked for more. */
 const ROWS = 100;
 
@@ -96,7 +102,7 @@ export function SandboxTable({ sandboxes }: { sandboxes: Sandbox[] }) {
                 </th>
                 <td>
                   <SandboxBadge sandbox={sandbox} />
-                  {sandbox.status === "error" && <p className="row-note">{sandbox.message}</p>}
+                  {tells(sandbox) && <p className="row-note row-reason"><Prose text={sandbox.message ?? ""} /></p>}
                 </td>
                 <td data-label="Image" className="mono clip">{sandbox.image ?? "–"}</td>
                 <td data-label="Created"><Ago at={sandbox.createdAt} /></td>

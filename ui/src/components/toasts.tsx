@@ -1,5 +1,6 @@
 import { useSyncExternalStore } from "react";
 import { Icon } from "./icons";
+import { Prose } from "./prose";
 
 interface Toast {
   id: number;
@@ -47,7 +48,7 @@ export function Toasts() {
       {shown.map((toast) => (
         <div key={toast.id} className={`toast toast-${toast.kind}`}>
           <Icon name={toast.kind === "error" ? "warning" : "check"} />
-          <p>{toast.text}</p>
+          <p><Prose text={toast.text} /></p>
           <button
             type="button" className="button-icon" aria-label="Close this message"
             onClick={() => set(toasts.filter((other) => other.id !== toast.id))}

@@ -141,6 +141,7 @@ function stepsOf(events: readonly SessionEvent[]): Step[] {
 
 function stateOf(status: string, fields: Record<string, unknown> | null): string {
   const code = fields?.exitCode;
+  if (status === "active") return "began";
   return status === "ended" && typeof code === "number" ? `ended with exit code ${code}` : status;
 }
 

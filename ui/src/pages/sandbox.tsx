@@ -80,11 +80,14 @@ const USAGE_EVERY_MS = 5_000;
 /** What it uses now. The service measures when it is asked, so the page asks now and then, while it is seen. */
 function Usage({ id }: { id: string }) {
   const { data, error, reload } = useResource<Metrics>(paths.metrics(id));
+  // Not every home can tell: one without cgroups has nothing to measure.
+  const failed = error !== null;
   useEffect(() => {
+    if (failed) return;
     const timer = setInterval(() => !document.hidden && reload(), USAGE_EVERY_MS);
     return () => clearInterval(timer);
-  }, [reload]);
-  if (data === undefined || error !== null) return null;
+  }, [reload, failed]);
+  if (data === undefined || failed) return null;
   const facts = [
     data.cpuUsagePercent == null ? null : `processor ${Math.round(data.cpuUsagePercent)} %`,
     data.memoryUsageMb == null ? null : `memory ${Math.round(data.memoryUsageMb)} MiB`,

@@ -1,5 +1,6 @@
 import { paths, type Sandbox, type SandboxEvent } from "../api";
 import { Badge, EmptyState, ErrorNote, Loading } from "../components/feedback";
+import { Prose } from "../components/prose";
 import { Ago } from "../components/time";
 import { useResource } from "../live";
 
@@ -30,7 +31,7 @@ export function EventsTab({ sandbox }: { sandbox: Sandbox }) {
             <tr key={`${event.reason} ${event.at} ${index}`}>
               <td><Badge tone={event.type === "Warning" ? "warn" : "quiet"}>{event.type}</Badge></td>
               <th scope="row">{event.reason}</th>
-              <td className="wrap">{event.message}</td>
+              <td className="wrap"><Prose text={event.message} /></td>
               <td data-label="Times" className="number">{event.count}</td>
               <td data-label="Last"><Ago at={event.at} /></td>
             </tr>

@@ -54,7 +54,7 @@ export function TerminalsTab({ sandbox }: { sandbox: Sandbox }) {
               onClick={() => show(sandbox.id, session.id)}
             >
               <Icon name="terminal" />
-              <span className="clip">{session.title || `Terminal ${index + 1}`}</span>
+              <span className="clip">{tabTitle(session, index)}</span>
               {session.state === "ended" && <span className="row-note">ended</span>}
             </button>
           ))}
@@ -75,6 +75,12 @@ export function TerminalsTab({ sandbox }: { sandbox: Sandbox }) {
       ))}
     </div>
   );
+}
+
+/** Returns what its tab says. The service's own titles name the sandbox, which the page does already. */
+function tabTitle(session: Session, index: number): string {
+  const own = session.title !== "" && session.title !== `Terminal in ${session.sandboxId}`;
+  return own ? session.title : `Terminal ${index + 1}`;
 }
 
 function has(sessions: Session[], id: string): boolean {

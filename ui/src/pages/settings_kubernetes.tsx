@@ -1,6 +1,7 @@
 import { useCallback, useEffect, useId, useRef, useState } from "react";
 import { Icon } from "../components/icons";
 import { SelectField, TextField } from "../components/fields";
+import { Prose } from "../components/prose";
 import { useResource } from "../live";
 import {
   namesIn, testConnection, type ClusterStatus, type ControllerStatus, type Kubernetes, type RuntimeClass,
@@ -122,7 +123,7 @@ function StatusLine({ tone, title, text = "", testId }: LineProps) {
       </span>
       <div>
         <p className="status-title">{title}</p>
-        {text !== "" && <p className="status-text">{text}</p>}
+        {text !== "" && <p className="status-text"><Prose text={text} /></p>}
       </div>
     </div>
   );
