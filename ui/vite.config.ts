@@ -18,5 +18,6 @@ export default defineConfig({
     modulePreload: { polyfill: false },
     chunkSizeWarningLimit: 600,
   },
-  server: { proxy: { "/api": { target: service, changeOrigin: true } } },
+  // The service refuses requests of other origins than its own.
+  server: { proxy: { "/api": { target: service, changeOrigin: true, headers: { origin: service } } } },
 });
