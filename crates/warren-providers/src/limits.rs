@@ -100,7 +100,10 @@ impl Wanted {
         let named: Vec<&str> =
             sources.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| *name).collect();
         if let [_, second, ..] = named[..] {
-            return Err(ProviderError::invalid(second, "excludes the others of `image`, `pool` and `template`"));
+            return Err(ProviderError::invalid(
+                second,
+                "excludes the others of `image`, `pool` and `template`",
+            ));
         }
         if let Some(image) = &self.image {
             check_image(image)?;
@@ -118,7 +121,10 @@ impl Wanted {
         ];
         if self.pool.is_some() || self.template.is_some() {
             if let Some((field, _)) = of_image.iter().find(|(_, given)| *given) {
-                return Err(ProviderError::invalid(field, "goes with `image`; a template has limits of its own"));
+                return Err(ProviderError::invalid(
+                    field,
+                    "goes with `image`; a template has limits of its own",
+                ));
             }
         }
         in_range("memoryMb", self.memory_mb, MEMORY_MB)?;
@@ -148,7 +154,10 @@ fn in_range<T: PartialOrd + std::fmt::Display + Copy + Serialize>(
 fn check_hosts(wanted: &Wanted) -> Result<(), ProviderError> {
     let restricted = wanted.network.unwrap_or_default() == Network::Restricted;
     if !restricted && (wanted.allowed_hosts.is_some() || wanted.allowed_ports.is_some()) {
-        return Err(ProviderError::invalid("allowedHosts", "and `allowedPorts` go with the network `restricted`"));
+        return Err(ProviderError::invalid(
+            "allowedHosts",
+            "and `allowedPorts` go with the network `restricted`",
+        ));
     }
     let hosts = wanted.allowed_hosts.as_deref().unwrap_or_default();
     if hosts.len() > 256 || wanted.allowed_ports.as_ref().is_some_and(|ports| ports.len() > 256) {
@@ -211,13 +220,19 @@ pub fn check_environment(field: &str, env: &BTreeMap<String, String>) -> Result<
     for (name, value) in env {
         if !is_name(name) || name.len() > 256 {
             let name: String = name.chars().take(64).filter(|letter| !letter.is_control()).collect();
-            return Err(ProviderError::invalid(field, format!("has `{name}`, which is not a variable's name")));
+            return Err(ProviderError::invalid(
+                field,
+                format!("has `{name}`, which is not a variable's name"),
+            ));
         }
         if value.contains('\0') {
             return Err(ProviderError::invalid(field, format!("has a zero byte in the value of `{name}`")));
         }
         if BLOCKED_VARIABLES.contains(&name.as_str()) {
-            return Err(ProviderError::invalid(field, format!("has `{name}`, which is never passed into a sandbox")));
+            return Err(ProviderError::invalid(
+                field,
+                format!("has `{name}`, which is never passed into a sandbox"),
+            ));
         }
     }
     Ok(())

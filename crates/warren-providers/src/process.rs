@@ -149,9 +149,9 @@ impl Process {
 
     /// Waits for its end and returns its exit code. Its outputs have to be read meanwhile.
     pub async fn wait(&mut self) -> Result<i32, ProviderError> {
-        (&mut self.end)
-            .await
-            .unwrap_or_else(|_| Err(ProviderError::new(Code::SandboxExecFailed, "the command's end is not known")))
+        (&mut self.end).await.unwrap_or_else(|_| {
+            Err(ProviderError::new(Code::SandboxExecFailed, "the command's end is not known"))
+        })
     }
 }
 
@@ -177,8 +177,9 @@ pub(crate) async fn collect(mut process: Process, timeout: Duration) -> Result<E
                 Ok(code) => code?,
                 Err(_) => {
                     let message = format!("Sandbox operation timed out after {}ms", timeout.as_millis());
-                    return Err(ProviderError::new(Code::SandboxTimeout, message)
-                        .with(json!({ "timeoutMs": u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX) })));
+                    return Err(ProviderError::new(Code::SandboxTimeout, message).with(
+                        json!({ "timeoutMs": u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX) }),
+                    ));
                 }
             }
         }

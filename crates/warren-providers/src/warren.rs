@@ -236,11 +236,11 @@ fn is_object_name(name: &str) -> bool {
 
 /// Makes an error of one that the server gave.
 fn server(code: Code, error: &(dyn std::error::Error + 'static)) -> ProviderError {
-    let status = std::iter::successors(Some(error), |error| error.source()).find_map(|error| {
-        match error.downcast_ref::<kube::Error>() {
-            Some(kube::Error::Api(status)) => Some(status.code),
-            _ => None,
-        }
+    let status = std::iter::successors(Some(error), |error| error.source()).find_map(|error| match error
+        .downcast_ref::<kube::Error>(
+    ) {
+        Some(kube::Error::Api(status)) => Some(status.code),
+        _ => None,
     });
     let reason = chain(error);
     let code = match status {
@@ -270,9 +270,10 @@ fn words(command: &Command) -> (Vec<String>, Option<String>) {
         before.into_iter().chain([directory]).chain(own).collect()
     };
     if !command.env.is_empty() && !command.stdin && command.terminal.is_none() {
-        let exports = command.env.iter().map(|(name, value)| {
-            format!("export {name}='{}'\n", value.replace('\'', r"'\''"))
-        });
+        let exports = command
+            .env
+            .iter()
+            .map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', r"'\''")));
         return (shell(WITH_VARIABLES, &mut { own }), Some(exports.collect()));
     }
     // On a terminal or with an input of its own, the variables are arguments: there is no other way for them.
@@ -449,7 +450,9 @@ impl Provider for WarrenProvider {
             let path = check_path(path)?;
             check_size(&path, content.len())?;
             let written = self.files(id).await?.write(&path, &content).await;
-            written.map_err(|said| ProviderError::new(Code::SandboxWriteFailed, said).with(json!({ "path": path })))
+            written.map_err(|said| {
+                ProviderError::new(Code::SandboxWriteFailed, said).with(json!({ "path": path }))
+            })
         })
     }
 
@@ -481,16 +484,16 @@ impl Provider for WarrenProvider {
         Box::pin(async move {
             let place = self.place(id).await?;
             let failed = |reason: String| {
-                ProviderError::new(Code::SandboxStatsFailed, format!("Failed to get resource stats: {reason}"))
-                    .with(json!({ "reason": reason }))
+                ProviderError::new(
+                    Code::SandboxStatsFailed,
+                    format!("Failed to get resource stats: {reason}"),
+                )
+                .with(json!({ "reason": reason }))
             };
             let path =
                 format!("/apis/metrics.k8s.io/v1beta1/namespaces/{}/pods/{}", place.namespace, place.pod);
-            let request = kube::api::Request::new(path).get("", &kube::api::GetParams::default());
-            let mut request = request.map_err(|error| failed(error.to_string()))?;
-            // `get` ends the path with `/` for an empty name.
-            let trimmed = request.uri().path().trim_end_matches('/').to_owned();
-            *request.uri_mut() = trimmed.parse().map_err(|_| failed("the path is not valid".to_owned()))?;
+            let request = http::Request::get(path).body(Vec::new());
+            let request = request.map_err(|error| failed(error.to_string()))?;
             let used: Value = place.client.request(request).await.map_err(|error| failed(chain(&error)))?;
             let info = self.get_by_id(id).await?.ok_or_else(|| ProviderError::not_found(id))?;
             Ok(view::metrics(&used, info.created_at, Timestamp::now()))

@@ -83,6 +83,12 @@ pub struct Serve {
     /// A name by which a reverse proxy makes the service known; may be given several times
     #[arg(long, value_name = "NAME")]
     pub host: Vec<String>,
+    /// Run commands directly on this machine, each sandbox in a directory below this one, isolated by nothing
+    #[arg(long, value_name = "DIR", requires = "development", conflicts_with = "kubeconfig")]
+    pub local_provider: Option<PathBuf>,
+    /// Allow `--local-provider`, which is for development only
+    #[arg(long)]
+    pub development: bool,
     /// Make another key and print its link
     #[arg(long)]
     pub new_key: bool,

@@ -146,7 +146,8 @@ pub(super) async fn controller(client: &Client) -> Result<Value, ProviderError> 
         let pod = deployment.spec.template.spec?;
         pod.containers.into_iter().next()?.image
     });
-    let tag = image.and_then(|image| image.rsplit_once(':').map(|(_, tag)| tag.trim_start_matches('v').to_owned()));
+    let tag =
+        image.and_then(|image| image.rsplit_once(':').map(|(_, tag)| tag.trim_start_matches('v').to_owned()));
     Ok(json!({
         "installed": crd_version.is_some(),
         "version": tag,

@@ -83,7 +83,10 @@ pub(super) fn launch(wanted: &Wanted, namespace: &str, name: &str, now: Timestam
 pub(super) fn sandbox(wanted: &Wanted, options: &Options, name: &str) -> Result<Sandbox, ProviderError> {
     let default = || options.image.clone().or_else(|| options.local_home.then(|| HOST_IMAGE.to_owned()));
     let image = wanted.image.clone().or_else(default).ok_or_else(|| {
-        ProviderError::invalid("image", "is needed: this cluster has no default; or name a `pool` or a `template`")
+        ProviderError::invalid(
+            "image",
+            "is needed: this cluster has no default; or name a `pool` or a `template`",
+        )
     })?;
     let mut limits = serde_json::Map::new();
     if let Some(memory) = wanted.memory_mb {
@@ -123,8 +126,9 @@ pub(super) fn sandbox(wanted: &Wanted, options: &Options, name: &str) -> Result<
             "shutdownPolicy": "Delete",
         },
     });
-    serde_json::from_value(sandbox)
-        .map_err(|error| ProviderError::new(Code::SandboxCreationFailed, format!("make the sandbox: {error}")))
+    serde_json::from_value(sandbox).map_err(|error| {
+        ProviderError::new(Code::SandboxCreationFailed, format!("make the sandbox: {error}"))
+    })
 }
 
 #[cfg(test)]
@@ -144,7 +148,8 @@ mod tests {
             allowed_hosts: Some(vec!["a.example".to_owned(), "b.example".to_owned()]),
             ..Wanted::default()
         };
-        let options = Options { local_home: true, runtime_class: Some("gvisor".to_owned()), ..Options::default() };
+        let options =
+            Options { local_home: true, runtime_class: Some("gvisor".to_owned()), ..Options::default() };
         let name = name(wanted.project_id.as_deref());
         assert!(name.starts_with("web-app-") && super::name(Some("Web.App")) == name, "{name}");
         assert_ne!(super::name(Some("web.app")), name, "names differ where projects do");

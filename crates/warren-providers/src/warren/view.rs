@@ -68,7 +68,9 @@ fn status(launched: &Launched, behind: Option<&Sandbox>) -> (Status, Option<Stri
             };
             (Status::Creating, Some(message))
         }
-        Progress::Ended(standing) if resumed && standing.reason == "SandboxSuspended" => (Status::Creating, None),
+        Progress::Ended(standing) if resumed && standing.reason == "SandboxSuspended" => {
+            (Status::Creating, None)
+        }
         Progress::Ended(standing) => match standing.reason.as_str() {
             "SandboxSuspended" | "PodSucceeded" | "SandboxExpired" | "ClaimExpired" => {
                 (Status::Stopped, Some(standing.to_string()))

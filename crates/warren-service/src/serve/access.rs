@@ -89,8 +89,13 @@ impl Access {
 
     /// Lets a request in, or says why not.
     pub fn admit(&self, method: &Method, headers: &HeaderMap, now: Timestamp) -> Result<Caller, Failure> {
-        let refused =
-            || Failure::new(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", "log in, or send `Authorization: Bearer KEY`");
+        let refused = || {
+            Failure::new(
+                StatusCode::UNAUTHORIZED,
+                "UNAUTHORIZED",
+                "log in, or send `Authorization: Bearer KEY`",
+            )
+        };
         if let Some(value) = headers.get(AUTHORIZATION) {
             let key = value.to_str().ok().and_then(|value| value.strip_prefix("Bearer "));
             return match key.is_some_and(|key| self.is_key(key.trim())) {
@@ -155,7 +160,8 @@ mod tests {
     use super::*;
 
     fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
-        let pairs = pairs.iter().map(|(name, value)| (name.clone(), HeaderValue::from_str(value).expect("a value")));
+        let pairs =
+            pairs.iter().map(|(name, value)| (name.clone(), HeaderValue::from_str(value).expect("a value")));
         pairs.collect()
     }
 
@@ -195,7 +201,11 @@ mod tests {
             ("null", false),
             ("localhost:7340", false),
         ] {
-            assert_eq!(is_same_origin(&headers(&[(HOST, "localhost:7340"), (ORIGIN, origin)])), expected, "{origin}");
+            assert_eq!(
+                is_same_origin(&headers(&[(HOST, "localhost:7340"), (ORIGIN, origin)])),
+                expected,
+                "{origin}"
+            );
         }
         assert!(!is_same_origin(&headers(&[(HOST, "localhost:7340")])));
     }

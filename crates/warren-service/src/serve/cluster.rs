@@ -27,15 +27,17 @@ fn unavailable(message: impl Into<String>) -> Failure {
     Failure::new(StatusCode::SERVICE_UNAVAILABLE, "PROVIDER_UNAVAILABLE", message)
 }
 
-async fn reach(service: &Service) -> Result<(Client, String), Failure> {
-    let client = service.reach.connect(false).await.map_err(unavailable)?;
+/// Connects to the home or cluster. A provider without one has neither pools nor claims.
+async fn reach(service: &Service) -> Result<Option<(Client, String)>, Failure> {
+    let Some(reach) = &service.reach else { return Ok(None) };
+    let client = reach.connect(false).await.map_err(unavailable)?;
     let namespace = service.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-    Ok((client, namespace))
+    Ok(Some((client, namespace)))
 }
 
 /// Lists warm pools.
 pub async fn pools(service: &Service) -> Answer {
-    let (client, namespace) = reach(service).await?;
+    let Some((client, namespace)) = reach(service).await? else { return data(&[(); 0]) };
     let api: Api<SandboxWarmPool> = Api::namespaced(client, &namespace);
     let listed = api.list(&ListParams::default()).await.map_err(|error| unavailable(chain(&error)))?;
     let pools: Vec<Value> = listed
@@ -55,7 +57,7 @@ pub async fn pools(service: &Service) -> Answer {
 
 /// Lists claims.
 pub async fn claims(service: &Service) -> Answer {
-    let (client, namespace) = reach(service).await?;
+    let Some((client, namespace)) = reach(service).await? else { return data(&[(); 0]) };
     let api: Api<SandboxClaim> = Api::namespaced(client, &namespace);
     let listed = api.list(&ListParams::default()).await.map_err(|error| unavailable(chain(&error)))?;
     let claims: Vec<Value> = listed
@@ -122,7 +124,8 @@ pub async fn cluster(service: &Service, what: &str, request: &Request) -> Answer
         "namespaces" => {
             let client = client(named.as_deref(), context.as_deref()).await?;
             let api: Api<Namespace> = Api::all(client);
-            let listed = api.list(&ListParams::default()).await.map_err(|error| unavailable(chain(&error)))?;
+            let listed =
+                api.list(&ListParams::default()).await.map_err(|error| unavailable(chain(&error)))?;
             let namespaces: Vec<Value> = listed
                 .iter()
                 .map(|namespace| {

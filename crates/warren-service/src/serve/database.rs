@@ -119,7 +119,8 @@ impl Database {
 
     /// Forgets a login.
     pub async fn remove_login(&self, login: Hash) -> Result<(), Failure> {
-        self.run(move |connection| connection.execute("DELETE FROM logins WHERE hash = ?", [login]).map(drop)).await
+        self.run(move |connection| connection.execute("DELETE FROM logins WHERE hash = ?", [login]).map(drop))
+            .await
     }
 
     /// Returns all settings.
@@ -130,7 +131,10 @@ impl Database {
                 statement.query_map((), |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
             })
             .await?;
-        Ok(texts.into_iter().filter_map(|(key, text)| Some((key, serde_json::from_str(&text).ok()?))).collect())
+        Ok(texts
+            .into_iter()
+            .filter_map(|(key, text)| Some((key, serde_json::from_str(&text).ok()?)))
+            .collect())
     }
 
     /// Stores a setting.
@@ -164,7 +168,12 @@ impl Database {
     }
 
     /// Stores a terminal's end.
-    pub async fn end_terminal(&self, session: &str, code: Option<i32>, now: Timestamp) -> Result<(), Failure> {
+    pub async fn end_terminal(
+        &self,
+        session: &str,
+        code: Option<i32>,
+        now: Timestamp,
+    ) -> Result<(), Failure> {
         let session = session.to_owned();
         self.run(move |connection| {
             let update = "UPDATE terminals SET exit_code = ?, ended = ? WHERE session = ?";

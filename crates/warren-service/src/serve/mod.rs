@@ -32,7 +32,7 @@ use warren_client::connect;
 use warren_client::home::{DataDir, Surroundings};
 use warren_client::kube::Client;
 use warren_mcp::Connect as _;
-use warren_providers::{Connect, Options, Provider, WarrenProvider};
+use warren_providers::{Connect, LocalProvider, Options, Provider, WarrenProvider};
 use warren_sessions::{Limits, Store};
 
 use crate::cli;
@@ -47,8 +47,8 @@ use terminals::Terminals;
 pub struct Service {
     /// What runs sandboxes.
     provider: Arc<dyn Provider>,
-    /// The home or cluster itself, for pools and claims.
-    reach: Reach,
+    /// The home or cluster itself, for pools and claims, if the provider has one.
+    reach: Option<Reach>,
     namespace: Option<String>,
     store: Store,
     database: Database,
@@ -80,17 +80,13 @@ async fn run(arguments: cli::Serve) -> anyhow::Result<()> {
     let directory = make_directory(&data_dir.path().join("service"))?;
     let _lock = lock(&directory)?;
     let database = Database::open(&directory.join("service.db"))?;
-    let store = Store::open(&directory.join("sessions.db"), Limits::default()).context("open the sessions")?;
+    let store =
+        Store::open(&directory.join("sessions.db"), Limits::default()).context("open the sessions")?;
     let (reach, provider, namespace) = provider(&arguments, &database).await?;
     let shutdown = CancellationToken::new();
     let changes = Changes::new();
-    let terminals = Terminals::new(
-        provider.clone(),
-        store.clone(),
-        database.clone(),
-        changes.clone(),
-        shutdown.clone(),
-    );
+    let terminals =
+        Terminals::new(provider.clone(), store.clone(), database.clone(), changes.clone(), shutdown.clone());
     terminals.end_earlier().await.map_err(failed)?;
     let now = Timestamp::now();
     let new_key = first_key(&database, arguments.new_key, now).await?;
@@ -146,8 +142,15 @@ fn greet(address: SocketAddr, key: Option<&str>) {
 
 async fn watch(service: Arc<Service>, changes: Changes) {
     // Started homes are watched; one that is not there now is when it was reached once.
+    let Some(reach) = &service.reach else {
+        let mut events = service.provider.subscribe();
+        while !matches!(events.recv().await, Err(tokio::sync::broadcast::error::RecvError::Closed)) {
+            changes.tell(changes::Topic::Sandboxes);
+        }
+        return;
+    };
     let client = loop {
-        match service.reach.connect(false).await {
+        match reach.connect(false).await {
             Ok(client) => break client,
             Err(error) => tracing::debug!(error, "home not watched yet"),
         }
@@ -194,8 +197,13 @@ async fn first_key(database: &Database, new: bool, now: Timestamp) -> anyhow::Re
 async fn provider(
     arguments: &cli::Serve,
     database: &Database,
-) -> anyhow::Result<(Reach, Arc<dyn Provider>, Option<String>)> {
+) -> anyhow::Result<(Option<Reach>, Arc<dyn Provider>, Option<String>)> {
     let place = &arguments.place;
+    if let Some(directory) = &arguments.local_provider {
+        let provider = LocalProvider::open(directory, arguments.development)?;
+        tracing::warn!(directory = %directory.display(), "commands run directly on this machine, isolated by nothing");
+        return Ok((None, Arc::new(provider), None));
+    }
     let local = || Home::Local { data_dir: place.data_dir.clone() };
     let options = |namespace: Option<String>, local_home: bool| Options {
         namespace,
@@ -207,7 +215,7 @@ async fn provider(
     let make = |reach: Reach, options: Options| {
         let namespace = options.namespace.clone();
         let provider: Arc<dyn Provider> = Arc::new(WarrenProvider::new(options, reach.clone()));
-        (reach, provider, namespace)
+        (Some(reach), provider, namespace)
     };
     if let Some(kubeconfig) = &place.kubeconfig {
         let home = Home::Cluster { kubeconfig: kubeconfig.clone(), context: place.context.clone() };

@@ -17,6 +17,26 @@ pub const LARGEST_JSON: usize = 256 << 10;
 /// How long a body may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// How much of a body that is too large is read, and for how long. A client that is still sending does not look for its
+/// answer, and a connection that is closed before its data was read is reset.
+const MOST_DRAINED: usize = 64 << 20;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+async fn drain(body: &mut Incoming) {
+    let reading = async {
+        let mut left = MOST_DRAINED;
+        while let Some(Ok(frame)) = body.frame().await {
+            let length = frame.data_ref().map_or(0, Bytes::len);
+            match left.checked_sub(length) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+        }
+    };
+    // A slow client loses the answer.
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, reading).await;
+}
+
 /// The parts of a request that handlers use.
 pub struct Request {
     /// The method.
@@ -49,15 +69,24 @@ impl Request {
             let message = format!("the body is larger than {most} bytes");
             Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "BODY_TOO_LARGE", message)
         };
-        let announced = self.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        let announced =
+            self.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        let mut body = self.body;
         if announced.is_some_and(|length| length > most as u64) {
+            drain(&mut body).await;
             return Err(too_large());
         }
-        match tokio::time::timeout(BODY_TIMEOUT, Limited::new(self.body, most).collect()).await {
+        let reading = tokio::time::timeout(BODY_TIMEOUT, Limited::new(&mut body, most).collect()).await;
+        match reading {
             Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+                drain(&mut body).await;
+                Err(too_large())
+            }
             Ok(Err(_)) => Err(Failure::new(StatusCode::BAD_REQUEST, "BODY_INCOMPLETE", "the body broke off")),
-            Err(_) => Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "BODY_TIMEOUT", "the body took too long")),
+            Err(_) => {
+                Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "BODY_TIMEOUT", "the body took too long"))
+            }
         }
     }
 
@@ -65,7 +94,8 @@ impl Request {
     pub async fn json<T: DeserializeOwned>(self) -> Result<T, Failure> {
         let bytes = self.bytes(LARGEST_JSON).await?;
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-        serde_json::from_slice(bytes).map_err(|error| Failure::invalid("body", format!("is not valid: {error}")))
+        serde_json::from_slice(bytes)
+            .map_err(|error| Failure::invalid("body", format!("is not valid: {error}")))
     }
 
     /// Returns a query parameter.

@@ -132,7 +132,10 @@ fn stream(service: &Arc<Service>) -> Response<Body> {
     let parts = futures::stream::unfold(begin, |(mut changes, shutdown, first)| async move {
         if first {
             // So that the client knows that it is connected.
-            return Some((Ok::<_, std::io::Error>(Bytes::from_static(b": connected\n\n")), (changes, shutdown, false)));
+            return Some((
+                Ok::<_, std::io::Error>(Bytes::from_static(b": connected\n\n")),
+                (changes, shutdown, false),
+            ));
         }
         let text = tokio::select! {
             topics = changes::next(&mut changes) => {

@@ -285,7 +285,8 @@ pub async fn export(service: &Arc<Service>, id: &str, request: &Request) -> Answ
         Some("jsonl") => (None, "application/x-ndjson", "jsonl"),
         Some(_) => return Err(Failure::invalid("format", "is neither `asciicast` nor `jsonl`")),
     };
-    let begin = (service.store.clone(), session.id.clone(), session.first_offset, session.next_offset, cast, head);
+    let begin =
+        (service.store.clone(), session.id.clone(), session.first_offset, session.next_offset, cast, head);
     let parts = futures::stream::try_unfold(begin, |(store, id, from, end, mut cast, head)| async move {
         if !head.is_empty() {
             return Ok(Some((Bytes::from(head), (store, id, from, end, cast, Vec::new()))));

@@ -70,7 +70,8 @@ pub enum Mode {
 
 /// Checks a setting before it is stored.
 pub fn check(key: &str, value: &Value) -> Result<(), Failure> {
-    let invalid = |error: serde_json::Error| Failure::invalid("value", format!("is not a valid `{key}`: {error}"));
+    let invalid =
+        |error: serde_json::Error| Failure::invalid("value", format!("is not a valid `{key}`: {error}"));
     match key {
         DEFAULTS => {
             let defaults: Defaults = serde_json::from_value(value.clone()).map_err(invalid)?;
@@ -99,7 +100,10 @@ pub fn apply(mut wanted: Wanted, defaults: &Defaults) -> Wanted {
 }
 
 /// Reads a setting; its default if it is not set.
-pub async fn read<T: Default + for<'a> Deserialize<'a>>(database: &Database, key: &str) -> Result<T, Failure> {
+pub async fn read<T: Default + for<'a> Deserialize<'a>>(
+    database: &Database,
+    key: &str,
+) -> Result<T, Failure> {
     let value = database.settings().await?.remove(key);
     // Checked when it was stored; an older version may have stored something else.
     Ok(value.and_then(|value| serde_json::from_value(value).ok()).unwrap_or_default())

@@ -80,7 +80,11 @@ impl Terminals {
             if row.ended.is_some() {
                 continue;
             }
-            match self.store.append(&session, vec![ended(None, "service restarted")], None, Timestamp::now()).await {
+            match self
+                .store
+                .append(&session, vec![ended(None, "service restarted")], None, Timestamp::now())
+                .await
+            {
                 Ok(_) => self.database.end_terminal(&session, None, Timestamp::now()).await?,
                 // It was made up to here and no further.
                 Err(SessionError::NotFound(_)) => self.database.remove_terminal(&session).await?,
@@ -99,11 +103,16 @@ impl Terminals {
         size: TerminalSize,
     ) -> Result<String, Failure> {
         if self.shutdown.is_cancelled() {
-            return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN", "the service is shutting down"));
+            return Err(Failure::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "SHUTTING_DOWN",
+                "the service is shutting down",
+            ));
         }
         if self.open_now().len() >= MOST_OPEN {
             let message = format!("Resource limit exceeded: terminals (limit: {MOST_OPEN})");
-            let mut failure = Failure::new(StatusCode::TOO_MANY_REQUESTS, "SANDBOX_RESOURCE_LIMIT_EXCEEDED", message);
+            let mut failure =
+                Failure::new(StatusCode::TOO_MANY_REQUESTS, "SANDBOX_RESOURCE_LIMIT_EXCEEDED", message);
             failure.details = json!({ "resource": "terminals", "limit": MOST_OPEN });
             return Err(failure);
         }
@@ -165,8 +174,11 @@ impl Terminals {
                 () = self.shutdown.cancelled() => { reason = "service stopped"; break }
             };
             let Ok(length @ 1..) = read else { break };
-            let output =
-                NewEvent { kind: Kind::TerminalOutput, source: Source::System, data: buffer[..length].to_vec() };
+            let output = NewEvent {
+                kind: Kind::TerminalOutput,
+                source: Source::System,
+                data: buffer[..length].to_vec(),
+            };
             number += 1;
             let turn = Turn { writer: "terminal".to_owned(), number };
             if let Err(error) = self.append(session, output, turn).await {
