@@ -38,6 +38,7 @@ const steps = [
   ["commands are found by the keyboard", palette],
   ["every page is accessible and fits a phone", everyPage],
   ["the page goes on after the service was restarted", restart],
+  ["a sandbox is stopped and started", stopAndStart],
   ["a sandbox is deleted after a question that names it", deleteSandbox],
 ];
 
@@ -325,6 +326,15 @@ async function restart() {
   await restarted;
   await page.waitForFunction(() => window.states.includes("Reconnecting") && window.states.at(-1) === "Live");
   await page.getByRole("link", { name: seen.sandbox }).or(page.getByText("browser-test")).first().waitFor();
+}
+
+async function stopAndStart() {
+  await page.goto(`${base}/sandboxes/${seen.sandbox}/events`);
+  await page.getByRole("button", { name: /^Stop / }).click();
+  await page.getByRole("dialog").getByRole("button", { name: /^Stop / }).click();
+  await page.getByText("Stopped", { exact: true }).waitFor();
+  await page.getByRole("button", { name: /^Start / }).click();
+  await page.getByText("Running", { exact: true }).waitFor();
 }
 
 async function deleteSandbox() {

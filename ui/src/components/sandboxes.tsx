@@ -47,9 +47,11 @@ export function DeleteSandbox({ sandbox, onClose }: { sandbox: Sandbox; onClose:
 /** Stop or start, whichever fits. */
 export function PowerButton({ sandbox, small = false }: { sandbox: Sandbox; small?: boolean }) {
   const [busy, setBusy] = useState(false);
+  const [asking, setAsking] = useState(false);
   const stops = sandbox.status === "running" || sandbox.status === "creating" || sandbox.status === "error";
   const title = titleOf(sandbox);
   const run = async () => {
+    setAsking(false);
     setBusy(true);
     const call = stops ? api.stopSandbox : api.startSandbox;
     await attempt(`${stops ? "Stopping" : "Starting"} ${title} failed`, () => call(sandbox.id));
@@ -57,12 +59,24 @@ export function PowerButton({ sandbox, small = false }: { sandbox: Sandbox; smal
     setBusy(false);
   };
   return (
-    <button
-      type="button" className={small ? "button button-small" : "button"} onClick={() => void run()}
-      disabled={busy || sandbox.status === "stopping"} aria-label={`${stops ? "Stop" : "Start"} ${title}`}
-    >
-      {stops ? "Stop" : "Start"}
-    </button>
+    <>
+      <button
+        type="button" className={small ? "button button-small" : "button"}
+        onClick={() => (stops ? setAsking(true) : void run())}
+        disabled={busy || sandbox.status === "stopping"} aria-label={`${stops ? "Stop" : "Start"} ${title}`}
+      >
+        {stops ? "Stop" : "Start"}
+      </button>
+      {asking && (
+        <Confirm
+          title={`Stop ${title}?`}
+          text="Its processes and terminals end, and files outside of its volumes are lost. It keeps its name and can be started again."
+          confirm={`Stop ${title}`}
+          onConfirm={() => void run()}
+          onClose={() => setAsking(false)}
+        />
+      )}
+    </>
   );
 }
 

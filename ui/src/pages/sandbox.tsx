@@ -76,15 +76,15 @@ export function SandboxPage({ id, tab }: { id: string; tab: string }) {
 }
 
 const USAGE_EVERY_MS = 5_000;
+const USAGE_AGAIN_MS = 20_000;
 
 /** What it uses now. The service measures when it is asked, so the page asks now and then, while it is seen. */
 function Usage({ id }: { id: string }) {
   const { data, error, reload } = useResource<Metrics>(paths.metrics(id));
-  // Not every home can tell: one without cgroups has nothing to measure.
+  // A young sandbox has not been measured yet, and a home without cgroups measures nothing.
   const failed = error !== null;
   useEffect(() => {
-    if (failed) return;
-    const timer = setInterval(() => !document.hidden && reload(), USAGE_EVERY_MS);
+    const timer = setInterval(() => !document.hidden && reload(), failed ? USAGE_AGAIN_MS : USAGE_EVERY_MS);
     return () => clearInterval(timer);
   }, [reload, failed]);
   if (data === undefined || failed) return null;
