@@ -36,7 +36,7 @@ export function DeleteSandbox({ sandbox, onClose }: { sandbox: Sandbox; onClose:
   return (
     <Confirm
       title={`Delete ${title}?`}
-      text={<>Its processes, its files and its terminals go with it. This cannot be undone.</>}
+      text="Its processes and files go with it, which cannot be undone. The recordings of its terminals stay."
       confirm={`Delete ${title}`}
       onConfirm={() => void remove()}
       onClose={onClose}

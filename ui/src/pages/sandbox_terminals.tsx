@@ -1,5 +1,5 @@
 import { useEffect, useMemo, useRef, useState } from "react";
-import { Terminal, useSession, type Session } from "warren-react";
+import { Terminal, useSession, type Session, type SessionConnection } from "warren-react";
 import { api, sandboxPage, sessionPage, titleOf, type Sandbox } from "../api";
 import { Confirm } from "../components/dialog";
 import { EmptyState, ErrorNote, Loading } from "../components/feedback";
@@ -121,6 +121,7 @@ interface OneTerminalProps {
 function OneTerminal({ listed, hidden, autoFocus, onClosed }: OneTerminalProps) {
   // One terminal follows its session at a time: browsers allow six connections to a host.
   const { connection, session, state, error } = useSession(listed.id, { paused: hidden });
+  useViewers(connection, state === "live");
   const { dark } = useTheme();
   const screenReader = useScreenReader();
   const [closing, setClosing] = useState(false);
@@ -158,6 +159,18 @@ function OneTerminal({ listed, hidden, autoFocus, onClosed }: OneTerminalProps) 
       )}
     </div>
   );
+}
+
+/** How often the number of viewers is asked for: the service does not tell of them. */
+const VIEWERS_EVERY_MS = 10_000;
+
+/** Keeps the number of viewers up to date while a session is followed. */
+export function useViewers(connection: SessionConnection, live: boolean): void {
+  useEffect(() => {
+    if (!live) return;
+    const timer = setInterval(() => !document.hidden && void connection.refresh(), VIEWERS_EVERY_MS);
+    return () => clearInterval(timer);
+  }, [connection, live]);
 }
 
 /** Returns in a few words how a viewer is connected. */

@@ -11,7 +11,7 @@ import { invalidate, useResource } from "../live";
 import { useScreenReader, useTheme } from "../preferences";
 import { Link, navigate, useLocation } from "../router";
 import { Recording } from "./recording";
-import { stateText } from "./sandbox_terminals";
+import { stateText, useViewers } from "./sandbox_terminals";
 
 /** One session: live while it goes on, and its recording. */
 export function SessionPage({ id }: { id: string }) {
@@ -77,6 +77,7 @@ function SandboxName({ session }: { session: Session }) {
 
 function LiveView({ session: listed }: { session: Session }) {
   const { connection, session, state, error } = useSession(listed.id);
+  useViewers(connection, state === "live");
   const [typing, setTyping] = useState(false);
   const { dark } = useTheme();
   const screenReader = useScreenReader();
