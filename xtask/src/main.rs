@@ -4,6 +4,7 @@
 
 mod archive;
 mod bench;
+mod dependencies;
 mod dist;
 mod edges;
 mod generate;
@@ -11,6 +12,7 @@ mod image;
 mod kube;
 mod oci_conformance;
 mod runsc;
+mod simulate;
 mod test;
 mod ui;
 mod vm;
@@ -35,6 +37,8 @@ enum Task {
     /// A real Kubernetes control plane on this machine, for tests.
     #[command(subcommand)]
     Kube(kube::Task),
+    /// Check the crates of others: licences, sources, and dependencies that nothing uses.
+    CheckDependencies,
     /// Compare the dependencies between crates with the design.
     CheckEdges,
     /// Make everything that a release has: archives, packages, image, chart, checksums.
@@ -47,6 +51,8 @@ enum Task {
     OciConformance(oci_conformance::Arguments),
     /// Build gVisor's `runsc` into the cache if it is not there, and print where it is.
     Runsc,
+    /// Run seeds of the simulation of the control plane.
+    Simulate(simulate::Arguments),
     /// Run the tests and sum their results.
     Test(test::Arguments),
     /// Build the web page into `warren-service`; needs npm.
@@ -59,12 +65,14 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Bench(arguments) => bench::run(&arguments),
         Task::Kube(task) => kube::run(task),
+        Task::CheckDependencies => dependencies::run(),
         Task::CheckEdges => edges::run(),
         Task::Dist(arguments) => dist::run(&arguments),
         Task::Gen(arguments) => generate::run(&arguments),
         Task::Image(arguments) => image::run(&arguments),
         Task::OciConformance(arguments) => oci_conformance::run(&arguments),
         Task::Runsc => runsc::run(),
+        Task::Simulate(arguments) => simulate::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
         Task::Ui(arguments) => ui::run(&arguments),
         Task::Vm(arguments) => vm::run(&arguments),

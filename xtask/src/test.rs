@@ -31,7 +31,23 @@ pub struct Arguments {
     /// Run only the tests against a real control plane
     #[arg(long, conflicts_with = "kube")]
     only_kube: bool,
+    /// Run everything at its full size: also on a real control plane, 20,000 seeds of the simulation, the crash
+    /// suites in hundreds of rounds, the OCI validation suite and the virtual machine. Takes about two hours
+    #[arg(long, conflicts_with = "only_kube")]
+    full: bool,
 }
+
+/// The rounds of the suites that CI runs a few of.
+const FULL_ROUNDS: &[(&str, &str)] = &[
+    ("WARREN_CRASH_ROUNDS", "200"),
+    ("WARREN_FULL_DISK_ROUNDS", "50"),
+    ("WARREN_SESSION_CRASH_ROUNDS", "100"),
+    ("WARREN_STORM_ROUNDS", "100"),
+];
+
+/// Tasks that `--full` runs after the tests, each of which counts as one test.
+const FULL_TASKS: &[&[&str]] =
+    &[&["simulate", "--release", "--seeds", "20000"], &["oci-conformance"], &["vm"]];
 
 /// What became of tests.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -51,14 +67,32 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut counts = Counts::default();
     if !arguments.only_kube {
         let mut command = workspace::cargo();
-        command.args(["test", "--workspace"]).env("WARREN_BIN", binary);
+        // Without doc tests, of which there are none: looking for them takes a minute.
+        command.args(["test", "--workspace", "--all-targets"]).env("WARREN_BIN", binary);
+        if arguments.full {
+            command.envs(FULL_ROUNDS.iter().copied());
+        }
         run_cargo(command, &mut counts)?;
     }
-    if (arguments.kube || arguments.only_kube)
+    if (arguments.kube || arguments.only_kube || arguments.full)
         && let Some(mut command) = kube_tier(&workspace::packages()?)
     {
         command.env("WARREN_BIN", binary);
         run_cargo(command, &mut counts)?;
+    }
+    if arguments.full {
+        for task in FULL_TASKS {
+            println!("     Running cargo xtask {}", task.join(" "));
+            let status = Command::new(std::env::current_exe().context("find this program")?)
+                .args(*task)
+                .status()
+                .with_context(|| format!("run cargo xtask {}", task.join(" ")))?;
+            if status.success() {
+                counts.passed += 1;
+            } else {
+                counts.failed += 1;
+            }
+        }
     }
     println!("{} passed, {} failed", counts.passed, counts.failed);
     Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -151,7 +151,7 @@ Examples:
   warren run --sync-back -- cargo fmt              the same, and changed files come back
   warren run 'make && ./run-tests'                 one string is a line for a shell
   warren run --no-sync --image busybox -- sh       an image, and nothing of this machine
-  warren run --allow-host pypi.org,files.pythonhosted.org -- pip install -r requirements.txt
+  warren run --allow-host packages.example -- pip install -r requirements.txt
   warren run --pool python -- pytest               a sandbox that waits in a warm pool
 
 The exit code is the command's: 126 if it cannot be executed, 127 if it is not found, 128 and the number of the signal \

@@ -1,5 +1,5 @@
-//! The rows of 'Easy to get wrong': what existing users of agent-sandbox rely on and a new controller gets wrong first.
-//! Each is a scenario of its own, named after its row.
+//! The rows of `docs/compatibility.md`: behaviour of agent-sandbox that clients rely on and a new
+//! controller gets wrong first. Each is a scenario of its own, named after its row.
 //!
 //! What cannot be seen through the API alone:
 //! - Row 11: that a deadline equal to now has passed, and that a claim wakes at its deadline to the millisecond, are pure tests
