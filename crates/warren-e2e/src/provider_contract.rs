@@ -108,7 +108,9 @@ pub async fn life_of_a_sandbox(
     let ended = tokio::time::timeout(DEADLINE, sleep.wait()).await.expect("ended in time");
     assert_eq!(code(ended), Some(Code::SandboxExecFailed));
     let size = TerminalSize { width: 91, height: 17 };
-    let terminal = provider.exec_stream(&id, Command { terminal: Some(size), ..shell("stty size") }).await;
+    // The size follows the command's start.
+    let sized = "until [ \"$(stty size)\" = '17 91' ]; do sleep 0.01; done; stty size";
+    let terminal = provider.exec_stream(&id, Command { terminal: Some(size), ..shell(sized) }).await;
     match (terminals, terminal) {
         (true, Ok(mut terminal)) => {
             let mut said = String::new();

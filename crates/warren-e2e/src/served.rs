@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 
 use crate::local_home::{LocalHome, service_binary};
+use crate::streams::DEADLINE;
 
 /// A service that runs. Dropping it kills it.
 #[derive(Debug)]
@@ -136,7 +137,7 @@ pub struct Viewer {
     text: String,
     /// The events.
     pub events: Vec<Value>,
-    /// Whether the service has said that there are no more.
+    /// True once the service has said that there are no more.
     pub ended: bool,
 }
 
@@ -174,15 +175,19 @@ impl Viewer {
 
     /// Reads until the terminal has shown a text.
     pub async fn until_shown(&mut self, wanted: &str) {
-        while !self.shown().contains(wanted) {
-            assert!(self.read().await, "the stream ended before `{wanted}`: {}", self.shown());
-        }
+        self.until(|viewer| viewer.shown().contains(wanted)).await;
     }
 
     /// Reads until the session's end.
     pub async fn until_ended(&mut self) {
-        while !self.ended {
-            assert!(self.read().await, "the stream broke off");
+        self.until(|viewer| viewer.ended).await;
+    }
+
+    async fn until(&mut self, done: impl Fn(&Viewer) -> bool) {
+        let deadline = tokio::time::Instant::now() + DEADLINE;
+        while !done(self) {
+            let read = tokio::time::timeout_at(deadline, self.read()).await;
+            assert_eq!(read, Ok(true), "{} events, shown: {:?}", self.events.len(), self.shown());
         }
     }
 

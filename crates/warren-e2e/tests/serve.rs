@@ -130,17 +130,17 @@ async fn terminal_is_the_same_for_two_viewers_and_after_the_service_was_killed()
     let session = terminal(&served, &key, &sandbox).await;
     let mut one = Viewer::follow(&served, &key, &session, 0).await;
     type_in(&served, &key, &session, "echo $((6*7))-tw'o'; stty size\n").await;
-    within("the first output", one.until_shown("42-two\r\n24 80\r\n")).await;
+    one.until_shown("42-two\r\n24 80\r\n").await;
     served
         .call(&key, Method::POST, &format!("/api/sessions/{session}/resize"), r#"{"columns":100,"rows":30}"#)
         .await
         .data();
     type_in(&served, &key, &session, "stty size; printf '\\303\\244\\377'; exit 5\n").await;
-    within("the end", one.until_ended()).await;
+    one.until_ended().await;
     assert!(one.shown().contains("30 100"), "{}", one.shown());
     // A second viewer, from the beginning, has the same events.
     let mut two = Viewer::follow(&served, &key, &session, 0).await;
-    within("the replay", two.until_ended()).await;
+    two.until_ended().await;
     assert_eq!(one.events, two.events);
     let offsets: Vec<u64> = two.events.iter().filter_map(|event| event["offset"].as_u64()).collect();
     assert_eq!(offsets, (0..offsets.len() as u64).collect::<Vec<_>>());
@@ -160,12 +160,12 @@ async fn terminal_is_the_same_for_two_viewers_and_after_the_service_was_killed()
     let busy = terminal(&served, &key, &sandbox).await;
     let mut viewer = Viewer::follow(&served, &key, &busy, 0).await;
     type_in(&served, &key, &busy, "n=0; while :; do n=$((n+1)); echo \"line-$n-\"; done\n").await;
-    within("output", viewer.until_shown("line-500-")).await;
+    viewer.until_shown("line-500-").await;
     served.kill();
     let served = Served::start(&home, &[]);
     assert_eq!(served.key, None, "the key is shown once");
     let mut after = Viewer::follow(&served, &key, &busy, 0).await;
-    within("the replay", after.until_ended()).await;
+    after.until_ended().await;
     let (seen, stored) = (viewer.events.len(), after.events.len());
     assert!(seen < stored, "the end is new: {seen} {stored}");
     assert_eq!(viewer.events[..], after.events[..seen], "what a viewer saw was stored before");

@@ -14,7 +14,7 @@ use serde_json::json;
 /// As much of each of a command's outputs is kept by `exec`.
 pub const MOST_OUTPUT: usize = 4 << 20;
 
-/// Bytes between a command and whoever reads its output: it waits when they are not taken.
+/// Bytes of output that are buffered. A command waits when they are not read.
 pub(crate) const PIPE: usize = 64 << 10;
 
 pub use warren_client::exec::TerminalSize;
@@ -32,7 +32,7 @@ pub struct Command {
     pub env: BTreeMap<String, String>,
     /// The terminal to run on. Standard error then comes out of standard output.
     pub terminal: Option<TerminalSize>,
-    /// Whether it gets an input; a terminal always does.
+    /// Gives it an input. A terminal always has one.
     pub stdin: bool,
 }
 
@@ -80,9 +80,9 @@ pub struct ExecResult {
     pub stderr: String,
     /// How long it took.
     pub duration_ms: u64,
-    /// Whether it was ended because its time was over.
+    /// True if it was ended because its time was over.
     pub timed_out: bool,
-    /// Whether it wrote more than was kept.
+    /// True if it wrote more than was kept.
     pub truncated: bool,
 }
 

@@ -47,7 +47,7 @@ pub enum Status {
     Stopped,
     /// It is being stopped or removed.
     Stopping,
-    /// It will not run without somebody changing it.
+    /// It will not run until it is changed.
     Error,
 }
 
@@ -145,10 +145,10 @@ pub struct Metrics {
     pub uptime: u64,
 }
 
-/// Whether a provider can be used.
+/// The health of a provider.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Health {
-    /// Whether it can.
+    /// True if it can be used.
     pub healthy: bool,
     /// Why not.
     pub message: Option<String>,
@@ -234,7 +234,7 @@ pub struct Happening {
 /// Why a sandbox can or cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// Whether it can.
+    /// True if commands can be run in it.
     pub ready: bool,
     /// In one sentence.
     pub summary: String,

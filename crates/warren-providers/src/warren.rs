@@ -1,5 +1,6 @@
 //! Sandboxes of the local home or of a cluster, through [`warren_client`].
 
+mod commands;
 mod explain;
 mod manifest;
 mod view;
@@ -15,7 +16,7 @@ use k8s_openapi::api::core::v1::Event;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use warren_api::{Sandbox, SandboxClaim, labels};
-use warren_client::exec::{Exec, ExecError, ExecRequest, Streams};
+use warren_client::exec::{Exec, ExecRequest};
 use warren_client::files::{ByExec, Files as _, Place, chain};
 use warren_client::kube::api::{Api, ListParams, Patch, PatchParams};
 use warren_client::kube::{self, Client, ResourceExt as _};
@@ -24,7 +25,7 @@ use warren_client::sandbox::{self, SandboxError, SandboxKey};
 
 use crate::error::{Code, ProviderError};
 use crate::limits::{self, Wanted, check_path};
-use crate::process::{Command, Inside, Process};
+use crate::process::{Command, Process};
 use crate::provider::{
     Answer, Connect, Entry, Explanation, FileKind, FileStream, Happening, Health, Info, Metrics, Provider,
     ProviderEvent, Status, Step,
@@ -39,18 +40,6 @@ const PART: u64 = 4 << 20;
 /// How long a sandbox may take to become Ready before that is said to subscribers as an error.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Runs a command (`$@`) in a directory (`$1`, may be empty) with the variables that standard input sets. Values are in no
-/// argument: those can be read in the sandbox by every process and in the API server's URLs.
-const WITH_VARIABLES: &str = r#"eval "$(cat)" || exit 125
-if [ -n "$1" ]; then cd -- "$1" || exit 125; fi
-shift
-exec "$@" </dev/null"#;
-
-/// The same without variables, which leaves standard input to the command.
-const IN_DIRECTORY: &str = r#"cd -- "$1" || exit 125
-shift
-exec "$@""#;
-
 /// What sandboxes get for which a client names nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -58,7 +47,7 @@ pub struct Options {
     pub namespace: Option<String>,
     /// The image.
     pub image: Option<String>,
-    /// Whether the home is Warren's own, with its node.
+    /// True for Warren's own home, with its node.
     pub local_home: bool,
     /// The class of runtime that sandboxes run on.
     pub runtime_class: Option<String>,
@@ -214,7 +203,7 @@ impl WarrenProvider {
         };
         let info = self.info(&launched, None);
         self.emit(Step::Creating, &info, None);
-        // Told to subscribers when it runs; the sandbox itself needs nobody who waits for it.
+        // For subscribers only: the sandbox becomes Ready without this task.
         let (provider, told) = (self.clone(), info.clone());
         tokio::spawn(async move {
             match launch::wait_ready(&client, launched, START_TIMEOUT).await {
@@ -236,17 +225,21 @@ fn is_object_name(name: &str) -> bool {
 
 /// Makes an error of one that the server gave.
 fn server(code: Code, error: &(dyn std::error::Error + 'static)) -> ProviderError {
-    let status = std::iter::successors(Some(error), |error| error.source()).find_map(|error| match error
-        .downcast_ref::<kube::Error>(
-    ) {
-        Some(kube::Error::Api(status)) => Some(status.code),
-        _ => None,
+    // Errors of the client have theirs in a box, which is another type.
+    let cause = std::iter::successors(Some(error), |error| error.source()).find_map(|error| {
+        let boxed = || error.downcast_ref::<Box<kube::Error>>().map(Box::as_ref);
+        error.downcast_ref::<kube::Error>().or_else(boxed)
     });
     let reason = chain(error);
-    let code = match status {
-        Some(400 | 422) => Code::ValidationError,
-        Some(401 | 403 | 429) | None if code != Code::SandboxExecFailed => Code::ProviderUnavailable,
-        _ => code,
+    let code = match cause {
+        Some(kube::Error::Api(status)) => match status.code {
+            400 | 422 => Code::ValidationError,
+            401 | 403 | 429 => Code::ProviderUnavailable,
+            _ => code,
+        },
+        // The server could not be asked.
+        Some(_) => Code::ProviderUnavailable,
+        None => code,
     };
     ProviderError::new(code, reason.clone()).with(json!({ "reason": reason }))
 }
@@ -259,63 +252,6 @@ fn created(error: &SandboxError, wanted: &Wanted) -> ProviderError {
         }
         _ => server(Code::SandboxCreationFailed, error),
     }
-}
-
-/// Returns the words to execute, and what goes to their standard input first.
-fn words(command: &Command) -> (Vec<String>, Option<String>) {
-    let own = std::iter::once(command.program.clone()).chain(command.arguments.iter().cloned());
-    let shell = |script: &str, own: &mut dyn Iterator<Item = String>| {
-        let before = ["/bin/sh", "-c", script, "sh"].map(str::to_owned);
-        let directory = command.directory.clone().unwrap_or_default();
-        before.into_iter().chain([directory]).chain(own).collect()
-    };
-    if !command.env.is_empty() && !command.stdin && command.terminal.is_none() {
-        let exports = command
-            .env
-            .iter()
-            .map(|(name, value)| format!("export {name}='{}'\n", value.replace('\'', r"'\''")));
-        return (shell(WITH_VARIABLES, &mut { own }), Some(exports.collect()));
-    }
-    // On a terminal or with an input of its own, the variables are arguments: there is no other way for them.
-    let variables: Vec<String> = match command.env.is_empty() {
-        true => Vec::new(),
-        false => std::iter::once("env".to_owned())
-            .chain(command.env.iter().map(|(name, value)| format!("{name}={value}")))
-            .collect(),
-    };
-    let mut all = variables.into_iter().chain(own);
-    match command.directory.is_some() {
-        true => (shell(IN_DIRECTORY, &mut all), None),
-        false => (all.collect(), None),
-    }
-}
-
-/// Carries a command's streams until it ends or is to be stopped.
-async fn carry(exec: Exec, inside: Inside, input: Option<String>) {
-    let Inside { stdin, stdout, stderr, resize, end, stop } = inside;
-    let ran = async {
-        match input {
-            Some(input) => exec.run(Streams { stdin: input.as_bytes(), stdout, stderr, resize }).await,
-            None => exec.run(Streams { stdin, stdout, stderr, resize }).await,
-        }
-    };
-    let result = tokio::select! {
-        result = ran => result.map_err(|error| exec_failed(&error)),
-        // Hanging up ends the command.
-        () = stop.cancelled() => Err(ProviderError::new(Code::SandboxExecFailed, "the command was stopped")),
-    };
-    // Whoever started it may not care any more.
-    let _ = end.send(result);
-}
-
-fn exec_failed(error: &ExecError) -> ProviderError {
-    let reason = chain(error);
-    let code = match error {
-        ExecError::Failed { exit_code, .. } => *exit_code,
-        _ => None,
-    };
-    ProviderError::new(Code::SandboxExecFailed, format!("Command execution failed: {reason}"))
-        .with(json!({ "reason": reason, "exitCode": code }))
 }
 
 /// Makes an error of what a command of ours for files said.
@@ -398,7 +334,7 @@ impl Provider for WarrenProvider {
         Box::pin(async move {
             command.check()?;
             let place = self.place(id).await?;
-            let (words, input) = words(&command);
+            let (words, input) = commands::words(&command);
             let request = ExecRequest {
                 namespace: place.namespace,
                 pod: place.pod,
@@ -407,13 +343,14 @@ impl Provider for WarrenProvider {
                 stdin: input.is_some() || command.stdin || command.terminal.is_some(),
                 tty: command.terminal.is_some(),
             };
-            let exec = Exec::start(&place.client, request).await.map_err(|error| exec_failed(&error))?;
+            let exec =
+                Exec::start(&place.client, request).await.map_err(|error| commands::exec_failed(&error))?;
             let (process, inside) = Process::pair();
             if let Some(size) = command.terminal {
                 // The channel is new and has room.
                 let _ = process.resize.try_send(size);
             }
-            tokio::spawn(carry(exec, inside, input));
+            tokio::spawn(commands::carry(exec, inside, input));
             Ok(process)
         })
     }
@@ -606,29 +543,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_reach_a_command_by_its_input_and_not_by_its_arguments() {
-        let mut command = Command::new("sh", ["-c", "printf %s \"$A\"; pwd; cat"]);
-        command.env.insert("A".to_owned(), "it's $HOME\n\\".to_owned());
-        command.directory = Some("/tmp".to_owned());
-        let (words, input) = words(&command);
-        assert!(!words.iter().any(|word| word.contains("HOME")), "{words:?}");
-        use std::io::Write as _;
-        use std::process::Stdio;
-        let mut child = std::process::Command::new(&words[0])
-            .args(&words[1..])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("run");
-        let input = input.expect("variables");
-        child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("write");
-        let output = child.wait_with_output().expect("wait");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "it's $HOME\n\\/tmp\n");
-    }
-
-    #[test]
-    fn command_without_variables_keeps_its_words() {
-        let command = Command::new("echo", ["a b"]);
-        assert_eq!(words(&command), (vec!["echo".to_owned(), "a b".to_owned()], None));
+    fn refusals_of_the_server_keep_their_meaning_through_boxes() {
+        let refused = |status: u16| {
+            let mut answer = kube::core::Status::failure("no", "Reason");
+            answer.code = status;
+            let source = Box::new(kube::Error::Api(Box::new(answer)));
+            let sandbox = SandboxKey { namespace: "n".to_owned(), name: "s".to_owned() };
+            let error = sandbox::WaitError::Server(SandboxError { action: "create", sandbox, source });
+            server(Code::SandboxCreationFailed, &error).code
+        };
+        assert_eq!(refused(422), Code::ValidationError);
+        assert_eq!(refused(403), Code::ProviderUnavailable);
+        assert_eq!(refused(500), Code::SandboxCreationFailed);
     }
 }

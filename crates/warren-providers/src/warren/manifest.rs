@@ -17,7 +17,7 @@ use crate::limits::Wanted;
 /// The image of the local home for which nothing has to be fetched: this machine's own `/usr`.
 const HOST_IMAGE: &str = "warren.dev/host";
 
-/// Claims have to end some day; nobody renews these.
+/// The life of a claim. A launch needs an end, and these are not renewed.
 const CLAIM_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Returns the name of a sandbox. That of a project is the same each time, so that the server refuses a second one.

@@ -1,4 +1,4 @@
-//! Who may use the service: keys, logins, and requests that a browser was tricked into.
+//! Authentication: keys, logins, and protection from requests that a browser was tricked into.
 //!
 //! A key is shown once and stored as a hash. A browser exchanges it for a cookie. `Host` has to be a name of this service, so
 //! that a page which resolves its own name to this address (DNS rebinding) gets nothing; a request with a cookie that changes

@@ -1,6 +1,6 @@
 //! `warren serve`: sandboxes, terminals and durable sessions over HTTP, and the web page that uses them.
 //!
-//! Routes are in [`routes`]; who may use them, in [`access`].
+//! Routes are in [`routes`], authentication is in [`access`].
 
 mod access;
 mod answer;

@@ -94,8 +94,11 @@ impl Request {
     pub async fn json<T: DeserializeOwned>(self) -> Result<T, Failure> {
         let bytes = self.bytes(LARGEST_JSON).await?;
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-        serde_json::from_slice(bytes)
-            .map_err(|error| Failure::invalid("body", format!("is not valid: {error}")))
+        let invalid = |error: serde_json::Error| Failure::invalid("body", format!("is not valid: {error}"));
+        // A list would be read as the fields in their order.
+        let object: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_slice(bytes).map_err(invalid)?;
+        serde_json::from_value(object.into()).map_err(invalid)
     }
 
     /// Returns a query parameter.

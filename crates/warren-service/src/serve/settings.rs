@@ -11,7 +11,7 @@ use super::database::Database;
 pub const DEFAULTS: &str = "sandbox.defaults";
 /// The cluster.
 pub const KUBERNETES: &str = "sandbox.kubernetes";
-/// Whether projects share a sandbox.
+/// The key of [`Mode`].
 pub const MODE: &str = "sandbox.mode";
 
 /// The project whose sandbox is shared.
@@ -57,7 +57,7 @@ pub struct Kubernetes {
     pub image: Option<String>,
 }
 
-/// Whether projects share a sandbox.
+/// How sandboxes belong to projects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {

@@ -11,7 +11,7 @@ use http::StatusCode;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use warren_providers::{Command, Process, Provider, TerminalSize};
@@ -46,6 +46,7 @@ pub struct Terminals {
     database: Database,
     changes: Changes,
     open: Mutex<HashMap<String, Open>>,
+    places: Arc<Semaphore>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
 }
@@ -67,7 +68,8 @@ impl Terminals {
         shutdown: CancellationToken,
     ) -> Arc<Self> {
         let (open, tasks) = (Mutex::default(), TaskTracker::new());
-        Arc::new(Self { provider, store, database, changes, open, tasks, shutdown })
+        let places = Arc::new(Semaphore::new(MOST_OPEN));
+        Arc::new(Self { provider, store, database, changes, open, places, tasks, shutdown })
     }
 
     fn open_now(&self) -> std::sync::MutexGuard<'_, HashMap<String, Open>> {
@@ -109,13 +111,12 @@ impl Terminals {
                 "the service is shutting down",
             ));
         }
-        if self.open_now().len() >= MOST_OPEN {
+        let place = self.places.clone().try_acquire_owned().map_err(|_| {
             let message = format!("Resource limit exceeded: terminals (limit: {MOST_OPEN})");
-            let mut failure =
-                Failure::new(StatusCode::TOO_MANY_REQUESTS, "SANDBOX_RESOURCE_LIMIT_EXCEEDED", message);
-            failure.details = json!({ "resource": "terminals", "limit": MOST_OPEN });
-            return Err(failure);
-        }
+            let details = json!({ "resource": "terminals", "limit": MOST_OPEN });
+            let code = "SANDBOX_RESOURCE_LIMIT_EXCEEDED";
+            Failure { details, ..Failure::new(StatusCode::TOO_MANY_REQUESTS, code, message) }
+        })?;
         let command = Command { terminal: Some(size), ..Command::new("/bin/sh", ["-c", SHELL]) };
         // First the shell: without it there is nothing to store. Dropping it ends it.
         let process = self.provider.exec_stream(sandbox, command).await?;
@@ -149,6 +150,7 @@ impl Terminals {
             terminals.carry(&id, process, inputs, delete).await;
             terminals.open_now().remove(&id);
             is_over.cancel();
+            drop(place);
             terminals.changes.tell(Topic::Sessions);
         });
         self.changes.tell(Topic::Sessions);
