@@ -62,8 +62,20 @@ const TABLE: &[Row] = &[
     row("warren-e2b", &["warren-api", "warren-client", "warren-proto"], &[DATABASE, ARGUMENTS]),
     row("warren-mcp", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
     row("warren-sessions", &[], &[KUBERNETES, HTTP, ARGUMENTS]),
-    // The second program. It reaches sandboxes through the client alone.
-    row("warren-service", &["warren-client", "warren-e2b", "warren-mcp"], &[]),
+    row("warren-providers", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
+    // The second program. It reaches sandboxes through providers and the client alone.
+    row(
+        "warren-service",
+        &[
+            "warren-api",
+            "warren-client",
+            "warren-e2b",
+            "warren-mcp",
+            "warren-providers",
+            "warren-sessions",
+        ],
+        &[],
+    ),
     row(
         "warren-local",
         // The engine too: it forks the zygote before there is a thread. And the process's own memory, which it gives back at rest.

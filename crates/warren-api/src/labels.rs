@@ -63,6 +63,9 @@ pub const MCP_SESSION: &str = "mcp.k8s-agent-sandbox/session-id";
 /// On a claim or Sandbox that was created through E2B's API: `true`.
 pub const E2B: &str = "warren.dev/e2b";
 
+/// The project that a sandbox belongs to, on the claim or Sandbox that the service made for it.
+pub const PROJECT: &str = "warren.dev/project";
+
 /// Keys below these prefixes are the controllers' own: a template's are never copied to a Pod.
 pub const RESERVED_PREFIXES: [&str; 2] = ["agents.x-k8s.io/", "extensions.agents.x-k8s.io/"];
 

@@ -22,6 +22,8 @@ pub mod fuzz;
 pub mod gvisor;
 pub mod local_home;
 pub mod memory;
+pub mod provider_contract;
+pub mod served;
 pub mod storm;
 pub mod streams;
 pub mod terminal;

@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use warren_client::exec::{Exec, ExecError, ExecRequest, Streams};
-use warren_client::kube::Client;
+use warren_client::files::{Place, chain};
 
 use crate::output::Spool;
 
@@ -17,48 +15,6 @@ const MOST_RUNNING: usize = 16;
 
 /// Commands whose output is kept after their end; the oldest is forgotten first.
 const MOST_ENDED: usize = 32;
-
-/// A pod that commands run in.
-#[derive(Clone)]
-pub struct Place {
-    /// The home.
-    pub client: Client,
-    /// The pod's namespace.
-    pub namespace: String,
-    /// The pod.
-    pub pod: String,
-}
-
-impl Place {
-    /// Runs a command and carries its streams. Dropping the future hangs up, and the node kills the command.
-    pub async fn run<I, O, E>(
-        &self,
-        command: Vec<String>,
-        stdin: Option<I>,
-        stdout: O,
-        stderr: E,
-    ) -> Result<i32, ExecError>
-    where
-        I: AsyncRead + Unpin,
-        O: AsyncWrite + Unpin,
-        E: AsyncWrite + Unpin,
-    {
-        let request = ExecRequest {
-            namespace: self.namespace.clone(),
-            pod: self.pod.clone(),
-            container: None,
-            command,
-            stdin: stdin.is_some(),
-            tty: false,
-        };
-        let exec = Exec::start(&self.client, request).await?;
-        let (_, resize) = mpsc::channel(1);
-        match stdin {
-            Some(stdin) => exec.run(Streams { stdin, stdout, stderr, resize }).await,
-            None => exec.run(Streams { stdin: tokio::io::empty(), stdout, stderr, resize }).await,
-        }
-    }
-}
 
 /// How far a command is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,19 +135,4 @@ impl Commands {
             }
         }
     }
-}
-
-/// Returns an error and its causes in one line. A cause that only repeats the error before it is left out.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.ends_with(&said) {
-            text.push_str(": ");
-            text.push_str(&said);
-        }
-        cause = error.source();
-    }
-    text
 }

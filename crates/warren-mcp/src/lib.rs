@@ -7,7 +7,7 @@
 
 mod arguments;
 mod commands;
-mod files;
+mod edit;
 mod output;
 mod sandboxes;
 mod server;

@@ -9,12 +9,12 @@ use jiff::Timestamp;
 use tokio::sync::RwLock;
 use warren_api::blueprint::PodMetadata;
 use warren_api::labels;
+use warren_client::files::{Place, chain};
 use warren_client::kube::Client;
 use warren_client::launch::{self, Launch, Launched, Source};
 use warren_client::sandbox::{self, SandboxError, SandboxKey};
 
 use crate::arguments;
-use crate::commands::{Place, chain};
 use crate::tools::CreateSandbox;
 use crate::{Config, Connect};
 

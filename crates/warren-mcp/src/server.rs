@@ -16,10 +16,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use warren_client::files::{ByExec, Files as _, Search};
 use warren_client::sandbox::Progress;
 
 use crate::commands::{Command, Commands, State};
-use crate::files::{self, ByExec, Files as _, Search};
+use crate::edit;
 use crate::sandboxes::Sandboxes;
 use crate::tools::{
     self, CreateSandbox, CreatedSandbox, DeleteSandbox, DeletedSandbox, DownloadFile, DownloadedFile,
@@ -252,9 +253,9 @@ impl Server {
         let path = arguments::path("path", &arguments.path)?;
         let sandbox = &arguments.sandbox_claim_name;
         let files = self.files(sandbox, arguments.namespace.as_deref(), arguments.timeout).await?;
-        let content = files::read_text(&files, &path).await?;
+        let content = edit::read_text(&files, &path).await?;
         let (content, count) =
-            files::edit(&content, &arguments.old_text, &arguments.new_text, arguments.replace_all)?;
+            edit::edit(&content, &arguments.old_text, &arguments.new_text, arguments.replace_all)?;
         files.write(&path, content.as_bytes()).await?;
         Ok(EditedFile { replacements: count as u64 })
     }

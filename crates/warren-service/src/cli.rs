@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// What agents and their products connect to. `warren mcp` is `warren-service mcp`, `warren e2b` is `warren-service e2b`.
+/// What agents and their products connect to. `warren serve` is `warren-service serve`, and so are `mcp` and `e2b`.
 #[derive(Debug, Parser)]
 #[command(name = "warren-service", version, max_term_width = 100, disable_help_subcommand = true)]
 pub struct Cli {
@@ -14,6 +14,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Serve sandboxes, terminals and their sessions over HTTP on loopback, with a web page.
+    Serve(Serve),
     /// Serve sandboxes as MCP tools to the client on standard input and output.
     Mcp(Mcp),
     /// Serve E2B's API on loopback, for programs that use E2B's SDKs.
@@ -43,7 +45,7 @@ pub struct E2b {
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 pub struct Mcp {
     #[command(flatten)]
-    pub serve: Serve,
+    pub client: McpClient,
     #[command(subcommand)]
     pub command: Option<McpCommand>,
 }
@@ -54,9 +56,9 @@ pub enum McpCommand {
     Install(Install),
 }
 
-/// Which home, and what a client may do there.
+/// Which home, and what is made there.
 #[derive(Args, Debug)]
-pub struct Serve {
+pub struct Place {
     /// The data directory of the local home [default: `/var/lib/warren` for root, else
     /// `$XDG_DATA_HOME/warren`]
     #[arg(long, env = "WARREN_HOME", value_name = "DIR")]
@@ -74,15 +76,43 @@ pub struct Serve {
     /// own `/usr`]
     #[arg(long)]
     pub image: Option<String>,
+    /// How many sandboxes there may be at a time: of the client with `mcp`, of the namespace with `serve`
+    #[arg(long, default_value = "16", value_name = "NUMBER")]
+    pub max_sandboxes: usize,
+}
+
+/// What an MCP client may do, and where.
+#[derive(Args, Debug)]
+pub struct McpClient {
+    #[command(flatten)]
+    pub place: Place,
     /// Let the client see and use all sandboxes of the namespace, not only those that it made
     #[arg(long)]
     pub all: bool,
-    /// How many sandboxes the client may have at a time
-    #[arg(long, default_value = "16", value_name = "NUMBER")]
-    pub max_sandboxes: usize,
     /// How long its sandboxes stay if this program is killed
     #[arg(long, default_value = "120", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(3..))]
     pub lease: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct Serve {
+    #[command(flatten)]
+    pub place: Place,
+    /// The loopback address to listen on; port 0 is any that is free
+    #[arg(long, default_value = "127.0.0.1:7340", value_name = "ADDRESS:PORT")]
+    pub listen: std::net::SocketAddr,
+    /// A name by which a reverse proxy makes the service known; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub host: Vec<String>,
+    /// Run commands directly on this machine, each sandbox in a directory below this one, isolated by nothing
+    #[arg(long, value_name = "DIR", requires = "development", conflicts_with = "kubeconfig")]
+    pub local_provider: Option<PathBuf>,
+    /// Allow `--local-provider`, which is for development only
+    #[arg(long)]
+    pub development: bool,
+    /// Make another key and print its link
+    #[arg(long)]
+    pub new_key: bool,
 }
 
 #[derive(Args, Debug)]

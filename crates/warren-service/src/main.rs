@@ -1,12 +1,13 @@
 //! The `warren-service` binary: what agents and their products connect to, beside the `warren` binary that runs sandboxes.
 //!
-//! `warren mcp` and `warren e2b` start it. It parses arguments and hands over to the crates that serve; start at [`cli`].
+//! `warren serve`, `warren mcp` and `warren e2b` start it. It parses arguments and hands over to the crates that serve; start at [`cli`].
 
 mod cli;
 mod e2b;
 mod home;
 mod install;
 mod mcp;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -24,7 +25,8 @@ fn main() -> ExitCode {
             install::install(&arguments)
         }
         Command::E2b(arguments) => e2b::e2b(arguments),
-        Command::Mcp(cli::Mcp { serve, command: None }) => mcp::mcp(serve),
+        Command::Mcp(cli::Mcp { client, command: None }) => mcp::mcp(client),
+        Command::Serve(arguments) => serve::serve(arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

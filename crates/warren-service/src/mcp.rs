@@ -13,7 +13,7 @@ use crate::home::Home;
 const HOST_IMAGE: &str = "warren.dev/host";
 
 /// Serves the client until it goes or a signal comes.
-pub fn mcp(arguments: cli::Serve) -> anyhow::Result<()> {
+pub fn mcp(arguments: cli::McpClient) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -25,20 +25,21 @@ pub fn mcp(arguments: cli::Serve) -> anyhow::Result<()> {
     result
 }
 
-async fn serve(arguments: cli::Serve) -> anyhow::Result<()> {
-    let local_home = arguments.kubeconfig.is_none();
+async fn serve(arguments: cli::McpClient) -> anyhow::Result<()> {
+    let cli::McpClient { place, all, lease } = arguments;
+    let local_home = place.kubeconfig.is_none();
     let config = Config {
         session: uuid::Uuid::new_v4().to_string(),
-        all: arguments.all,
-        namespace: arguments.namespace,
-        image: arguments.image.or_else(|| local_home.then(|| HOST_IMAGE.to_owned())),
+        all,
+        namespace: place.namespace,
+        image: place.image.or_else(|| local_home.then(|| HOST_IMAGE.to_owned())),
         local_home,
-        lease: Duration::from_secs(arguments.lease),
-        most_sandboxes: arguments.max_sandboxes,
+        lease: Duration::from_secs(lease),
+        most_sandboxes: place.max_sandboxes,
     };
-    let home = match arguments.kubeconfig {
-        Some(kubeconfig) => Home::Cluster { kubeconfig, context: arguments.context },
-        None => Home::Local { data_dir: arguments.data_dir },
+    let home = match place.kubeconfig {
+        Some(kubeconfig) => Home::Cluster { kubeconfig, context: place.context },
+        None => Home::Local { data_dir: place.data_dir },
     };
     let mut terminate = signal(SignalKind::terminate()).context("listen for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for signals")?;

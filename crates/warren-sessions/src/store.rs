@@ -173,6 +173,8 @@ impl Store {
             return Err(SessionError::Invalid { field: "turn", problem });
         }
         let session = session.to_owned();
+        // As it is stored: who follows live sees the same event as one that reads it later.
+        let now = Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now);
         self.request(|reply| Request::Append { session, events, turn, now, reply }).await
     }
 

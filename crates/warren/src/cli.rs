@@ -77,6 +77,9 @@ pub enum Command {
     Node(Box<node::Node>),
     /// Serve the runtime API of a sandbox: run commands, read and write files.
     Guest(Guest),
+    /// Serve sandboxes, terminals and sessions over HTTP, with a web page (`warren-service serve`).
+    #[command(disable_help_flag = true)]
+    Serve(Service),
     /// Serve sandboxes as MCP tools to an agent (`warren-service mcp`).
     #[command(disable_help_flag = true)]
     Mcp(Service),

@@ -137,6 +137,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Node(arguments) => node::node(&arguments)?,
         Command::History(arguments) => history::history(&arguments)?,
         Command::Guest(arguments) => guest::guest(&arguments)?,
+        Command::Serve(arguments) => match service::exec("serve", &arguments)? {},
         Command::Mcp(arguments) => match service::exec("mcp", &arguments)? {},
         Command::E2b(arguments) => match service::exec("e2b", &arguments)? {},
         Command::Image(arguments) => image::image(&arguments)?,

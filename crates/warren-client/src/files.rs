@@ -10,16 +10,59 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::AsyncWrite;
-use warren_client::exec::ExecError;
+use kube::Client;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
 
-use crate::commands::{Place, chain};
+use crate::exec::{Exec, ExecError, ExecRequest, Streams};
 
 /// The largest file that is written or edited.
 pub const LARGEST: usize = 8 << 20;
 
 /// Most that a listing or search may print.
 const MOST_PRINTED: usize = 8 << 20;
+
+/// A pod that commands run in.
+#[derive(Clone)]
+pub struct Place {
+    /// The home.
+    pub client: Client,
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod.
+    pub pod: String,
+}
+
+impl Place {
+    /// Runs a command and carries its streams. Dropping the future hangs up, and the node kills the command.
+    pub async fn run<I, O, E>(
+        &self,
+        command: Vec<String>,
+        stdin: Option<I>,
+        stdout: O,
+        stderr: E,
+    ) -> Result<i32, ExecError>
+    where
+        I: AsyncRead + Unpin,
+        O: AsyncWrite + Unpin,
+        E: AsyncWrite + Unpin,
+    {
+        let request = ExecRequest {
+            namespace: self.namespace.clone(),
+            pod: self.pod.clone(),
+            container: None,
+            command,
+            stdin: stdin.is_some(),
+            tty: false,
+        };
+        let exec = Exec::start(&self.client, request).await?;
+        let (_, resize) = mpsc::channel(1);
+        match stdin {
+            Some(stdin) => exec.run(Streams { stdin, stdout, stderr, resize }).await,
+            None => exec.run(Streams { stdin: tokio::io::empty(), stdout, stderr, resize }).await,
+        }
+    }
+}
 
 /// A part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +110,7 @@ pub struct Search<'a> {
     pub name: &'a str,
 }
 
-/// Access to the files of one sandbox. Paths have been through [`crate::arguments::path`].
+/// Access to the files of one sandbox. Paths are absolute.
 pub trait Files {
     /// Reads at most `most` bytes of a file from an offset on.
     fn read(&self, path: &str, offset: u64, most: u64) -> impl Future<Output = Result<Part, String>> + Send;
@@ -211,6 +254,21 @@ impl Files for ByExec {
     }
 }
 
+/// Returns an error and its causes in one line. A cause that only repeats the error before it is left out.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.ends_with(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
+}
+
 /// Reads what [`LIST`] prints. `None` if names and lines do not match: a file went while it was looked at.
 fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
     let mut entries = Vec::new();
@@ -256,33 +314,6 @@ fn matches(bytes: &[u8]) -> Vec<Match> {
         Some(Match { path: path.to_owned(), line: number.parse().ok()?, text: text.to_owned() })
     };
     text.lines().filter_map(parse).collect()
-}
-
-/// Replaces a text in a file's content. It has to be there, and only once unless all are to be replaced.
-pub fn edit(content: &str, old: &str, new: &str, all: bool) -> Result<(String, usize), String> {
-    if old.is_empty() {
-        return Err("`old_text` is empty; `upload_file` writes a whole file".to_owned());
-    }
-    if old == new {
-        return Err("`new_text` is the same as `old_text`".to_owned());
-    }
-    match content.matches(old).count() {
-        0 => Err("`old_text` is not in the file; read it with `download_file` and copy the text exactly"
-            .to_owned()),
-        count if count > 1 && !all => Err(format!(
-            "`old_text` is in the file {count} times; name more of its surroundings, or set `replace_all`"
-        )),
-        count => Ok((content.replace(old, new), count)),
-    }
-}
-
-/// Reads a whole file of text, for [`edit`].
-pub async fn read_text(files: &impl Files, path: &str) -> Result<String, String> {
-    let part = files.read(path, 0, LARGEST as u64).await?;
-    if part.size > LARGEST as u64 {
-        return Err(format!("edit `{path}`: {} bytes, and {LARGEST} are possible", part.size));
-    }
-    String::from_utf8(part.bytes).map_err(|_| format!("edit `{path}`: the file is not UTF-8 text"))
 }
 
 /// Collects bytes up to a limit, and fails beyond it.
@@ -394,14 +425,5 @@ mod tests {
         let expected = Match { path: file.display().to_string(), line: 2, text: "-e $(x) two".to_owned() };
         assert_eq!(matches(&bytes), [expected]);
         assert_eq!(matches(b"/x/y.c:12:int a: 3;\n")[0].line, 12);
-    }
-
-    #[test]
-    fn edit_replaces_exactly_what_is_named() {
-        assert_eq!(edit("a b a", "b", "c", false), Ok(("a c a".to_owned(), 1)));
-        assert_eq!(edit("a b a", "a", "c", true), Ok(("c b c".to_owned(), 2)));
-        for (old, word) in [("a", "2 times"), ("x", "not in the file"), ("", "empty")] {
-            assert!(edit("a b a", old, "c", false).expect_err(word).contains(word));
-        }
     }
 }

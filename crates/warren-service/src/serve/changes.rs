@@ -1,0 +1,131 @@
+//! Tells viewers which lists have changed, so that they fetch them again.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use serde::Serialize;
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+use warren_api::{Sandbox, SandboxClaim, SandboxWarmPool};
+use warren_client::kube::Client;
+use warren_client::kube::api::Api;
+use warren_client::kube::runtime::{WatchStreamExt as _, watcher};
+
+/// Changes within this time are told once.
+const DEBOUNCE: Duration = Duration::from_millis(150);
+
+/// A list that can change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Topic {
+    /// The sandboxes.
+    Sandboxes,
+    /// The pools.
+    Pools,
+    /// The claims.
+    Claims,
+    /// The sessions.
+    Sessions,
+}
+
+const ALL: [Topic; 4] = [Topic::Sandboxes, Topic::Pools, Topic::Claims, Topic::Sessions];
+
+/// Where changes are told. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Changes(broadcast::Sender<Topic>);
+
+impl Changes {
+    /// Makes one without viewers.
+    pub fn new() -> Self {
+        Self(broadcast::channel(256).0)
+    }
+
+    /// Tells viewers that a list has changed.
+    pub fn tell(&self, topic: Topic) {
+        // No viewers: the next one fetches the lists anyway.
+        let _ = self.0.send(topic);
+    }
+
+    /// Subscribes to changes from now on.
+    pub fn subscribe(&self) -> broadcast::Receiver<Topic> {
+        self.0.subscribe()
+    }
+
+    /// Watches a home's objects until the shutdown.
+    pub async fn watch(self, client: Client, namespace: String, shutdown: CancellationToken) {
+        macro_rules! watch {
+            ($kind:ty, $($topic:expr),+) => {{
+                let api: Api<$kind> = Api::namespaced(client.clone(), &namespace);
+                let changes = self.clone();
+                watcher(api, watcher::Config::default().any_semantic())
+                    .default_backoff()
+                    .touched_objects()
+                    .for_each(move |_| {
+                        $(changes.tell($topic);)+
+                        std::future::ready(())
+                    })
+            }};
+        }
+        let watching = async {
+            tokio::join!(
+                watch!(Sandbox, Topic::Sandboxes),
+                // The state of a claim is that of its sandbox, too.
+                watch!(SandboxClaim, Topic::Claims, Topic::Sandboxes),
+                watch!(SandboxWarmPool, Topic::Pools),
+            )
+        };
+        tokio::select! {
+            _ = watching => {}
+            () = shutdown.cancelled() => {}
+        }
+    }
+}
+
+/// Waits for changes, and returns them together with those that follow at once. `None` at the end.
+pub async fn next(changes: &mut broadcast::Receiver<Topic>) -> Option<BTreeSet<Topic>> {
+    let mut topics = BTreeSet::new();
+    take(&mut topics, changes.recv().await)?;
+    let more = async {
+        loop {
+            let received = changes.recv().await;
+            if take(&mut topics, received).is_none() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(DEBOUNCE, more).await;
+    Some(topics)
+}
+
+fn take(topics: &mut BTreeSet<Topic>, received: Result<Topic, broadcast::error::RecvError>) -> Option<()> {
+    match received {
+        Ok(topic) => drop(topics.insert(topic)),
+        // Which ones were missed is not known.
+        Err(broadcast::error::RecvError::Lagged(_)) => topics.extend(ALL),
+        Err(broadcast::error::RecvError::Closed) => return None,
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_that_follow_at_once_are_told_together() {
+        let changes = Changes::new();
+        let mut viewer = changes.subscribe();
+        for _ in 0..3 {
+            changes.tell(Topic::Pools);
+        }
+        changes.tell(Topic::Sandboxes);
+        assert_eq!(next(&mut viewer).await, Some(BTreeSet::from([Topic::Sandboxes, Topic::Pools])));
+        changes.tell(Topic::Sessions);
+        assert_eq!(next(&mut viewer).await, Some(BTreeSet::from([Topic::Sessions])));
+        for _ in 0..1000 {
+            changes.tell(Topic::Claims);
+        }
+        assert_eq!(next(&mut viewer).await, Some(BTreeSet::from(ALL)), "what was missed may be anything");
+    }
+}
