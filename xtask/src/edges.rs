@@ -66,14 +66,7 @@ const TABLE: &[Row] = &[
     // The second program. It reaches sandboxes through providers and the client alone.
     row(
         "warren-service",
-        &[
-            "warren-api",
-            "warren-client",
-            "warren-e2b",
-            "warren-mcp",
-            "warren-providers",
-            "warren-sessions",
-        ],
+        &["warren-api", "warren-client", "warren-e2b", "warren-mcp", "warren-providers", "warren-sessions"],
         &[],
     ),
     row(
