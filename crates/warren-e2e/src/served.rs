@@ -170,7 +170,7 @@ impl Viewer {
         while let Some(end) = self.text.find("\n\n") {
             let block: String = self.text.drain(..end + 2).collect();
             self.ended |= block.starts_with("event: end");
-            let lines: Vec<&str> = block.lines().collect();
+            let lines: Vec<&str> = block.trim_end().lines().collect();
             if let [id, data] = lines[..]
                 && let (Some(id), Some(data)) = (id.strip_prefix("id: "), data.strip_prefix("data: "))
             {
