@@ -59,13 +59,14 @@ const TABLE: &[Row] = &[
     row("warren-router", &["warren-api", "warren-proto", "warren-decide"], &[DATABASE, ARGUMENTS]),
     row("warren-guest", &["warren-proto", "warren-sys"], &[KUBERNETES]),
     row("warren-client", &["warren-api", "warren-proto"], &[DATABASE, ARGUMENTS]),
+    row("warren-e2b", &["warren-api", "warren-client", "warren-proto"], &[DATABASE, ARGUMENTS]),
     row("warren-mcp", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
     row("warren-sessions", &[], &[KUBERNETES, HTTP, ARGUMENTS]),
     row("warren-providers", &["warren-api", "warren-client"], &[DATABASE, ARGUMENTS]),
     // The second program. It reaches sandboxes through providers and the client alone.
     row(
         "warren-service",
-        &["warren-api", "warren-client", "warren-mcp", "warren-providers", "warren-sessions"],
+        &["warren-api", "warren-client", "warren-e2b", "warren-mcp", "warren-providers", "warren-sessions"],
         &[],
     ),
     row(

@@ -39,8 +39,9 @@ struct Difference {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let root = workspace::root();
     let folders = [
-        crds("deploy/crds")?,
-        crds("deploy/helm/warren/crds")?,
+        crds("deploy/crds", |_| true)?,
+        // The chart's controller does not serve tasks.
+        crds("deploy/helm/warren/crds", |group| group != warren_api::OWN_GROUP)?,
         rbac()?,
         chart_rules()?,
         manifests::install()?,
@@ -67,9 +68,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// One file per CustomResourceDefinition, named as controller-gen names them.
-fn crds(path: &'static str) -> Result<Folder> {
+fn crds(path: &'static str, is_wanted: fn(&str) -> bool) -> Result<Folder> {
     let mut files = BTreeMap::new();
-    for crd in warren_api::crds() {
+    for crd in warren_api::crds().into_iter().filter(|crd| is_wanted(&crd.spec.group)) {
         let name = format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural);
         let value = serde_json::to_value(&crd).with_context(|| format!("serialise {name}"))?;
         files.insert(name.clone(), yaml(&[value]).with_context(|| format!("write {name} as YAML"))?);
@@ -226,7 +227,7 @@ mod tests {
 
     #[test]
     fn every_resource_gets_a_file() {
-        let names: Vec<String> = crds("deploy/crds").unwrap().files.into_keys().collect();
+        let names: Vec<String> = crds("deploy/crds", |_| true).unwrap().files.into_keys().collect();
         assert_eq!(
             names,
             [
@@ -234,6 +235,7 @@ mod tests {
                 "extensions.agents.x-k8s.io_sandboxclaims.yaml",
                 "extensions.agents.x-k8s.io_sandboxtemplates.yaml",
                 "extensions.agents.x-k8s.io_sandboxwarmpools.yaml",
+                "warren.dev_agenttasks.yaml",
             ]
         );
     }

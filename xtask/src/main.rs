@@ -14,6 +14,7 @@ mod oci_conformance;
 mod runsc;
 mod simulate;
 mod test;
+mod ui;
 mod vm;
 mod workspace;
 
@@ -54,6 +55,8 @@ enum Task {
     Simulate(simulate::Arguments),
     /// Run the tests and sum their results.
     Test(test::Arguments),
+    /// Build the web page into `warren-service`; needs npm.
+    Ui(ui::Arguments),
     /// Make real containers in a virtual machine with an ordinary kernel: Linux 6.1, cgroups of version 2.
     Vm(vm::Arguments),
 }
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Task::Runsc => runsc::run(),
         Task::Simulate(arguments) => simulate::run(&arguments),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Ui(arguments) => ui::run(&arguments),
         Task::Vm(arguments) => vm::run(&arguments),
     };
     match outcome {

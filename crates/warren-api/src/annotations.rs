@@ -79,7 +79,8 @@ pub const PIDS_LIMIT: &str = "warren.dev/pids-limit";
 /// On a Sandbox or a claim: how long it lives, as a duration from its creation such as `1h`.
 pub const TTL: &str = "warren.dev/ttl";
 
-/// On a Pod: whether the node puts its guest daemon into it, [`ENABLED`], [`SANDBOXD`] or [`DISABLED`].
+/// On a Pod: whether the node puts its guest daemon into it, [`ENABLED`], [`SANDBOXD`], [`E2B`] or
+/// [`DISABLED`].
 pub const GUEST: &str = "warren.dev/guest";
 
 /// Value of [`GUEST`]: with the runtime API.
@@ -87,6 +88,15 @@ pub const ENABLED: &str = "enabled";
 
 /// Value of [`GUEST`]: with the runtime API and sandboxd's REST and gRPC APIs.
 pub const SANDBOXD: &str = "sandboxd";
+
+/// Value of [`GUEST`]: with the runtime API and E2B's envd API.
+pub const E2B: &str = "e2b";
+
+/// On a Sandbox or a claim that was created through E2B's API: the template that its client asked for.
+pub const E2B_TEMPLATE: &str = "warren.dev/e2b-template";
+
+/// On a Sandbox or a claim that was created through E2B's API: its client's metadata, as a JSON object.
+pub const E2B_METADATA: &str = "warren.dev/e2b-metadata";
 
 /// Value of [`GUEST`].
 pub const DISABLED: &str = "disabled";
@@ -130,6 +140,24 @@ pub const UPDATED_REPLICAS: &str = "warren.dev/updated-replicas";
 /// On a Pod, written by the controller: hashes of the fields of the pod template that it was made from, by which a later
 /// edit of the template is noticed.
 pub const POD_TEMPLATE_FINGERPRINT: &str = "warren.dev/pod-template-fingerprint";
+
+/// On a Sandbox: [`NEVER`] has its pod made once. When that is gone, no other is made in its place.
+pub const POD_REPLACEMENT: &str = "warren.dev/pod-replacement";
+
+/// Value of [`POD_REPLACEMENT`].
+pub const NEVER: &str = "Never";
+
+/// Name of the task, on its Sandboxes and their Pods.
+pub const TASK: &str = "warren.dev/task";
+
+/// On the claim or sandbox of a lease: the fingerprint of the place that the lease is valid in.
+pub const PROVIDER_SCOPE: &str = "warren.dev/provider-scope";
+
+/// On the claim or sandbox of a lease: the directory for files and commands, if one was chosen.
+pub const WORKDIR: &str = "warren.dev/workdir";
+
+/// On the claim or sandbox of a lease: the container for commands, if one was chosen.
+pub const CONTAINER: &str = "warren.dev/container";
 
 /// kubectl's own copy of an object: as large as the object, and only kubectl reads it, so we do not keep it. A pod that was pasted into
 /// a template brings one along, and on the Pod it would be a copy of something else.

@@ -25,6 +25,14 @@ words! {
         PodWaiting = "warren.dev/PodWaiting",
         /// Ours, on a claim: one of its annotations means nothing to us and is ignored. Present only while that is so.
         InvalidAnnotation = "warren.dev/InvalidAnnotation",
+        /// On a task: it could be begun.
+        Accepted = "Accepted",
+        /// On a task: its command runs.
+        Running = "Running",
+        /// On a task: its command has ended with exit code 0. Present only then, and final.
+        Succeeded = "Succeeded",
+        /// On a task: it has ended otherwise. Present only then, and final.
+        Failed = "Failed",
     }
 }
 
@@ -115,6 +123,34 @@ words! {
         Complete = "Complete",
         /// Progressing of a pool: no member has become ready for too long.
         ProgressDeadlineExceeded = "ProgressDeadlineExceeded",
+        /// Accepted of a task: its first sandbox was made.
+        TaskAccepted = "TaskAccepted",
+        /// Running of a task: its sandbox is being made.
+        Starting = "Starting",
+        /// Running of a task: an attempt has failed, and the sandbox of the next one is being made.
+        Retrying = "Retrying",
+        /// Running of a task: its command runs.
+        CommandRunning = "CommandRunning",
+        /// Running of a task: the task has ended.
+        TaskEnded = "TaskEnded",
+        /// Succeeded of a task.
+        CommandSucceeded = "CommandSucceeded",
+        /// Failed of a task: the kernel killed the command because it reached its memory limit.
+        OOM = "OOM",
+        /// Failed of a task: it took longer than it may.
+        Timeout = "Timeout",
+        /// Failed of a task: the command ended with another exit code than 0.
+        Application = "Application",
+        /// Failed of a task: the node got rid of the sandbox.
+        Evicted = "Evicted",
+        /// Failed of a task: the node was lost, or lost sight of the command.
+        NodeLost = "NodeLost",
+        /// Failed of a task: it was asked to end.
+        Cancelled = "Cancelled",
+        /// Accepted and Failed of a task: it cannot run as it is written.
+        Invalid = "Invalid",
+        /// Failed of a task: it is not known how the command ended, or the sandbox was deleted under it.
+        Unknown = "Unknown",
     }
 }
 
@@ -147,6 +183,10 @@ words! {
         InvalidAnnotation = "InvalidAnnotation",
         /// Any of ours, Warning: the server has stored something that cannot be read, so nothing is done about it.
         Unreadable = "Unreadable",
+        /// Task, Normal: it has ended well.
+        TaskSucceeded = "TaskSucceeded",
+        /// Task, Warning: it has failed, or an attempt has.
+        TaskFailed = "TaskFailed",
     }
 }
 
@@ -177,6 +217,8 @@ words! {
         SandboxTemplate = "sandboxtemplate-controller",
         /// Of pools.
         SandboxWarmPool = "sandboxwarmpool-controller",
+        /// Of tasks.
+        AgentTask = "agenttask-controller",
     }
 }
 

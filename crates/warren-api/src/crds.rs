@@ -1,4 +1,4 @@
-//! The four CustomResourceDefinitions, from the types.
+//! The five CustomResourceDefinitions, from the types.
 //!
 //! Names, columns and subresources come from the `#[kube(…)]` attributes. The schema is made here: our fields from the
 //! Rust types and their documentation, Kubernetes' fields from its own definitions.
@@ -12,11 +12,12 @@ use serde_json::{Map, Value, json};
 
 use crate::schema::{Definitions, SchemaError, structural};
 use crate::{
-    Sandbox, SandboxClaim, SandboxClaimSpec, SandboxClaimStatus, SandboxSpec, SandboxStatus, SandboxTemplate,
-    SandboxTemplateSpec, SandboxWarmPool, SandboxWarmPoolSpec, SandboxWarmPoolStatus,
+    AgentTask, AgentTaskSpec, AgentTaskStatus, Sandbox, SandboxClaim, SandboxClaimSpec, SandboxClaimStatus,
+    SandboxSpec, SandboxStatus, SandboxTemplate, SandboxTemplateSpec, SandboxWarmPool, SandboxWarmPoolSpec,
+    SandboxWarmPoolStatus,
 };
 
-/// The definitions of the four resources, complete and ready to be applied. `deploy/crds/` is written from them.
+/// The definitions of the five resources, complete and ready to be applied. `deploy/crds/` is written from them.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![
         definition::<Sandbox, SandboxSpec>(
@@ -34,6 +35,10 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         definition::<SandboxWarmPool, SandboxWarmPoolSpec>(
             "SandboxWarmPool keeps sandboxes of one template running, ready for the next claim.",
             Some(schema_of::<SandboxWarmPoolStatus>),
+        ),
+        definition::<AgentTask, AgentTaskSpec>(
+            "AgentTask is a command that runs once, to its end, in a sandbox of its own.",
+            Some(schema_of::<AgentTaskStatus>),
         ),
     ]
 }

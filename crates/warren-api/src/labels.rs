@@ -41,12 +41,27 @@ pub const CLAIM_UID: &str = "agents.x-k8s.io/claim-uid";
 /// Who asked for the sandbox: free text on a claim or Sandbox, one of a few words on the Pod.
 pub const CREATED_BY: &str = "agents.x-k8s.io/created-by";
 
+/// Which client made a claim or sandbox for a lease: [`PROVIDER_AGENT_SANDBOX`].
+pub const PROVIDER: &str = "warren.dev/provider";
+
+/// The value of [`PROVIDER`] that the command line writes.
+pub const PROVIDER_AGENT_SANDBOX: &str = "agent-sandbox";
+
+/// Id of the lease that a claim or sandbox was made for.
+pub const LEASE_ID: &str = "warren.dev/lease-id";
+
+/// What the user calls that lease.
+pub const SLUG: &str = "warren.dev/slug";
+
 /// Name of the assigned sandbox on a claim, as older controllers wrote it. The annotation of the same key
 /// replaced it; a label that is found is moved there.
 pub const LEGACY_SANDBOX_NAME: &str = "agents.x-k8s.io/sandbox-name";
 
 /// Id of the MCP session that made a claim or Sandbox, as agent-sandbox's MCP server writes it on claims.
 pub const MCP_SESSION: &str = "mcp.k8s-agent-sandbox/session-id";
+
+/// On a claim or Sandbox that was created through E2B's API: `true`.
+pub const E2B: &str = "warren.dev/e2b";
 
 /// The project that a sandbox belongs to, on the claim or Sandbox that the service made for it.
 pub const PROJECT: &str = "warren.dev/project";

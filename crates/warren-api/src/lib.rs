@@ -1,5 +1,5 @@
 //! The Kubernetes resources that Warren serves, as data: `Sandbox`, `SandboxTemplate`, `SandboxClaim` and
-//! `SandboxWarmPool` at `v1beta1`, with every label and annotation key, condition, reason and message that the published
+//! `SandboxWarmPool` at `v1beta1`, and our own `AgentTask` at `v1alpha1`, with every label and annotation key, condition, reason and message that the published
 //! agent-sandbox clients know. It never talks to a server and never decides anything. Start with [`Sandbox`] and
 //! [`blueprint::SandboxBlueprint`]; [`labels`] and [`conditions`] hold the vocabulary, [`crds`] what a server needs to know.
 
@@ -14,6 +14,7 @@ mod name_hash;
 pub mod pool;
 pub mod sandbox;
 pub mod schema;
+pub mod task;
 pub mod template;
 mod time;
 pub mod v1alpha1;
@@ -24,6 +25,7 @@ pub use crds::crds;
 pub use name_hash::NameHash;
 pub use pool::{SandboxWarmPool, SandboxWarmPoolSpec, SandboxWarmPoolStatus};
 pub use sandbox::{Sandbox, SandboxSpec, SandboxStatus};
+pub use task::{AgentTask, AgentTaskSpec, AgentTaskStatus};
 pub use template::{SandboxTemplate, SandboxTemplateSpec};
 
 /// API group of [`Sandbox`].
@@ -31,6 +33,12 @@ pub const GROUP: &str = "agents.x-k8s.io";
 
 /// API group of [`SandboxTemplate`], [`SandboxClaim`] and [`SandboxWarmPool`].
 pub const EXTENSIONS_GROUP: &str = "extensions.agents.x-k8s.io";
+
+/// API group of [`AgentTask`], which agent-sandbox does not have.
+pub const OWN_GROUP: &str = "warren.dev";
+
+/// The version of [`AgentTask`] that is served and stored.
+pub const OWN_VERSION: &str = "v1alpha1";
 
 /// The version that is served and stored.
 pub const VERSION: &str = "v1beta1";

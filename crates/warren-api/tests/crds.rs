@@ -1,4 +1,4 @@
-//! The shape of the four CRDs, without a server: what users type and see, and that the schema is structural.
+//! The shape of the five CRDs, without a server: what users type and see, and that the schema is structural.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -40,6 +40,13 @@ fn names_columns_and_subresources() {
         sandboxwarmpools.extensions.agents.x-k8s.io v1beta1 short ["swp"] Namespaced {"scale":{"labelSelectorPath":".status.selector","specReplicasPath":".spec.replicas","statusReplicasPath":".status.replicas"},"status":{}}
             "Ready" "integer" ".status.readyReplicas"
             "Desired" "integer" ".spec.replicas"
+            "Age" "date" ".metadata.creationTimestamp"
+        agenttasks.warren.dev v1alpha1 short ["at"] Namespaced {"status":{}}
+            "Running" "string" ".status.conditions[?(@.type=='Running')].status"
+            "Succeeded" "string" ".status.conditions[?(@.type=='Succeeded')].status"
+            "Failed" "string" ".status.conditions[?(@.type=='Failed')].reason"
+            "Exit" "integer" ".status.exitCode"
+            "Sandbox" "string" ".status.sandboxName"
             "Age" "date" ".metadata.creationTimestamp"
     "#]].assert_eq(&shown);
 }
@@ -171,6 +178,13 @@ fn defaults() {
         SandboxTemplate.spec.volumeClaimTemplatesPolicy = "Disallowed"
         SandboxWarmPool.spec.replicas = 1
         SandboxWarmPool.spec.updateStrategy.type = "OnReplenish"
+        AgentTask.spec.cancel = false
+        AgentTask.spec.keepOnFailure = false
+        AgentTask.spec.retries = 0
+        AgentTask.spec.runner.env[].valueFrom.configMapKeyRef.name = ""
+        AgentTask.spec.runner.env[].valueFrom.fileKeyRef.optional = false
+        AgentTask.spec.runner.env[].valueFrom.secretKeyRef.name = ""
+        AgentTask.spec.runner.timeout = "30m"
     "#]]
     .assert_eq(&shown);
 }

@@ -112,6 +112,23 @@ pub async fn from_context(path: &Path, context: Option<&str>) -> Result<kube::Cl
         .map_err(|source| ConnectError::Client { path: path.to_owned(), source: Box::new(source) })
 }
 
+/// Connects to the cluster of a named context in a kubeconfig of one or more files. The first file that says something wins, as
+/// with `$KUBECONFIG`. Credential plugins that the files name are run.
+pub async fn from_kubeconfigs(files: &[PathBuf], context: &str) -> Result<kube::Client, ConnectError> {
+    let mut merged = Kubeconfig::default();
+    for path in files {
+        let failed = |source| ConnectError::Kubeconfig { path: path.clone(), source: Box::new(source) };
+        merged = merged.merge(Kubeconfig::read_from(path).map_err(failed)?).map_err(failed)?;
+    }
+    let path = || files.first().cloned().unwrap_or_default();
+    let options = KubeConfigOptions { context: Some(context.to_owned()), ..KubeConfigOptions::default() };
+    let config = kube::Config::from_custom_kubeconfig(merged, &options)
+        .await
+        .map_err(|source| ConnectError::Kubeconfig { path: path(), source: Box::new(source) })?;
+    kube::Client::try_from(config)
+        .map_err(|source| ConnectError::Client { path: path(), source: Box::new(source) })
+}
+
 /// Makes connections to one unix socket, whatever the URI says.
 #[derive(Clone, Debug)]
 struct UnixConnector {

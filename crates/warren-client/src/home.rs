@@ -162,6 +162,11 @@ impl DataDir {
         self.path.join("router-url")
     }
 
+    /// The key that signs tokens for the router. It is a secret.
+    pub fn router_token_key(&self) -> PathBuf {
+        self.path.join("router-token-key")
+    }
+
     /// What a detached daemon says.
     pub fn daemon_log(&self) -> PathBuf {
         self.path.join("daemon.log")

@@ -2,13 +2,18 @@
 //!
 //! A sandbox from an image is a `Sandbox`; one from a pool or a template is a `SandboxClaim`, so that the controllers
 //! apply the template's rules. Either has a shutdown time from the start, which its owner moves on for as long as it
-//! lives ([`renew`]): after `kill -9` of the owner, the controller deletes the sandbox.
+//! lives ([`renew`], [`keep`]): after `kill -9` of the owner, the controller deletes the sandbox.
+
+mod held;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, EnvVar, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{
+    Container, EnvVar, PersistentVolumeClaimSpec, PodSpec, ResourceRequirements, VolumeMount,
+    VolumeResourceRequirements,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{
@@ -17,7 +22,9 @@ use kube::api::{
 use kube::runtime::wait;
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::json;
-use warren_api::blueprint::{PodMetadata, PodTemplate, SandboxBlueprint};
+use warren_api::blueprint::{
+    EmbeddedObjectMetadata, PersistentVolumeClaimTemplate, PodMetadata, PodTemplate, SandboxBlueprint,
+};
 use warren_api::claim::{ClaimEnvVar, ClaimShutdownPolicy, Lifecycle, WarmPoolReference};
 use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::pool::SandboxTemplateReference;
@@ -27,10 +34,15 @@ use warren_api::{
     SandboxWarmPoolSpec,
 };
 
+pub use held::{Held, LEASE, container_of, default_container, is_controlled_by, keep, ready, stay};
+
 use crate::sandbox::{self, Progress, SandboxError, SandboxKey, Standing, WaitError};
 
 /// The program that the local home's node brings into every container. It waits until the sandbox is deleted.
 pub const INIT: &str = "/.warren/init";
+
+/// The name of the volume of [`Launch::kept_directory`].
+const KEPT_VOLUME: &str = "kept";
 
 /// What a sandbox is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +69,11 @@ pub struct Launch {
     pub source: Source,
     /// Labels of the claim or sandbox itself.
     pub labels: BTreeMap<String, String>,
+    /// Annotations of the claim or sandbox itself.
+    pub annotations: BTreeMap<String, String>,
+    /// A directory that is kept while the sandbox is suspended: a volume claim is made for it. For [`Source::Image`]; a
+    /// template has volumes of its own.
+    pub kept_directory: Option<String>,
     /// Labels and annotations of its pod.
     pub pod_metadata: PodMetadata,
     /// Environment variables. A template has to allow them.
@@ -111,6 +128,40 @@ impl Launched {
             Launched::Sandbox(sandbox) => sandbox.labels(),
             Launched::Claim(claim) => claim.labels(),
         }
+    }
+
+    /// Returns the object's annotations.
+    pub fn annotations(&self) -> &BTreeMap<String, String> {
+        match self {
+            Launched::Sandbox(sandbox) => sandbox.annotations(),
+            Launched::Claim(claim) => claim.annotations(),
+        }
+    }
+
+    /// Returns the object's unique id.
+    pub fn uid(&self) -> Option<String> {
+        match self {
+            Launched::Sandbox(sandbox) => sandbox.uid(),
+            Launched::Claim(claim) => claim.uid(),
+        }
+    }
+
+    /// Returns whether the object is being deleted.
+    pub fn is_deleted(&self) -> bool {
+        let metadata = match self {
+            Launched::Sandbox(sandbox) => &sandbox.metadata,
+            Launched::Claim(claim) => &claim.metadata,
+        };
+        metadata.deletion_timestamp.is_some()
+    }
+
+    /// Returns when the sandbox ends by itself.
+    pub fn until(&self) -> Option<Timestamp> {
+        let time = match self {
+            Launched::Sandbox(sandbox) => sandbox.spec.shutdown_time.as_ref(),
+            Launched::Claim(claim) => claim.spec.lifecycle.as_ref()?.shutdown_time.as_ref(),
+        };
+        time.map(|time| time.0)
     }
 
     /// Returns when the object was created.
@@ -189,16 +240,7 @@ async fn from_template(client: &Client, launch: &Launch, template: &str) -> Resu
         namespace: namespace.clone(),
     })?;
     let claim = create_claim(client, launch, &launch.key.name).await?;
-    let spec = SandboxWarmPoolSpec {
-        replicas: 0,
-        sandbox_template_ref: SandboxTemplateReference { name: template.to_owned() },
-        update_strategy: None,
-    };
-    let mut pool = SandboxWarmPool::new(&launch.key.name, spec);
-    pool.metadata.labels = Some(launch.labels.clone());
-    pool.metadata.owner_references = claim.controller_owner_ref(&()).map(|owner| vec![owner]);
-    let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), namespace);
-    if let Err(error) = pools.create(&PostParams::default(), &pool).await {
+    if let Err(error) = create_pool_of(client, &claim, template, &launch.labels).await {
         let launched = Launched::Claim(Box::new(claim));
         if let Err(error) = delete(client, &launched).await {
             tracing::warn!(sandbox = %launch.key, %error, "claim left to its lease");
@@ -206,6 +248,25 @@ async fn from_template(client: &Client, launch: &Launch, template: &str) -> Resu
         return Err(failed("create the pool of", &launch.key)(error).into());
     }
     Ok(Launched::Claim(Box::new(claim)))
+}
+
+/// Creates an empty pool on a template, under the name of the claim that owns it.
+pub async fn create_pool_of(
+    client: &Client,
+    claim: &SandboxClaim,
+    template: &str,
+    labels: &BTreeMap<String, String>,
+) -> kube::Result<()> {
+    let spec = SandboxWarmPoolSpec {
+        replicas: 0,
+        sandbox_template_ref: SandboxTemplateReference { name: template.to_owned() },
+        update_strategy: None,
+    };
+    let mut pool = SandboxWarmPool::new(&claim.name_any(), spec);
+    pool.metadata.labels = Some(labels.clone());
+    pool.metadata.owner_references = claim.controller_owner_ref(&()).map(|owner| vec![owner]);
+    let pools: Api<SandboxWarmPool> = Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
+    pools.create(&PostParams::default(), &pool).await.map(drop)
 }
 
 async fn create_claim(client: &Client, launch: &Launch, pool: &str) -> Result<SandboxClaim, SandboxError> {
@@ -229,6 +290,7 @@ async fn create_claim(client: &Client, launch: &Launch, pool: &str) -> Result<Sa
     };
     let mut claim = SandboxClaim::new(&launch.key.name, spec);
     claim.metadata.labels = Some(launch.labels.clone());
+    claim.metadata.annotations = annotations(launch);
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), &launch.key.namespace);
     claims.create(&PostParams::default(), &claim).await.map_err(failed("create", &launch.key))
 }
@@ -248,6 +310,13 @@ fn wanted_sandbox(launch: &Launch, image: &str, command: Option<Vec<String>>) ->
         env: (!env.is_empty()).then_some(env),
         resources: (!limits.is_empty())
             .then(|| ResourceRequirements { limits: Some(limits), ..ResourceRequirements::default() }),
+        volume_mounts: launch.kept_directory.as_ref().map(|directory| {
+            vec![VolumeMount {
+                name: KEPT_VOLUME.to_owned(),
+                mount_path: directory.clone(),
+                ..VolumeMount::default()
+            }]
+        }),
         ..Container::default()
     };
     let pod = PodSpec {
@@ -261,6 +330,7 @@ fn wanted_sandbox(launch: &Launch, image: &str, command: Option<Vec<String>>) ->
     let spec = SandboxSpec {
         blueprint: SandboxBlueprint {
             pod_template: PodTemplate { metadata: launch.pod_metadata.clone(), spec: pod.into() },
+            volume_claim_templates: launch.kept_directory.iter().map(|_| kept_claim()).collect(),
             ..SandboxBlueprint::default()
         },
         shutdown_time: Some(Time(launch.until)),
@@ -269,7 +339,32 @@ fn wanted_sandbox(launch: &Launch, image: &str, command: Option<Vec<String>>) ->
     };
     let mut sandbox = Sandbox::new(&launch.key.name, spec);
     sandbox.metadata.labels = Some(launch.labels.clone());
+    sandbox.metadata.annotations = annotations(launch);
     sandbox
+}
+
+fn annotations(launch: &Launch) -> Option<BTreeMap<String, String>> {
+    (!launch.annotations.is_empty()).then(|| launch.annotations.clone())
+}
+
+/// Returns the template of the volume claim for a directory that is kept. The controller adds the volume of that name to
+/// the pod.
+fn kept_claim() -> PersistentVolumeClaimTemplate {
+    let storage = BTreeMap::from([("storage".to_owned(), Quantity("10Gi".to_owned()))]);
+    PersistentVolumeClaimTemplate {
+        metadata: EmbeddedObjectMetadata {
+            name: KEPT_VOLUME.to_owned(),
+            ..EmbeddedObjectMetadata::default()
+        },
+        spec: PersistentVolumeClaimSpec {
+            access_modes: Some(vec!["ReadWriteOnce".to_owned()]),
+            resources: Some(VolumeResourceRequirements {
+                requests: Some(storage),
+                ..VolumeResourceRequirements::default()
+            }),
+            ..PersistentVolumeClaimSpec::default()
+        },
+    }
 }
 
 /// Waits until a launched sandbox is Ready and returns it. Fails early, with the reason, if it cannot become Ready
@@ -281,8 +376,9 @@ pub async fn wait_ready(client: &Client, launched: Launched, within: Duration) -
     };
     let key = Launched::Claim(claim.clone()).key();
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), &key.namespace);
+    let uid = claim.uid();
     let settled = |claim: Option<&SandboxClaim>| match claim {
-        Some(claim) => !matches!(claim_progress(claim), Progress::Waiting(_)),
+        Some(claim) => claim.uid() != uid || !matches!(claim_progress(claim), Progress::Waiting(_)),
         None => true,
     };
     let seen =
@@ -294,10 +390,16 @@ pub async fn wait_ready(client: &Client, launched: Launched, within: Duration) -
             }
             Err(_) => claims.get_opt(&key.name).await.map_err(failed("read", &key))?,
         };
+    // A later claim of the same name is another one.
+    let seen = seen.filter(|claim| claim.uid() == uid);
     let Some(claim) = seen else { return Err(WaitError::Deleted { sandbox: key }) };
     match claim_progress(&claim) {
         Progress::Ready => match behind_claim(client, &claim).await? {
-            Some(sandbox) => Ok(sandbox),
+            Some(sandbox) if is_controlled_by(&sandbox, uid.as_deref()) => Ok(sandbox),
+            Some(sandbox) => {
+                let message = format!("sandbox `{}` does not belong to the claim", sandbox.name_any());
+                Err(held::not_ours(key, message))
+            }
             None => Err(WaitError::Deleted { sandbox: key }),
         },
         Progress::Ended(standing) => Err(WaitError::Ended { sandbox: key, standing: Box::new(standing) }),
@@ -323,6 +425,7 @@ fn claim_progress(claim: &SandboxClaim) -> Progress {
         Some(
             Reason::InvalidMetadata
                 | Reason::EnvVarsInjectionRejected
+                | Reason::VolumeClaimTemplatesError
                 | Reason::ClaimExpired
                 | Reason::SandboxExpired
                 | Reason::SandboxSuspended
@@ -433,6 +536,8 @@ mod tests {
             key: SandboxKey { namespace: "n".to_owned(), name: "s".to_owned() },
             source: Source::Pool("p".to_owned()),
             labels: BTreeMap::from([("a".to_owned(), "b".to_owned())]),
+            annotations: BTreeMap::from([("c".to_owned(), "d".to_owned())]),
+            kept_directory: Some("/home/user".to_owned()),
             pod_metadata: PodMetadata::default(),
             env: BTreeMap::from([("K".to_owned(), "v".to_owned())]),
             limits: BTreeMap::from([("memory".to_owned(), "64Mi".to_owned())]),
@@ -445,11 +550,14 @@ mod tests {
         let sandbox = wanted_sandbox(&launch(), "busybox", Some(idle_command(true)));
         let value = serde_json::to_value(&sandbox).expect("serialize");
         assert_eq!(value["metadata"]["labels"], json!({ "a": "b" }));
+        assert_eq!(value["metadata"]["annotations"], json!({ "c": "d" }));
+        assert_eq!(value["spec"]["volumeClaimTemplates"][0]["metadata"]["name"], KEPT_VOLUME);
         assert_eq!(value["spec"]["shutdownPolicy"], "Delete");
         assert_eq!(value["spec"]["shutdownTime"], "1970-01-01T00:00:00Z");
         let pod = &value["spec"]["podTemplate"]["spec"];
         assert_eq!(pod["automountServiceAccountToken"], false);
         let container = &pod["containers"][0];
+        assert_eq!(container["volumeMounts"][0]["mountPath"], "/home/user");
         assert_eq!(container["command"], json!(["/.warren/init"]));
         assert_eq!(container["env"], json!([{ "name": "K", "value": "v" }]));
         assert_eq!(container["resources"]["limits"], json!({ "memory": "64Mi" }));

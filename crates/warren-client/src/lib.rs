@@ -1,6 +1,6 @@
 //! The core that every Warren client shares: it finds a home ([`home`]), connects to it ([`connect`]), creates
 //! sandboxes, waits for them and deletes them ([`sandbox`]), launches them from an image, a pool or a template ([`launch`]),
-//! runs commands in them ([`exec`]), reads and writes single files
+//! leases them beyond one command ([`lease`]), runs commands in them ([`exec`]), reads and writes single files
 //! ([`files`]), carries whole trees in and out ([`sync`]), and brings images to a local home ([`images`]).
 //!
 //! Everything goes through a `kube::Client`, so the same calls work on the local home and on a cluster. It
@@ -9,10 +9,10 @@
 pub mod connect;
 pub mod exec;
 pub mod files;
-pub mod holding;
 pub mod home;
 pub mod images;
 pub mod launch;
+pub mod lease;
 pub mod sandbox;
 pub mod sync;
 

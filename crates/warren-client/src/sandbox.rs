@@ -1,4 +1,4 @@
-//! The life of a sandbox: created, waited for, deleted. [`crate::holding`] keeps one while a client lives.
+//! The life of a sandbox: created, waited for, deleted. [`crate::launch`] keeps one while a client lives.
 //!
 //! Waiting is by watch: the server tells when something has changed, nobody asks again and again. The
 //! watch begins at the `resourceVersion` that the create call returned, so no event between the two

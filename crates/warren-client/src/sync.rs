@@ -83,7 +83,8 @@ pub fn check_directory(directory: &str) -> Result<(), SyncError> {
 }
 
 /// Unpacks an archive from standard input beside the work directory's content (`$1`) and puts its entries into place
-/// only when its last file (`$2`) has come. Other entries of the work directory stay.
+/// only when its last file (`$2`) has come. Other entries of the work directory stay, unless `$3` says that they go. The directory
+/// itself stays in any case: it may be a volume.
 const UNPACK: &str = r#"
 set -e
 umask 022
@@ -95,6 +96,11 @@ trap 'rm -rf -- "$stage"' EXIT
 tar -xpof - -C "$stage"
 if [ ! -f "$stage/$2" ]; then echo 'the archive broke off' >&2; exit 1; fi
 rm -f -- "$stage/$2"
+if [ -n "$3" ]; then
+    for file in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+        if [ "$file" != "$stage" ] && { [ -e "$file" ] || [ -L "$file" ]; }; then rm -rf -- "$file"; fi
+    done
+fi
 for file in "$stage"/* "$stage"/.[!.]* "$stage"/..?*; do
     if [ -e "$file" ] || [ -L "$file" ]; then
         rm -rf -- "$1/${file##*/}"
@@ -126,7 +132,7 @@ impl Place {
 }
 
 /// Sends the files of a manifest into a directory of a container. A failure leaves the directory as it was.
-/// `token` is a name that no file has.
+/// `token` is a name that no file has. Entries of the directory that are not sent stay.
 pub async fn upload(
     client: &Client,
     place: &Place,
@@ -134,8 +140,30 @@ pub async fn upload(
     directory: &str,
     token: &str,
 ) -> Result<SentFiles, SyncError> {
+    send(client, place, manifest, directory, token, "").await
+}
+
+/// Does the same, and deletes the entries of the directory that are not sent.
+pub async fn replace(
+    client: &Client,
+    place: &Place,
+    manifest: Manifest,
+    directory: &str,
+    token: &str,
+) -> Result<SentFiles, SyncError> {
+    send(client, place, manifest, directory, token, "delete").await
+}
+
+async fn send(
+    client: &Client,
+    place: &Place,
+    manifest: Manifest,
+    directory: &str,
+    token: &str,
+    others: &str,
+) -> Result<SentFiles, SyncError> {
     let last = format!(".warren-{token}");
-    let request = place.script(UNPACK, &[directory, &last], true);
+    let request = place.script(UNPACK, &[directory, &last, others], true);
     let (reader, writer) = io::pipe().map_err(SyncError::Read)?;
     let packing = tokio::task::spawn_blocking(move || {
         // Beyond the default of one page for each write, so that the sender is not woken for each file.

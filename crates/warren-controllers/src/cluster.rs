@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use warren_api::{NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
+use warren_api::{AgentTask, NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, labels};
 use warren_decide::ownership;
 use warren_decide::step::{Action, Failure, FailureKind, Kind, Stage, Step};
 
@@ -37,6 +37,7 @@ pub struct Cluster {
     pub(crate) pools: Arc<Cache<SandboxWarmPool>>,
     pub(crate) templates: Arc<Cache<SandboxTemplate>>,
     pub(crate) policies: Arc<Cache<NetworkPolicy>>,
+    pub(crate) tasks: Arc<Cache<AgentTask>>,
 }
 
 /// Runs an expression with the cache of a kind, which differs in type from kind to kind.
@@ -82,6 +83,7 @@ impl Cluster {
             pools: cache(doubts),
             templates: cache(doubts),
             policies: cache(doubts),
+            tasks: cache(doubts),
         }
     }
 
@@ -196,6 +198,11 @@ impl Cluster {
         self.refresh(namespace, Kind::Sandbox, name).await
     }
 
+    /// Asks the server itself for an object, and takes the answer in.
+    pub(crate) async fn read(&self, namespace: &str, kind: Kind, name: &str) -> Result<bool, Refusal> {
+        self.refresh(namespace, kind, name).await
+    }
+
     /// Takes note that an object is gone. Its owner may have gone first, of which we have not heard yet; whoever made the child
     /// again would bring back for a moment what somebody has ended.
     pub(crate) fn bereave_owner(&self, gone: &ObjectMeta) {
@@ -210,6 +217,8 @@ impl Cluster {
             self.pools.bereave(&key);
         } else if ownership::is_kind::<SandboxTemplate>(owner) {
             self.templates.bereave(&key);
+        } else if ownership::is_kind::<AgentTask>(owner) {
+            self.tasks.bereave(&key);
         }
     }
 
@@ -419,5 +428,6 @@ cached!(
     Pod: pods,
     Service: services,
     PersistentVolumeClaim: volume_claims,
-    NetworkPolicy: policies
+    NetworkPolicy: policies,
+    AgentTask: tasks
 );

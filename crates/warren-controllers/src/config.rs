@@ -9,6 +9,8 @@ pub struct Config {
     pub cluster_domain: String,
     /// Whether claims, pools and templates are served, besides sandboxes.
     pub extensions: bool,
+    /// Whether tasks are served. Without them, their definition need not be there.
+    pub agent_tasks: bool,
     /// Sandboxes that are reconciled at the same time.
     pub sandbox_concurrent_workers: usize,
     /// Claims that are reconciled at the same time.
@@ -17,6 +19,8 @@ pub struct Config {
     pub sandbox_warm_pool_concurrent_workers: usize,
     /// Templates that are reconciled at the same time.
     pub sandbox_template_concurrent_workers: usize,
+    /// Tasks that are reconciled at the same time.
+    pub agent_task_concurrent_workers: usize,
     /// The most members that one pass over a pool creates, or deletes because there are too many. Those that are outdated or stuck
     /// are not counted.
     pub sandbox_warm_pool_max_batch_size: usize,
@@ -58,10 +62,12 @@ impl Default for Config {
         Self {
             cluster_domain: "cluster.local".to_owned(),
             extensions: false,
+            agent_tasks: false,
             sandbox_concurrent_workers: 100,
             sandbox_claim_concurrent_workers: 50,
             sandbox_warm_pool_concurrent_workers: 1,
             sandbox_template_concurrent_workers: 1,
+            agent_task_concurrent_workers: 10,
             sandbox_warm_pool_max_batch_size: 300,
             sandbox_warm_pool_replenish_delay: Duration::ZERO,
             sandbox_warm_pool_reserve: 0.0,

@@ -1,4 +1,4 @@
-//! The four controllers with their caches, queues and wake-ups, and nothing that runs by itself. Whoever drives it brings
+//! The five controllers with their caches, queues and wake-ups, and nothing that runs by itself. Whoever drives it brings
 //! the news of lists and watches, and chooses when a pass begins: [`crate::Controllers`] with watches and workers, the
 //! simulation step by step.
 
@@ -13,7 +13,7 @@ use kube::core::DeserializeGuard;
 use kube::core::error_boundary::InvalidObject;
 use tokio_util::sync::CancellationToken;
 use warren_api::conditions::{self, ConditionType, ReportingController};
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_decide::ownership;
 use warren_decide::step::{Kind, Note};
 use warren_decide::{claim as claims, pool as pools, sandbox as sandboxes};
@@ -29,6 +29,7 @@ use crate::pool::{self, PoolController};
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::sandbox::{self, SandboxController};
 use crate::server::Server;
+use crate::task::{self, TaskController};
 use crate::telemetry::Telemetry;
 use crate::template::{self, TemplateController};
 use crate::wake::Sides;
@@ -49,8 +50,10 @@ pub struct Engine {
     templates: TemplateController,
     pools: PoolController,
     claims: ClaimController,
+    tasks: TaskController,
     telemetry: Telemetry,
     extensions: bool,
+    agent_tasks: bool,
     /// The sandboxes that give way to claims, and since when.
     handed_over: Mutex<HashMap<ObjectKey, Duration>>,
     /// Cancelled when work may begin.
@@ -65,6 +68,7 @@ pub struct Queues {
     pub claims: WorkQueue,
     pub pools: WorkQueue,
     pub templates: WorkQueue,
+    pub tasks: WorkQueue,
     /// What only an answer has brought, by kind: to be asked for again.
     pub doubts: WorkQueue<Kind>,
 }
@@ -77,11 +81,12 @@ pub enum Controller {
     Claim,
     Pool,
     Template,
+    Task,
 }
 
 impl Controller {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Sandbox, Self::Claim, Self::Pool, Self::Template];
+    pub const ALL: [Self; 5] = [Self::Sandbox, Self::Claim, Self::Pool, Self::Template, Self::Task];
 }
 
 impl Queues {
@@ -102,6 +107,7 @@ impl Queues {
             Controller::Claim => &self.claims,
             Controller::Pool => &self.pools,
             Controller::Template => &self.templates,
+            Controller::Task => &self.tasks,
         }
     }
 }
@@ -120,6 +126,7 @@ impl Engine {
             claims: WorkQueue::new("sandboxclaim", clock.clone()),
             pools: WorkQueue::new("sandboxwarmpool", clock.clone()),
             templates: WorkQueue::new("sandboxtemplate", clock.clone()),
+            tasks: WorkQueue::new("agenttask", clock.clone()),
             doubts: WorkQueue::new("doubt", clock.clone()),
         };
         let cluster = Cluster::new(server.clone(), clock.clone(), &queues.doubts);
@@ -135,9 +142,11 @@ impl Engine {
             },
             templates: TemplateController::new(cluster.clone(), recorder.clone()),
             pools: PoolController::new(cluster.clone(), recorder.clone(), pool_settings(config)),
+            tasks: TaskController::new(cluster.clone(), recorder.clone()),
             claims: ClaimController::new(cluster.clone(), recorder, claim_settings(config), telemetry),
             telemetry: telemetry.clone(),
             extensions: config.extensions,
+            agent_tasks: config.agent_tasks,
             handed_over: Mutex::default(),
             leading: CancellationToken::new(),
             cluster,
@@ -177,6 +186,7 @@ impl Engine {
                 self.claims.reconcile(key).await
             }
             Controller::Pool => self.pools.reconcile(key).await,
+            Controller::Task => self.tasks.reconcile(key).await,
             Controller::Template => {
                 let _span = self.telemetry.template_span(&self.cluster, &key);
                 self.templates.reconcile(key).await
@@ -235,6 +245,7 @@ impl Engine {
             cluster.claims.keys().into_iter().for_each(|key| queues.claims.add(key));
             cluster.pools.keys().into_iter().for_each(|key| queues.pools.add(key));
         }
+        cluster.tasks.keys().into_iter().for_each(|key| queues.tasks.add(key));
     }
 
     /// Work begins: everything that is there by now is looked at. What comes later wakes by itself.
@@ -259,6 +270,7 @@ impl Engine {
             "SandboxClaim" => ReportingController::SandboxClaim,
             "SandboxTemplate" => ReportingController::SandboxTemplate,
             "SandboxWarmPool" => ReportingController::SandboxWarmPool,
+            "AgentTask" => ReportingController::AgentTask,
             _ => return true,
         };
         let leads = self.leading.is_cancelled();
@@ -286,6 +298,7 @@ impl Engine {
         self.hear(&cluster.sandboxes, Self::sandbox_changed);
         self.hear(&cluster.pods, |engine, change: &Change<'_, Pod>| {
             engine.child_changed(change.key, Sides::of(change));
+            task::wake_by_pod(&engine.cluster, &engine.queues.tasks, change);
         });
         self.hear(&cluster.services, |engine, change: &Change<'_, Service>| {
             engine.child_changed(change.key, Sides::of(change));
@@ -305,6 +318,13 @@ impl Engine {
             cluster.pools.mark_listed();
             cluster.templates.mark_listed();
             cluster.policies.mark_listed();
+        }
+        if self.agent_tasks {
+            self.hear(&cluster.tasks, |engine, change: &Change<'_, AgentTask>| {
+                engine.queues.tasks.add(change.key.clone());
+            });
+        } else {
+            cluster.tasks.mark_listed();
         }
     }
 
@@ -336,6 +356,9 @@ impl Engine {
         }
         drop(handed_over);
         self.queues.sandboxes.add(change.key.clone());
+        if self.agent_tasks {
+            task::wake_by_sandbox(&self.queues.tasks, Sides::of(change));
+        }
         if self.extensions {
             self.claims.observe_sandbox(&self.queues.claims, change);
             self.pools.observe_sandbox(&self.queues.pools, change);
@@ -364,6 +387,7 @@ impl Engine {
     fn template_changed(&self, change: &Change<'_, SandboxTemplate>) {
         self.queues.templates.add(change.key.clone());
         pool::wake_by_template(&self.cluster, &self.queues.pools, change);
+        task::wake_by_template(&self.cluster, &self.queues.tasks, change);
         self.claims.observe_template(&self.queues.claims, change);
     }
 }

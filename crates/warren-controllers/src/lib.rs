@@ -30,6 +30,7 @@ pub mod server;
 mod set_clock;
 mod shared_specs;
 mod start;
+mod task;
 pub mod telemetry;
 mod template;
 mod trim;

@@ -10,7 +10,7 @@ use kube::Resource;
 use kube::core::NamespaceResourceScope;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_decide::step::Kind;
 
 use crate::cache::Keeping;
@@ -18,7 +18,7 @@ use crate::queue::ObjectKey;
 use crate::trim;
 
 /// Every kind.
-pub const KINDS: [Kind; 8] = [
+pub const KINDS: [Kind; 9] = [
     Kind::Sandbox,
     Kind::SandboxTemplate,
     Kind::SandboxClaim,
@@ -27,6 +27,7 @@ pub const KINDS: [Kind; 8] = [
     Kind::Service,
     Kind::PersistentVolumeClaim,
     Kind::NetworkPolicy,
+    Kind::AgentTask,
 ];
 
 /// An object; clones share it.
@@ -41,6 +42,7 @@ pub enum Any {
     Service(Arc<Service>),
     PersistentVolumeClaim(Arc<PersistentVolumeClaim>),
     NetworkPolicy(Arc<NetworkPolicy>),
+    AgentTask(Arc<AgentTask>),
 }
 
 /// Runs an expression with the type of a kind.
@@ -48,7 +50,7 @@ macro_rules! with_type {
     ($kind:expr, $type:ident => $body:expr) => {{
         use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
         use k8s_openapi::api::networking::v1::NetworkPolicy;
-        use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
+        use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
         macro_rules! arm {
             ($kind_type:ident) => {{
                 type $type = $kind_type;
@@ -64,6 +66,7 @@ macro_rules! with_type {
             Kind::Service => arm!(Service),
             Kind::PersistentVolumeClaim => arm!(PersistentVolumeClaim),
             Kind::NetworkPolicy => arm!(NetworkPolicy),
+            Kind::AgentTask => arm!(AgentTask),
         }
     }};
 }
@@ -80,6 +83,7 @@ macro_rules! with_object {
             Any::Service($object) => $body,
             Any::PersistentVolumeClaim($object) => $body,
             Any::NetworkPolicy($object) => $body,
+            Any::AgentTask($object) => $body,
         }
     };
 }
@@ -200,7 +204,8 @@ typed!(
     Pod: POD,
     Service: SERVICE,
     PersistentVolumeClaim: VOLUME_CLAIM,
-    NetworkPolicy: NETWORK_POLICY
+    NetworkPolicy: NETWORK_POLICY,
+    AgentTask: TASK
 );
 
 fn kind_of<K: Typed>(_: &Arc<K>) -> Kind {

@@ -13,10 +13,12 @@ pub const SERVICE_ACCOUNT: &str = "agent-sandbox-controller";
 /// Of every role and binding here. Not agent-sandbox's names: whoever goes back to its controller must find its roles as they were.
 const ROLE: &str = "warren-controller";
 const ROLE_OF_EXTENSIONS: &str = "warren-controller-extensions";
+const ROLE_OF_TASKS: &str = "warren-controller-tasks";
 
 const CORE: &str = "";
 const SANDBOXES: &str = "agents.x-k8s.io";
 const EXTENSIONS: &str = "extensions.agents.x-k8s.io";
+const OWN: &str = "warren.dev";
 
 /// For what is made, changed and deleted. Every cache is filled by a list and a watch, and what was written in vain, or is in doubt, is
 /// read again.
@@ -67,6 +69,13 @@ const FOR_EXTENSIONS: &[Rule] = &[
     rule(CORE, &["nodes"], &["list", "watch"]),
 ];
 
+/// What tasks need besides both.
+const FOR_TASKS: &[Rule] = &[
+    rule(OWN, &["agenttasks"], &["delete", "get", "list", "watch"]),
+    rule(OWN, &["agenttasks/status"], &["patch"]),
+    rule(OWN, &["agenttasks/finalizers"], &["update"]),
+];
+
 /// What leading needs. Creating cannot be allowed by name: the server does not know the name yet when it decides.
 const FOR_THE_LEASE: &[Rule] = &[
     rule("coordination.k8s.io", &["leases"], &["create"]),
@@ -77,9 +86,9 @@ const FOR_THE_LEASE: &[Rule] = &[
 ];
 
 /// Everything that gives the controllers their rights, by the name of the file that it is in. The account is in a file of its own, as
-/// it is agent-sandbox's where that is installed; extensions are, as not everybody has them.
+/// it is agent-sandbox's where that is installed; extensions and tasks are, as not everybody has them.
 #[must_use]
-pub fn manifests() -> [(&'static str, Vec<Value>); 3] {
+pub fn manifests() -> [(&'static str, Vec<Value>); 4] {
     let account = vec![
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
         json!({"apiVersion": "v1", "kind": "ServiceAccount",
@@ -89,7 +98,13 @@ pub fn manifests() -> [(&'static str, Vec<Value>); 3] {
     let metadata = json!({"name": ROLE, "namespace": NAMESPACE});
     controller.extend(role("Role", &metadata, FOR_THE_LEASE));
     let extensions = of_cluster(ROLE_OF_EXTENSIONS, FOR_EXTENSIONS);
-    [("account.yaml", account), ("controller.yaml", controller), ("extensions.yaml", extensions)]
+    let tasks = of_cluster(ROLE_OF_TASKS, FOR_TASKS);
+    [
+        ("account.yaml", account),
+        ("controller.yaml", controller),
+        ("extensions.yaml", extensions),
+        ("tasks.yaml", tasks),
+    ]
 }
 
 /// Returns the bare rules, for charts that name roles themselves, by the name of their file.

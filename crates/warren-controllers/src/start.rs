@@ -81,6 +81,9 @@ impl Controllers {
             controllers.work(Controller::Pool, config.sandbox_warm_pool_concurrent_workers);
             controllers.work(Controller::Claim, config.sandbox_claim_concurrent_workers);
         }
+        if config.agent_tasks {
+            controllers.work(Controller::Task, config.agent_task_concurrent_workers);
+        }
         let (doubts, engine) = (controllers.engine.queues().doubts.clone(), controllers.engine.clone());
         controllers.run(move |stop| async move {
             let confirm = move |kind| {
@@ -143,6 +146,9 @@ impl Controllers {
         self.watch(&cluster.pods, tracked.clone());
         self.watch(&cluster.services, tracked);
         self.watch(&cluster.volume_claims, all.clone());
+        if config.agent_tasks {
+            self.watch(&cluster.tasks, all.clone());
+        }
         if config.extensions {
             self.watch(&cluster.claims, all.clone());
             self.watch(&cluster.pools, all.clone());

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use warren_api::conditions::ConditionType;
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, labels};
 use warren_decide::ownership;
 
 use crate::cache::{Index, Keeping};
@@ -50,6 +50,15 @@ pub(crate) const TEMPLATE: Keeping<SandboxTemplate> =
 
 pub(crate) const NETWORK_POLICY: Keeping<NetworkPolicy> =
     Keeping { trim: |policy| metadata(&mut policy.metadata), indices: |_| Vec::new() };
+
+pub(crate) const TASK: Keeping<AgentTask> = Keeping {
+    trim: |task| metadata(&mut task.metadata),
+    indices: |task| {
+        let namespace = task.metadata.namespace.clone().unwrap_or_default();
+        let template = task.spec.runner.sandbox_template_name.clone();
+        template.map(|template| Index::Template(namespace, template)).into_iter().collect()
+    },
+};
 
 pub(crate) const POD: Keeping<Pod> =
     Keeping { trim: pod, indices: |pod| controller(&pod.metadata).into_iter().collect() };
@@ -98,13 +107,21 @@ fn metadata(metadata: &mut ObjectMeta) {
 fn pod(pod: &mut Pod) {
     metadata(&mut pod.metadata);
     pod.metadata.finalizers = None;
+    // Of a task's pod it matters how it ends.
+    let is_of_a_task = ownership::annotation(&pod.metadata, annotations::TASK).is_some();
     if let Some(spec) = pod.spec.take() {
-        pod.spec = Some(PodSpec { node_name: spec.node_name, ..PodSpec::default() });
+        pod.spec = Some(PodSpec {
+            node_name: spec.node_name,
+            active_deadline_seconds: spec.active_deadline_seconds.filter(|_| is_of_a_task),
+            ..PodSpec::default()
+        });
     }
     if let Some(status) = pod.status.take() {
         let read = |type_: &str| {
             [ConditionType::Ready.as_str(), ConditionType::PodScheduled.as_str()].contains(&type_)
+                || is_of_a_task && type_ == "DisruptionTarget"
         };
+        let containers = if is_of_a_task { states } else { stuck };
         pod.status = Some(PodStatus {
             phase: status.phase,
             pod_ips: status.pod_ips.map(|mut addresses| {
@@ -116,8 +133,10 @@ fn pod(pod: &mut Pod) {
                 conditions.shrink_to_fit();
                 conditions
             }),
-            init_container_statuses: stuck(status.init_container_statuses),
-            container_statuses: stuck(status.container_statuses),
+            init_container_statuses: containers(status.init_container_statuses),
+            container_statuses: containers(status.container_statuses),
+            reason: status.reason.filter(|_| is_of_a_task),
+            message: status.message.filter(|_| is_of_a_task),
             ..PodStatus::default()
         });
     }
@@ -131,6 +150,16 @@ fn stuck(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus
         Some(ContainerStatus { name: container.name, state, ..ContainerStatus::default() })
     });
     Some(waiting.collect::<Vec<_>>()).filter(|waiting| !waiting.is_empty())
+}
+
+/// Of containers only how they are.
+fn states(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus>> {
+    let states = containers?.into_iter().map(|container| ContainerStatus {
+        name: container.name,
+        state: container.state,
+        ..ContainerStatus::default()
+    });
+    Some(states.collect())
 }
 
 fn controller(metadata: &ObjectMeta) -> Option<Index> {

@@ -22,5 +22,6 @@ pub mod semantic;
 pub mod staleness;
 pub mod step;
 pub mod storage;
+pub mod task;
 pub mod template;
 pub mod warm_queue;

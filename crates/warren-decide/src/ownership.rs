@@ -3,7 +3,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
-use warren_api::{SandboxClaim, SandboxWarmPool, labels};
+use warren_api::{AgentTask, SandboxClaim, SandboxWarmPool, labels};
 
 /// Where a child stands towards the sandbox that wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +65,12 @@ pub fn is_pooled(metadata: &ObjectMeta) -> bool {
 #[must_use]
 pub fn is_claimed(metadata: &ObjectMeta) -> bool {
     controller(metadata).is_some_and(is_kind::<SandboxClaim>)
+}
+
+/// Returns whether the object's controller is a task, of whatever version.
+#[must_use]
+pub fn is_of_a_task(metadata: &ObjectMeta) -> bool {
+    controller(metadata).is_some_and(is_kind::<AgentTask>)
 }
 
 /// Whether the object's controller belongs to the extensions group.

@@ -105,7 +105,8 @@ fn derive_labels(sandbox: &Sandbox, labels: &mut Strings) {
     let pool = label(metadata, labels::WARM_POOL_SANDBOX).filter(|_| ownership::is_pooled(metadata));
     put(labels::WARM_POOL_SANDBOX, pool.map(str::to_owned));
     let template = label(metadata, labels::SANDBOX_TEMPLATE_REF_HASH);
-    let template = template.filter(|_| ownership::is_extension_owned(metadata));
+    let is_derived = ownership::is_extension_owned(metadata) || ownership::is_of_a_task(metadata);
+    let template = template.filter(|_| is_derived);
     put(labels::SANDBOX_TEMPLATE_REF_HASH, template.map(str::to_owned));
     let created_by = label(metadata, labels::CREATED_BY).map(normalise_created_by);
     put(labels::CREATED_BY, created_by.map(str::to_owned));

@@ -1,17 +1,19 @@
 //! Decides which sandbox pod a request to the router is for.
 //!
-//! [`Wanted::parse`] reads the routing headers, [`RouteTable`] holds the pods that can be routed to, and
-//! [`RouteTable::resolve`] joins the two. A target is always a pod that the table knows: a header never
+//! [`Wanted::parse`] reads the routing headers, [`UrlRoute`] reads URLs that name a sandbox, [`RouteTable`]
+//! holds the pods that can be routed to, and [`RouteTable::resolve`] joins the two. A target is always a pod that the table knows: a header never
 //! adds an address to it. Start with [`RouteTable::resolve`].
 
 mod table;
 #[cfg(test)]
 mod tests;
+mod url;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 pub use table::{Resolution, Route, RouteTable};
+pub use url::UrlRoute;
 
 /// The namespace of a request that names none.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -57,6 +59,12 @@ pub enum BadRequest {
     /// `X-Sandbox-Pod-IP` is not an address, or is one that no pod can have.
     #[error("Invalid pod IP format.")]
     PodIp,
+    /// A path with the prefix of path routes does not name a sandbox.
+    #[error("Path-routed request must have the form <prefix>/<namespace>/<id>/<port>/...")]
+    Path,
+    /// A host below the domain of host routes does not name a sandbox.
+    #[error("Host-routed request must have the host <port>-<id>.<namespace>.<domain>.")]
+    Host,
 }
 
 /// What a request asks for.
@@ -108,7 +116,7 @@ impl Wanted {
 }
 
 /// Returns whether a text is a DNS-1123 label in lower case.
-fn is_label(text: &str) -> bool {
+pub fn is_label(text: &str) -> bool {
     let edge = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = text.as_bytes();
     bytes.len() <= LONGEST_LABEL
@@ -169,7 +177,7 @@ pub fn can_be_a_pods(address: IpAddr) -> bool {
 }
 
 /// Reads a number of seconds, such as `60` or `2.5`.
-fn parse_timeout(text: &str) -> Option<Duration> {
+pub fn parse_timeout(text: &str) -> Option<Duration> {
     let seconds = text.trim().parse::<f64>().ok().filter(|seconds| seconds.is_finite() && *seconds > 0.0)?;
     Duration::try_from_secs_f64(seconds).ok()
 }

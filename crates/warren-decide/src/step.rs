@@ -31,6 +31,8 @@ pub enum Kind {
     PersistentVolumeClaim,
     /// `networking.k8s.io` NetworkPolicy.
     NetworkPolicy,
+    /// `warren.dev` AgentTask.
+    AgentTask,
 }
 
 /// A whole object to create.

@@ -15,6 +15,7 @@ pub mod disk;
 pub mod embedded;
 pub mod escape;
 pub mod fake_world;
+pub mod faulty_proxy;
 pub mod foreground;
 pub mod full_disk;
 pub mod fuzz;

@@ -115,7 +115,12 @@ impl LocalHome {
         if self.user.is_some() {
             command.env("HOME", self.path());
         }
-        command.env("WARREN_HOME", self.path()).env_remove("WARREN_LOG").stdin(Stdio::null());
+        command
+            .env("WARREN_HOME", self.path())
+            .env("WARREN_STATE_DIR", self.path().join("client"))
+            .env("WARREN_CONFIG", self.path().join("config.toml"))
+            .env_remove("WARREN_LOG")
+            .stdin(Stdio::null());
         self.as_its_user(&mut command);
         command
     }

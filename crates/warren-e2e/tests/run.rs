@@ -284,7 +284,7 @@ async fn pool_and_template_serve_a_run_and_nothing_is_left() {
     }
     let seen = home.warren(&["run", "--pool", "none", "true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
-    assert!(seen.stderr.contains("WarmPoolNotFound"), "{seen:?}");
+    assert!(seen.stderr.contains("there is no SandboxWarmPool `none`"), "{seen:?}");
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), "default");
     for _ in 0..600 {
         let claims = claims.list(&ListParams::default()).await.expect("list").items.len();

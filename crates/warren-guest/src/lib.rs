@@ -3,6 +3,7 @@
 //! the first connection and runs as the container's user, so that it can do nothing that the sandbox
 //! could not. It knows nothing of Kubernetes. Start reading at `runtime_api`.
 
+mod envd;
 mod file_body;
 mod files_api;
 mod grpc;
@@ -86,6 +87,8 @@ pub enum Api {
     Files,
     /// sandboxd's `process.v1.ProcessService`, gRPC over HTTP/2.
     Processes,
+    /// E2B's envd API, over HTTP/1.1.
+    Envd,
 }
 
 impl Api {
@@ -94,6 +97,7 @@ impl Api {
             runtime::PORT => Some(Api::Runtime),
             files::PORT => Some(Api::Files),
             processes::PORT => Some(Api::Processes),
+            warren_proto::envd::PORT => Some(Api::Envd),
             _ => None,
         }
     }
@@ -104,6 +108,7 @@ impl Api {
 struct Daemon {
     config: Config,
     processes: Processes,
+    envd: envd::Lazy,
     started: Instant,
     connections: Arc<Semaphore>,
     /// How many ports are served.
@@ -135,6 +140,7 @@ pub fn serve(config: Config, listeners: Vec<(Api, TcpListener)>) -> io::Result<(
         let daemon = Arc::new(Daemon {
             config,
             processes: Processes::default(),
+            envd: envd::Lazy::default(),
             started: Instant::now(),
             connections: Arc::new(Semaphore::new(CONNECTIONS)),
             listeners: listeners.len(),
@@ -184,9 +190,10 @@ async fn accept(daemon: Arc<Daemon>, api: Api, listener: tokio::net::TcpListener
 }
 
 impl Daemon {
-    /// Whether no connection is open. Each task that waits for one holds a permit, but not the caller.
+    /// Whether no connection is open and nothing that clients come back for. Each task that waits for a connection holds a
+    /// permit, but not the caller.
     fn is_idle(&self) -> bool {
-        self.connections.available_permits() + self.listeners == CONNECTIONS + 1
+        self.connections.available_permits() + self.listeners == CONNECTIONS + 1 && self.envd.is_idle()
     }
 }
 
@@ -202,6 +209,10 @@ async fn serve_connection(daemon: Arc<Daemon>, api: Api, stream: tokio::net::Tcp
         }
         Api::Files => {
             let service = service_fn(move |request| files_api::answer(daemon.clone(), request));
+            let _ = http1.serve_connection(stream, service).await;
+        }
+        Api::Envd => {
+            let service = service_fn(move |request| envd::answer(daemon.clone(), request));
             let _ = http1.serve_connection(stream, service).await;
         }
         Api::Processes => {

@@ -235,7 +235,8 @@ fn start(daemon: Arc<Daemon>, message: Bytes) -> Result<Response<Body>, Status> 
             None
         }
         Some(size) => {
-            Some(open_terminal(&mut command, size).map_err(|error| spawn_status("terminal", &error))?)
+            let opened = open_terminal(&mut command, (size.columns, size.rows), None);
+            Some(opened.map_err(|error| spawn_status("terminal", &error))?)
         }
     };
     let mut child = spawn(command, program)?;
@@ -256,12 +257,19 @@ fn start(daemon: Arc<Daemon>, message: Bytes) -> Result<Response<Body>, Status> 
 }
 
 /// Opens a terminal and makes it the command's own; its size is only set if it has one.
-fn open_terminal(command: &mut std::process::Command, size: &Terminal) -> io::Result<Arc<OwnedFd>> {
+/// Its file belongs to `owner`, a user and a group, if one is given.
+pub(crate) fn open_terminal(
+    command: &mut std::process::Command,
+    (columns, rows): (u16, u16),
+    owner: Option<(u32, u32)>,
+) -> io::Result<Arc<OwnedFd>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let devpts = rustix::fs::open("/dev/pts", flags, Mode::empty())?;
-    let (columns, rows) =
-        if size.columns > 0 && size.rows > 0 { (size.columns, size.rows) } else { (80, 24) };
+    let (columns, rows) = if columns > 0 && rows > 0 { (columns, rows) } else { (80, 24) };
     let pty = pty::open(devpts.as_fd(), columns, rows)?;
+    if let Some((user, group)) = owner {
+        std::os::unix::fs::fchown(&pty.slave, Some(user), Some(group))?;
+    }
     let slave = || pty.slave.try_clone().map(Stdio::from);
     command.stdin(slave()?).stdout(slave()?).stderr(slave()?);
     warren_sys::process::start_on_terminal(command);
@@ -380,7 +388,7 @@ async fn write_stdin(processes: &Processes, message: Bytes) -> Result<Bytes, Sta
     Ok(Bytes::new())
 }
 
-async fn write_terminal(master: &OwnedFd, mut input: &[u8]) -> io::Result<()> {
+pub(crate) async fn write_terminal(master: &OwnedFd, mut input: &[u8]) -> io::Result<()> {
     let write = async {
         while !input.is_empty() {
             match rustix::io::write(master, input) {

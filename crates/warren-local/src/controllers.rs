@@ -30,10 +30,11 @@ const RESERVE: f64 = 0.5;
 /// meanwhile does not wait for hundreds of them.
 const STARTS: usize = 8;
 
-/// One machine has one home, so claims, pools and templates are always served.
+/// One machine has one home, so claims, pools, templates and tasks are always served.
 fn config() -> Config {
     Config {
         extensions: true,
+        agent_tasks: true,
         claim_deadline: Some(CLAIM_DEADLINE),
         sandbox_warm_pool_replenish_delay: REFILL_AFTER,
         sandbox_warm_pool_reserve: RESERVE,

@@ -66,6 +66,8 @@ pub struct Config {
     pub router_listen: SocketAddr,
     /// The file for the router's address.
     pub router_url: PathBuf,
+    /// The file for the key that signs tokens for the router; made if it is not there.
+    pub router_token_key: PathBuf,
     /// Where the kubeconfig for that goes.
     pub kubeconfig: PathBuf,
     /// What to call ourselves in the lock file.
@@ -133,11 +135,20 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    /// The router would be reached from other machines, and it asks for no credentials.
+    /// The router would be reached from other machines, whose users cannot be told apart.
     #[error("the router of a local home listens on loopback only, and {address} is not")]
     RouterNotOnLoopback {
         /// Where it was to listen.
         address: SocketAddr,
+    },
+    /// The key that signs tokens for the router cannot be used.
+    #[error("use the key in `{}`; without the file a new one is made", path.display())]
+    RouterTokenKey {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: warren_router::token::KeyError,
     },
     /// The definitions of our resources could not be written down.
     #[error("describe the resources")]

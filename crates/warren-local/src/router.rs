@@ -2,7 +2,9 @@
 //! clients that look for one find it.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +22,8 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, warn};
 use warren_apiserver::ApiServer;
 use warren_node::OwnPod;
-use warren_router::{Config, Hosts, Listener, MOST_CONNECTIONS, PodScope, Router};
+use warren_router::token::{KeySet, SigningKey};
+use warren_router::{Authorization, BrowserConfig, Config, Hosts, Listener, PodScope, Router};
 
 use crate::dialer::LocalDialer;
 use crate::home::{failed, in_process, reachable};
@@ -31,6 +34,10 @@ const NAMESPACE: &str = "agent-sandbox-system";
 const SERVICE: &str = "sandbox-router-svc";
 const APP: &str = "sandbox-router";
 const PORT: u16 = 8080;
+
+/// Where browsers of other users have their token: the first request in the query, the others in a cookie.
+const QUERY_PARAM: &str = "warren-token";
+const COOKIE: &str = "warren-sandbox";
 
 /// The pod behind the Service.
 const POD: &str = "sandbox-router";
@@ -48,6 +55,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub struct RouterSocket {
     socket: TcpListener,
     address: SocketAddr,
+    /// The keys whose tokens open sandboxes to other users of the machine.
+    keys: KeySet,
 }
 
 impl RouterSocket {
@@ -70,7 +79,8 @@ impl RouterSocket {
         let address = socket.local_addr().map_err(|source| failed("listen on", wanted, source))?;
         kubeconfig::write(&config.router_url, &format!("http://{}\n", reachable(address)))
             .map_err(|source| failed("write", config.router_url.display(), source))?;
-        Ok(RouterSocket { socket, address })
+        let keys = token_keys(&config.router_token_key)?;
+        Ok(RouterSocket { socket, address, keys })
     }
 
     /// Returns the pod that stands for the router.
@@ -81,6 +91,22 @@ impl RouterSocket {
             ports: BTreeMap::from([(PORT, self.address)]),
         }
     }
+}
+
+/// Reads the key that signs tokens, and makes it the first time.
+fn token_keys(path: &Path) -> Result<KeySet, StartError> {
+    let unusable = |source| StartError::RouterTokenKey { path: path.to_owned(), source };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let text = SigningKey::generate("local").map_err(unusable)?;
+            kubeconfig::write(path, &text).map_err(|source| failed("write", path.display(), source))?;
+            text
+        }
+        Err(source) => return Err(failed("read", path.display(), source)),
+    };
+    let key = SigningKey::parse(&text).map_err(unusable)?;
+    KeySet::parse(&key.key_set()).map_err(unusable)
 }
 
 /// The router of a home, while it runs.
@@ -103,14 +129,23 @@ impl LocalRouter {
         let config = Config {
             hosts: Hosts::Loopback,
             pods: PodScope { addressless: true, ..PodScope::default() },
+            // Browsers know that names below it are this machine.
+            host_routing_domain: Some("localhost".to_owned()),
+            authorization: Authorization::ScopedToken(socket.keys),
+            browser: BrowserConfig {
+                cookie: Some(COOKIE.to_owned()),
+                query_param: Some(QUERY_PARAM.to_owned()),
+                // There is no TLS on loopback.
+                insecure: true,
+                ..BrowserConfig::default()
+            },
             ..Config::default()
         };
         let router = Router::new(client.clone(), dialer, config);
         let user = rustix::process::geteuid().as_raw();
         let listener = Listener {
-            socket: socket.socket,
             check: Some(Arc::new(move |peer, here| is_owned_by(user, peer, here))),
-            most_connections: MOST_CONNECTIONS,
+            ..Listener::new(socket.socket)
         };
         let serving = tokio::spawn(warren_router::serve(router, listener, shutdown, PATIENCE));
         let (sender, shown) = watch::channel(false);

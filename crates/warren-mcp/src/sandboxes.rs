@@ -107,6 +107,8 @@ impl Sandboxes {
             key: key.clone(),
             source,
             labels,
+            annotations: BTreeMap::new(),
+            kept_directory: None,
             pod_metadata: PodMetadata {
                 labels: wanted.pod_labels.clone(),
                 annotations: wanted.pod_annotations.clone(),

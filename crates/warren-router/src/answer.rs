@@ -1,7 +1,7 @@
 //! The answers that the router gives itself, as agent-sandbox's clients know them.
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full};
@@ -21,7 +21,14 @@ pub(crate) enum Failure {
     #[error("{0}")]
     Unroutable(&'static str),
     #[error("{0}")]
+    Unauthorized(&'static str),
+    #[error("{0}")]
     Forbidden(&'static str),
+    #[error("{0}")]
+    Internal(&'static str),
+    /// The client has as many requests under way as it may have.
+    #[error("Too many requests at the same time from this client.")]
+    BusyClient,
     #[error("The request body is larger than {0} bytes.")]
     TooLarge(u64),
     #[error("Too many requests at the same time for sandbox: {0}")]
@@ -34,10 +41,16 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// A token that is valid, for something else.
+    pub(crate) const NOT_FOR_THIS: Failure = Failure::Forbidden("The token is not for this request.");
+
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Failure::BadRequest(_) | Failure::Unroutable(_) => StatusCode::BAD_REQUEST,
+            Failure::Unauthorized(_) => StatusCode::UNAUTHORIZED,
             Failure::Forbidden(_) => StatusCode::FORBIDDEN,
+            Failure::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            Failure::BusyClient => StatusCode::TOO_MANY_REQUESTS,
             Failure::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Failure::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
             Failure::Unreachable { .. } => StatusCode::BAD_GATEWAY,
@@ -56,8 +69,15 @@ impl Failure {
 
     pub(crate) fn response(&self) -> Response<Body> {
         let mut response = json_answer(self.status(), &json!({"detail": self.to_string()}));
-        if matches!(self, Failure::Busy(_)) {
-            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        let headers = response.headers_mut();
+        match self {
+            Failure::Busy(_) | Failure::BusyClient => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            Failure::Unauthorized(_) => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
         }
         response
     }

@@ -7,11 +7,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
 use crate::answer::BodyError;
+use crate::grpc;
 
 /// A body ended before its end, for a reason of ours.
 #[derive(Debug, thiserror::Error)]
@@ -109,21 +111,52 @@ impl Body for RequestBody {
     }
 }
 
+/// How long an answer may take.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Limit {
+    /// The longest time between two pieces.
+    Silence(Duration),
+    /// The end of the call. An error is told in trailers, as gRPC does.
+    Call(Option<Instant>),
+}
+
 /// The body of an answer on its way to the client. It carries what must stay until its end: `Held`.
 pub(crate) struct ResponseBody<Held> {
     body: Incoming,
-    limit: Duration,
-    timer: Pin<Box<Sleep>>,
+    limit: Limit,
+    timer: Option<Pin<Box<Sleep>>>,
     /// The timer counts. It is set only when the sandbox keeps us waiting.
     is_waiting: bool,
+    has_ended: bool,
     held: Held,
 }
 
 impl<Held> ResponseBody<Held> {
-    pub(crate) fn new(body: Incoming, limit: Duration, held: Held) -> Self {
-        Self { body, limit, timer: Box::pin(tokio::time::sleep(limit)), is_waiting: false, held }
+    pub(crate) fn new(body: Incoming, limit: Limit, held: Held) -> Self {
+        let timer = match limit {
+            Limit::Silence(limit) => Some(tokio::time::sleep(limit)),
+            Limit::Call(end) => end.map(tokio::time::sleep_until),
+        };
+        Self { body, limit, timer: timer.map(Box::pin), is_waiting: false, has_ended: false, held }
+    }
+
+    /// Ends the answer before its end.
+    fn stop(&mut self, status: StatusCode, error: BodyError) -> Frames {
+        match self.limit {
+            Limit::Silence(_) => Poll::Ready(Some(Err(error))),
+            Limit::Call(_) => {
+                self.has_ended = true;
+                let message = match status {
+                    StatusCode::GATEWAY_TIMEOUT => "The call took longer than its deadline.",
+                    _ => "The sandbox ended the call before its end.",
+                };
+                Poll::Ready(Some(Ok(Frame::trailers(grpc::trailers(status, message)))))
+            }
+        }
     }
 }
+
+type Frames = Poll<Option<Result<Frame<Bytes>, BodyError>>>;
 
 /// Counts what has gone out.
 pub(crate) trait CountBytes {
@@ -134,12 +167,13 @@ impl<Held: CountBytes + Unpin> Body for ResponseBody<Held> {
     type Data = Bytes;
     type Error = BodyError;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Frames {
         let this = &mut *self;
+        if this.has_ended {
+            return Poll::Ready(None);
+        }
         match Pin::new(&mut this.body).poll_frame(context) {
+            Poll::Ready(Some(Err(error))) => this.stop(StatusCode::BAD_GATEWAY, error.into()),
             Poll::Ready(frame) => {
                 this.is_waiting = false;
                 if let Some(Ok(frame)) = &frame {
@@ -148,18 +182,19 @@ impl<Held: CountBytes + Unpin> Body for ResponseBody<Held> {
                 Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
             Poll::Pending => {
-                if !std::mem::replace(&mut this.is_waiting, true) {
-                    let end = Instant::now() + this.limit;
-                    this.timer.as_mut().reset(end);
+                let is_waiting = std::mem::replace(&mut this.is_waiting, true);
+                let Some(timer) = &mut this.timer else { return Poll::Pending };
+                if let (Limit::Silence(limit), false) = (this.limit, is_waiting) {
+                    timer.as_mut().reset(Instant::now() + limit);
                 }
-                ready!(this.timer.as_mut().poll(context));
-                Poll::Ready(Some(Err(Stopped::Silent.into())))
+                ready!(timer.as_mut().poll(context));
+                this.stop(StatusCode::GATEWAY_TIMEOUT, Stopped::Silent.into())
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.has_ended || self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -73,8 +73,17 @@ pub(crate) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(UPGRADE, protocol);
 }
 
+/// What the router knows of a client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Client<'a> {
+    pub(crate) address: IpAddr,
+    pub(crate) is_tls: bool,
+    /// The name under which the client sees us.
+    pub(crate) host: Option<&'a str>,
+}
+
 /// Makes a client's headers into those that the sandbox gets.
-pub(crate) fn forward(headers: &mut HeaderMap, host: &str, client: IpAddr, inbound_host: Option<&str>) {
+pub(crate) fn forward(headers: &mut HeaderMap, host: &str, client: &Client<'_>) {
     let upgrade = upgrade(headers);
     strip_hop_by_hop(headers);
     // Credentials are for the router. What the client says of itself is replaced by what we know.
@@ -82,9 +91,9 @@ pub(crate) fn forward(headers: &mut HeaderMap, host: &str, client: IpAddr, inbou
         headers.remove(name);
     }
     let value = |text: &str| HeaderValue::from_str(text).ok();
-    headers.extend(inbound_host.and_then(value).map(|host| (FORWARDED_HOST, host)));
-    headers.extend(value(&client.to_string()).map(|client| (FORWARDED_FOR, client)));
-    headers.insert(FORWARDED_PROTO, HeaderValue::from_static("http"));
+    headers.extend(client.host.and_then(value).map(|host| (FORWARDED_HOST, host)));
+    headers.extend(value(&client.address.to_string()).map(|client| (FORWARDED_FOR, client)));
+    headers.insert(FORWARDED_PROTO, HeaderValue::from_static(if client.is_tls { "https" } else { "http" }));
     headers.remove(HOST);
     headers.extend(value(host).map(|host| (HOST, host)));
     if let Some(protocol) = upgrade {
@@ -94,13 +103,15 @@ pub(crate) fn forward(headers: &mut HeaderMap, host: &str, client: IpAddr, inbou
     }
 }
 
-/// Returns whether a `Host` is a name of loopback, with or without a port.
+/// Returns whether a `Host` is a name of loopback, with or without a port. `localhost` and what is below it have no
+/// other address than loopback (RFC 6761), and no domain name of anybody is below it.
 pub(crate) fn is_loopback(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
     };
-    name.eq_ignore_ascii_case("localhost")
+    let last = name.rsplit('.').next().unwrap_or_default();
+    last.eq_ignore_ascii_case("localhost")
         || name.parse::<IpAddr>().is_ok_and(|it| it.to_canonical().is_loopback())
 }
 
@@ -131,7 +142,8 @@ mod tests {
             ("x-request-id", "r"),
             ("origin", "http://page"),
         ]);
-        forward(&mut map, "10.0.0.1:8888", [192, 0, 2, 1].into(), Some("router"));
+        let client = Client { address: [192, 0, 2, 1].into(), is_tls: false, host: Some("router") };
+        forward(&mut map, "10.0.0.1:8888", &client);
         assert_eq!(
             map,
             headers(&[
@@ -150,7 +162,8 @@ mod tests {
     fn an_upgrade_passes_without_its_origin() {
         let mut map =
             headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket"), ("origin", "x")]);
-        forward(&mut map, "h", [127, 0, 0, 1].into(), None);
+        forward(&mut map, "h", &Client { address: [127, 0, 0, 1].into(), is_tls: true, host: None });
+        assert_eq!(map.get("x-forwarded-proto").map(HeaderValue::as_bytes), Some(&b"https"[..]));
         assert_eq!(map.get("connection").map(HeaderValue::as_bytes), Some(&b"upgrade"[..]));
         assert_eq!(map.get("upgrade").map(HeaderValue::as_bytes), Some(&b"websocket"[..]));
         assert_eq!(map.get("origin"), None);
@@ -161,9 +174,16 @@ mod tests {
 
     #[test]
     fn only_names_of_loopback_are_loopback() {
-        for good in
-            ["127.0.0.1", "127.0.0.1:80", "localhost:80", "LOCALHOST", "[::1]:80", "[::1]", "127.9.9.9"]
-        {
+        for good in [
+            "127.0.0.1",
+            "127.0.0.1:80",
+            "localhost:80",
+            "LOCALHOST",
+            "[::1]:80",
+            "[::1]",
+            "127.9.9.9",
+            "80-box.ns.LocalHost:80",
+        ] {
             assert!(is_loopback(good), "{good}");
         }
         for bad in [

@@ -1,5 +1,6 @@
 //! The router: one HTTP address for all sandboxes. A request says by headers which sandbox it is for
-//! (`X-Sandbox-ID`, `X-Sandbox-Namespace`, `X-Sandbox-Port`), and is passed on to that sandbox's pod.
+//! (`X-Sandbox-ID`, `X-Sandbox-Namespace`, `X-Sandbox-Port`), by its path or by its host, and is passed on to
+//! that sandbox's pod.
 //!
 //! The routes come from a watch of pods, never from DNS, and a request never leads to an address that is
 //! not the one of a known sandbox pod. Bodies are streamed both ways; nothing is buffered whole. The
@@ -9,8 +10,11 @@
 //! `warren_decide::route`.
 
 mod answer;
+mod authz;
 mod body;
+mod browser;
 mod dial;
+mod grpc;
 mod headers;
 mod limits;
 mod listen;
@@ -18,15 +22,23 @@ mod metrics;
 mod pool;
 mod proxy;
 mod routes;
+mod target;
+mod tls;
+pub mod token;
+mod upstream;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use authz::{Authorization, TokenReviews};
+pub use browser::{BrowserConfig, SameSite};
 pub use dial::{ByAddress, Dialer, Stream};
-pub use listen::{Listener, MOST_CONNECTIONS, PeerCheck, serve, serve_pages};
+pub use listen::{Listener, MOST_CONNECTIONS, MOST_HEADER_BYTES, PeerCheck, serve, serve_pages};
 pub use metrics::CONTENT_TYPE;
+pub use tls::{ClientCertificates, Tls, TlsError, TlsFiles};
 pub use warren_decide::route::Route;
 
+use authz::Gate;
 use limits::Limits;
 use metrics::Metrics;
 use pool::Pool;
@@ -55,6 +67,16 @@ pub struct Config {
     pub hosts: Hosts,
     /// The pods to route to.
     pub pods: PodScope,
+    /// The beginning of paths `<prefix>/<namespace>/<id>/<port>/…`; `None`: no path names a sandbox.
+    pub path_routing_prefix: Option<String>,
+    /// The domain of hosts `<port>-<id>.<namespace>.<domain>`; `None`: no host names a sandbox.
+    pub host_routing_domain: Option<String>,
+    /// How clients are authorized.
+    pub authorization: Authorization,
+    /// What browsers may do.
+    pub browser: BrowserConfig,
+    /// The most requests that one client has at the same time, by its address; 0 for no limit.
+    pub max_requests_per_client: usize,
 }
 
 impl Default for Config {
@@ -70,6 +92,11 @@ impl Default for Config {
             retry_max_delay: Duration::from_millis(800),
             hosts: Hosts::Any,
             pods: PodScope::default(),
+            path_routing_prefix: None,
+            host_routing_domain: None,
+            authorization: Authorization::AllowAll,
+            browser: BrowserConfig::default(),
+            max_requests_per_client: 0,
         }
     }
 }
@@ -105,6 +132,8 @@ struct Shared {
     dialer: Box<dyn Dialer>,
     pool: Pool,
     limits: Limits,
+    clients: Limits,
+    gate: Gate,
     metrics: Metrics,
 }
 
@@ -112,12 +141,19 @@ impl Router {
     /// Makes a router. It watches pods from the first request on, or from [`Router::start`] on. To be
     /// called in a runtime.
     pub fn new(client: kube::Client, dialer: impl Dialer, config: Config) -> Router {
+        let gate = Gate::new(client.clone(), config.authorization.clone());
         let routes = Routes::new(client, config.pods.clone());
-        let limits = Limits::new(config.max_requests_per_sandbox);
-        let (pool, metrics) = (Pool::default(), Metrics::default());
-        Router {
-            shared: Arc::new(Shared { config, routes, dialer: Box::new(dialer), pool, limits, metrics }),
-        }
+        let shared = Shared {
+            routes,
+            dialer: Box::new(dialer),
+            pool: Pool::default(),
+            limits: Limits::new(config.max_requests_per_sandbox),
+            clients: Limits::new(config.max_requests_per_client),
+            gate,
+            metrics: Metrics::default(),
+            config,
+        };
+        Router { shared: Arc::new(shared) }
     }
 
     /// Starts to watch pods, and returns when all of them are known.

@@ -1,20 +1,19 @@
-//! How many requests a sandbox has at the same time.
+//! How many requests a sandbox or a client has at the same time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Counts the requests of each sandbox.
+/// Counts what each holder has, by its key.
 #[derive(Debug)]
 pub(crate) struct Limits {
     most: usize,
-    /// By the pod's UID.
     counts: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 /// The permission for one request, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    pod_uid: String,
+    key: String,
     counts: Arc<Mutex<HashMap<String, usize>>>,
 }
 
@@ -23,29 +22,30 @@ fn lock(counts: &Mutex<HashMap<String, usize>>) -> MutexGuard<'_, HashMap<String
 }
 
 impl Limits {
+    /// Makes a limit; 0 is none.
     pub(crate) fn new(most: usize) -> Limits {
-        Limits { most, counts: Arc::default() }
+        Limits { most: if most == 0 { usize::MAX } else { most }, counts: Arc::default() }
     }
 
-    /// Admits a request, unless the sandbox has as many as it may have.
-    pub(crate) fn admit(&self, pod_uid: &str) -> Option<Permit> {
+    /// Admits one more, unless the holder has as many as it may have.
+    pub(crate) fn admit(&self, key: &str) -> Option<Permit> {
         let mut counts = lock(&self.counts);
-        let count = counts.entry(pod_uid.to_owned()).or_default();
+        let count = counts.entry(key.to_owned()).or_default();
         if *count >= self.most {
             return None;
         }
         *count += 1;
-        Some(Permit { pod_uid: pod_uid.to_owned(), counts: Arc::clone(&self.counts) })
+        Some(Permit { key: key.to_owned(), counts: Arc::clone(&self.counts) })
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut counts = lock(&self.counts);
-        if let Some(count) = counts.get_mut(&self.pod_uid) {
+        if let Some(count) = counts.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {
-                counts.remove(&self.pod_uid);
+                counts.remove(&self.key);
             }
         }
     }

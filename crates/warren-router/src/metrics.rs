@@ -39,6 +39,8 @@ struct Counted {
     /// By namespace and reason.
     upstream_errors: BTreeMap<(String, &'static str), u64>,
     retries: BTreeMap<String, u64>,
+    /// By namespace and decision.
+    decisions: BTreeMap<(String, &'static str), u64>,
 }
 
 #[derive(Debug, Default)]
@@ -93,6 +95,15 @@ impl Metrics {
         *self.counted().retries.entry(namespace.to_owned()).or_default() += 1;
     }
 
+    /// Counts a request that was allowed or refused. The namespace of a refused one is made up by its client.
+    pub(crate) fn decision(&self, allowed_in: Option<&str>) {
+        let key = match allowed_in {
+            Some(namespace) => (namespace.to_owned(), "allow"),
+            None => (NO_NAMESPACE.to_owned(), "deny"),
+        };
+        *self.counted().decisions.entry(key).or_default() += 1;
+    }
+
     /// Returns everything as a page for Prometheus.
     pub(crate) fn page(&self) -> String {
         let mut page = String::new();
@@ -134,6 +145,14 @@ impl Metrics {
                 let _ = writeln!(
                     page,
                     "sandbox_router_upstream_retries_total{{sandbox_namespace=\"{namespace}\"}} {count}"
+                );
+            }
+        });
+        family("authz_decisions_total", "counter", "Requests that were allowed or refused.", &mut |page| {
+            for ((namespace, decision), count) in &counted.decisions {
+                let _ = writeln!(
+                    page,
+                    "sandbox_router_authz_decisions_total{{sandbox_namespace=\"{namespace}\",decision=\"{decision}\"}} {count}"
                 );
             }
         });

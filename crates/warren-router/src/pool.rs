@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hyper::client::conn::http1::SendRequest;
+use hyper::client::conn::{http1, http2};
 use tokio::time::Instant;
 
 use crate::body::RequestBody;
 
 /// A connection that a request can be sent on.
-pub(crate) type Connection = SendRequest<RequestBody>;
+pub(crate) type Connection = http1::SendRequest<RequestBody>;
+/// A connection that several requests can be sent on at the same time.
+pub(crate) type SharedConnection = http2::SendRequest<RequestBody>;
 
 /// How long a connection waits, as agent-sandbox's router has it.
 const LONGEST_WAIT: Duration = Duration::from_secs(90);
@@ -32,6 +34,9 @@ pub(crate) struct Pool {
 #[derive(Default)]
 struct Waiting {
     connections: HashMap<PortOfPod, Vec<(Connection, Instant)>>,
+    /// Those of HTTP/2, and when each was last used.
+    shared: HashMap<PortOfPod, (SharedConnection, Instant)>,
+    /// How many of the first there are.
     count: usize,
     is_swept: bool,
 }
@@ -50,6 +55,27 @@ impl Pool {
             if connection.is_ready() {
                 return Some(connection);
             }
+        }
+    }
+
+    /// Returns the connection of HTTP/2, if there is one.
+    pub(crate) fn shared(&self, key: &PortOfPod) -> Option<SharedConnection> {
+        let mut waiting = lock(&self.waiting);
+        let (connection, used) = waiting.shared.get_mut(key)?;
+        if connection.is_closed() {
+            waiting.shared.remove(key);
+            return None;
+        }
+        *used = Instant::now();
+        Some(connection.clone())
+    }
+
+    /// Lets further requests use a connection. One that there is no room for ends with its last request.
+    pub(crate) fn share(&self, key: PortOfPod, connection: SharedConnection) {
+        let mut waiting = lock(&self.waiting);
+        if waiting.shared.len() < MOST {
+            waiting.shared.insert(key, (connection, Instant::now()));
+            begin_to_sweep(&self.waiting, &mut waiting);
         }
     }
 
@@ -76,6 +102,10 @@ fn keep(shared: &Arc<Mutex<Waiting>>, key: PortOfPod, connection: Connection) {
     }
     of_port.push((connection, Instant::now()));
     waiting.count += 1;
+    begin_to_sweep(shared, &mut waiting);
+}
+
+fn begin_to_sweep(shared: &Arc<Mutex<Waiting>>, waiting: &mut Waiting) {
     if !std::mem::replace(&mut waiting.is_swept, true) {
         tokio::spawn(sweep(Arc::clone(shared)));
     }
@@ -90,8 +120,12 @@ async fn sweep(shared: Arc<Mutex<Waiting>>) {
             of_port.retain(|(connection, since)| connection.is_ready() && since.elapsed() < LONGEST_WAIT);
             !of_port.is_empty()
         });
+        // Calls that are under way go on without the pool.
+        waiting
+            .shared
+            .retain(|_, (connection, used)| !connection.is_closed() && used.elapsed() < LONGEST_WAIT);
         waiting.count = waiting.connections.values().map(Vec::len).sum();
-        if waiting.count == 0 {
+        if waiting.count == 0 && waiting.shared.is_empty() {
             waiting.is_swept = false;
             return;
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// What agents and their products connect to. `warren serve` is `warren-service serve`, and so is `mcp`.
+/// What agents and their products connect to. `warren serve` is `warren-service serve`, and so are `mcp` and `e2b`.
 #[derive(Debug, Parser)]
 #[command(name = "warren-service", version, max_term_width = 100, disable_help_subcommand = true)]
 pub struct Cli {
@@ -18,6 +18,27 @@ pub enum Command {
     Serve(Serve),
     /// Serve sandboxes as MCP tools to the client on standard input and output.
     Mcp(Mcp),
+    /// Serve E2B's API on loopback, for programs that use E2B's SDKs.
+    E2b(E2b),
+}
+
+/// Which home, and where to serve.
+#[derive(Args, Debug)]
+pub struct E2b {
+    /// The data directory of the local home [default: `/var/lib/warren` for root, else
+    /// `$XDG_DATA_HOME/warren`]
+    #[arg(long, env = "WARREN_HOME", value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Where to listen, on loopback; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:7983", value_name = "ADDRESS:PORT")]
+    pub listen: std::net::SocketAddr,
+    /// The namespace of the sandboxes [default: `default`]
+    #[arg(long, short)]
+    pub namespace: Option<String>,
+    /// What sandboxes of the template `base` reach: `restricted`, `full` or `none` [default: the home's,
+    /// `restricted`]
+    #[arg(long, value_name = "MODE", value_parser = ["restricted", "full", "none"])]
+    pub network: Option<String>,
 }
 
 #[derive(Args, Debug)]

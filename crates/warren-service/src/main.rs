@@ -1,8 +1,9 @@
 //! The `warren-service` binary: what agents and their products connect to, beside the `warren` binary that runs sandboxes.
 //!
-//! `warren serve` and `warren mcp` start it. It parses arguments and hands over to the crates that serve; start at [`cli`].
+//! `warren serve`, `warren mcp` and `warren e2b` start it. It parses arguments and hands over to the crates that serve; start at [`cli`].
 
 mod cli;
+mod e2b;
 mod home;
 mod install;
 mod mcp;
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         Command::Mcp(cli::Mcp { command: Some(McpCommand::Install(arguments)), .. }) => {
             install::install(&arguments)
         }
+        Command::E2b(arguments) => e2b::e2b(arguments),
         Command::Mcp(cli::Mcp { client, command: None }) => mcp::mcp(client),
         Command::Serve(arguments) => serve::serve(arguments),
     };

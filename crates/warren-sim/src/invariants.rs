@@ -37,6 +37,7 @@ use warren_decide::step::{Action, Kind};
 
 use crate::object::{Any, Judged, Typed};
 use crate::server::{Caller, Commit, Server};
+use crate::tasks;
 use crate::wire::{Intent, Request, Sent, made_for};
 
 /// What is remembered about the past, to judge the present.
@@ -111,6 +112,8 @@ impl Ledger {
             Any::SandboxTemplate(_) => self.template(commit),
             Any::Service(_) | Any::NetworkPolicy(_) => self.service_or_policy(server, commit, latest),
             Any::SandboxWarmPool(_) | Any::PersistentVolumeClaim(_) => judge_deletion_of_users(commit),
+            // A task is deleted by its controller after its time to live.
+            Any::AgentTask(_) => tasks::judge_task(commit),
         }
     }
 
@@ -271,6 +274,7 @@ impl Ledger {
     }
 
     fn pod(&mut self, server: &Server, commit: &Commit, latest: Timestamp) -> Result<(), String> {
+        tasks::judge_pod(server, commit)?;
         if let (None, Some(after)) = (&commit.before, &commit.after)
             && let Some(owner) = ownership::controller(after.meta())
         {

@@ -15,5 +15,6 @@ pub mod rest;
 pub mod running;
 pub mod server;
 pub mod simulation;
+pub mod tasks;
 pub mod user;
 pub mod wire;

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
+use warren_api::annotations;
+use warren_decide::ownership;
 use warren_decide::step::{Kind, Propagation};
 
 use crate::object::{Any, Typed};
@@ -44,6 +46,8 @@ enum What {
     BecomeReady,
     BecomeUnready,
     Finish(&'static str),
+    /// The pod has run for longer than it may.
+    Overdue,
     End,
 }
 
@@ -71,6 +75,13 @@ impl Nodes {
         let is_new = commit.before.is_none();
         let begins_to_die =
             commit.after.as_ref().is_some_and(dying) && !commit.before.as_ref().is_some_and(dying);
+        let deadline = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
+        let before = commit.before.as_ref().and_then(Pod::of);
+        // It was given less time while it runs.
+        if deadline(after) == Some(1) && before.is_some_and(|before| deadline(before) != Some(1)) {
+            let delay = self.delay(random, 200);
+            self.plan(after, What::Overdue, now, delay);
+        }
         if is_new {
             let delay = random.within(1..60);
             self.plan(after, What::Bind, now, delay);
@@ -132,7 +143,12 @@ impl Nodes {
                 let delay = self.delay(random, 3_000);
                 self.plan(&pod, What::BecomeReady, now, delay);
             }
+            What::Finish(_) | What::Overdue if matches!(phase, "Succeeded" | "Failed") => {}
             What::Finish(phase) => set_status(server, &pod, phase, Some(false), random),
+            What::Overdue => {
+                let body = json!({"status": {"phase": "Failed", "reason": "DeadlineExceeded"}});
+                let _ = server.merge(Caller::Node, Kind::Pod, &task.name, &body, Part::Status);
+            }
             What::End | What::BecomeReady | What::BecomeUnready => {}
         }
         line
@@ -209,6 +225,18 @@ impl Nodes {
 
     fn fate(&mut self, pod: &Pod, now: i64, random: &mut Random) {
         let later = random.within(100..20_000);
+        if ownership::annotation(&pod.metadata, annotations::TASK).is_some() {
+            // One in five is never ended by its node: that is left to the task's controller.
+            let seconds = pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds).unwrap_or_default();
+            if random.chance(800) {
+                self.plan(pod, What::Overdue, now, seconds.unsigned_abs() * 1000);
+            }
+            if random.chance(700) {
+                let phase = if random.chance(500) { "Succeeded" } else { "Failed" };
+                self.plan(pod, What::Finish(phase), now, later);
+            }
+            return;
+        }
         if random.chance(self.temper.ends) {
             let phase = if random.chance(500) { "Succeeded" } else { "Failed" };
             self.plan(pod, What::Finish(phase), now, later);

@@ -10,7 +10,8 @@ use warren_api::conditions::{self, ConditionType, Reason};
 use warren_api::sandbox::{OperatingMode, ShutdownPolicy};
 use warren_api::template::NetworkPolicyManagement;
 use warren_api::{
-    NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, go_duration, labels,
+    AgentTask, NameHash, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations, go_duration,
+    labels,
 };
 use warren_controllers::Config;
 use warren_decide::ownership;
@@ -22,6 +23,7 @@ use warren_decide::template::policy_name;
 use crate::invariants::{has_missed_deadline, is_claim_expired, is_sandbox_expired};
 use crate::object::{Any, Judged, KINDS, Typed};
 use crate::server::Server;
+use crate::tasks;
 
 /// A claim whose time is up a moment from now may be looked at a moment later: no pass comes sooner than a millisecond after the last.
 const WAKE_TOLERANCE: Duration = Duration::from_secs(1);
@@ -44,6 +46,7 @@ pub fn check(server: &Server, config: &Config, now: Timestamp) -> Result<(), Str
     each(server, |sandbox: &Sandbox| check_volumes_and_service(server, sandbox, now))?;
     each(server, |claim: &SandboxClaim| check_claim(server, claim, config.claim_deadline, now))?;
     each(server, |pool: &SandboxWarmPool| check_pool(server, pool, config))?;
+    each(server, |task: &AgentTask| tasks::check(server, task, now))?;
     each(server, |template: &SandboxTemplate| check_policy(server, template))
 }
 
@@ -182,6 +185,7 @@ fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(
     match phase {
         "Succeeded" => says(Reason::PodSucceeded, 1),
         "Failed" => says(Reason::PodFailed, 1),
+        _ if pods.is_empty() && tasks::is_spent(sandbox) => return says(Reason::DependenciesNotReady, 0),
         _ if server.is_invalid(Kind::Pod, &sandbox.spec.blueprint.pod_template.spec) => {
             return says(Reason::InvalidConfiguration, 0);
         }

@@ -36,11 +36,12 @@ pub enum Queue {
 
 impl Queue {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Of(Controller::Sandbox),
         Self::Of(Controller::Claim),
         Self::Of(Controller::Pool),
         Self::Of(Controller::Template),
+        Self::Of(Controller::Task),
         Self::Doubts,
     ];
 }

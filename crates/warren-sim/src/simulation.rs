@@ -21,6 +21,7 @@ use crate::random::Random;
 use crate::rest;
 use crate::running::{Queue, Running};
 use crate::server::{Chore, NAMESPACE, Server};
+use crate::tasks;
 use crate::user::User;
 use crate::wire::{Intent, Sent, taken_by};
 
@@ -75,6 +76,8 @@ pub enum Mutant {
     NoDeletionGuard,
     /// The write by which a claim takes a sandbox does not say which pod that has.
     NoPodName,
+    /// Writes of a task's status go without their resourceVersion.
+    NoVerdictGuard,
     /// Nobody is told that a node is lost.
     NodeLossNotTold,
     /// The time at which a claim is to be looked at again is forgotten.
@@ -177,6 +180,7 @@ impl Simulation {
             config.sandbox_warm_pool_max_starting = usize::try_from(seed % 3 + 1).ok();
             config.sandbox_warm_pool_reserve = 0.25;
         }
+        config.agent_tasks = tasks::are_in(seed);
         Self {
             clock: Clock::default(),
             // By the seed itself, for the same reason.
@@ -207,7 +211,8 @@ impl Simulation {
 
     fn run(&mut self) -> Result<(), String> {
         let now = self.clock.now(0);
-        User { server: &mut self.server, random: &mut self.random, now }.begin();
+        User { server: &mut self.server, random: &mut self.random, now, tasks: self.config.agent_tasks }
+            .begin();
         self.judge(None)?;
         self.start_process();
         if self.faults.has_second_leader() {
@@ -250,6 +255,7 @@ impl Simulation {
                 (Kind::SandboxClaim, Controller::Claim),
                 (Kind::SandboxWarmPool, Controller::Pool),
                 (Kind::SandboxTemplate, Controller::Template),
+                (Kind::AgentTask, Controller::Task),
             ] {
                 self.server.all(kind).for_each(|object| queues.of(controller).add(object.key()));
             }
@@ -315,7 +321,8 @@ impl Simulation {
         self.storm = false;
         self.nodes.temper = Temper::default();
         let now = self.clock.now(0);
-        User { server: &mut self.server, random: &mut self.random, now }.release_all();
+        User { server: &mut self.server, random: &mut self.random, now, tasks: self.config.agent_tasks }
+            .release_all();
         while self.nodes.recover_one(&mut self.server, self.clock.elapsed(), now, &mut self.random).is_some()
         {
         }
@@ -369,13 +376,25 @@ impl Simulation {
             Move::User => {
                 self.acts_left -= 1;
                 let now = self.clock.now(0);
-                let line = User { server: &mut self.server, random: &mut self.random, now }.act();
+                let line = User {
+                    server: &mut self.server,
+                    random: &mut self.random,
+                    now,
+                    tasks: self.config.agent_tasks,
+                }
+                .act();
                 self.say(|_| line);
             }
             Move::Interfere(claim) => {
                 self.acts_left -= 1;
                 let now = self.clock.now(0);
-                let line = User { server: &mut self.server, random: &mut self.random, now }.interfere(&claim);
+                let line = User {
+                    server: &mut self.server,
+                    random: &mut self.random,
+                    now,
+                    tasks: self.config.agent_tasks,
+                }
+                .interfere(&claim);
                 self.say(|_| line);
             }
             Move::Fault(fault) => self.inject(fault),

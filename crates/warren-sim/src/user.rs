@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations};
 use warren_decide::ownership;
 use warren_decide::step::{Kind, Propagation};
 
 use crate::object::{Any, Typed};
 use crate::random::Random;
 use crate::server::{Caller, Part, Preconditions, Server};
+use crate::tasks;
 
 const CLAIMS: [&str; 8] = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 const POOLS: [&str; 2] = ["p0", "p1"];
@@ -75,6 +76,8 @@ pub struct User<'a> {
     pub random: &'a mut Random,
     /// The true time.
     pub now: Timestamp,
+    /// Whether tasks are used.
+    pub tasks: bool,
 }
 
 impl User<'_> {
@@ -90,6 +93,10 @@ impl User<'_> {
 
     /// Does something. Gives a line for the trace.
     pub fn act(&mut self) -> String {
+        if self.tasks && self.random.chance(350) {
+            let what = self.act_on_tasks();
+            return format!("user: {}", what.unwrap_or_else(|| "(no task to do it to)".to_owned()));
+        }
         let index = self.random.weighted(WEIGHTS.iter().map(|(_, weight)| *weight)).unwrap_or_default();
         let act = WEIGHTS[index].0;
         let what = match act {
@@ -130,6 +137,26 @@ impl User<'_> {
             Act::TakeOwnerOff => self.take_owner_off(),
         };
         format!("user: {act:?} {}", what.unwrap_or_else(|| "(nothing to do it to)".to_owned()))
+    }
+
+    fn act_on_tasks(&mut self) -> Option<String> {
+        match self.random.below(10) {
+            0 => self.delete_one(Kind::AgentTask),
+            1 => {
+                let task = self.one(Kind::AgentTask)?;
+                self.edit(&task, &json!({"spec": {"cancel": true}}))
+            }
+            2 => {
+                let task = self.one(Kind::AgentTask)?;
+                let seconds = self.random.below(120);
+                self.edit(&task, &json!({"spec": {"ttlSecondsAfterFinished": seconds}}))
+            }
+            _ => {
+                let name = self.pick(&tasks::NAMES)?;
+                let spec = tasks::spec(self.random);
+                self.create::<AgentTask>(name, spec)
+            }
+        }
     }
 
     /// Interferes with a claim that is about to take a sandbox: sends it to the other pool, or wants its pool to have no members. Gives

@@ -251,6 +251,7 @@ impl Server for Link {
             Mutant::NoAssignmentGuard => drop_guard(&mut action),
             Mutant::NoDeletionGuard => drop_deletion_guard(&mut action),
             Mutant::NoPodName => drop_pod_name(&mut action),
+            Mutant::NoVerdictGuard => drop_verdict_guard(&mut action),
             Mutant::None
             | Mutant::TerminatingNotCounted
             | Mutant::OwnerNotAsked
@@ -356,6 +357,15 @@ fn drop_guard(action: &mut Action) {
         && let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut)
     {
         metadata.remove("resourceVersion");
+    }
+}
+
+/// The mistake of [`Mutant::NoVerdictGuard`].
+fn drop_verdict_guard(action: &mut Action) {
+    if let Action::MergeStatus { kind: Kind::AgentTask, body, .. } = action
+        && let Some(body) = body.as_object_mut()
+    {
+        body.remove("metadata");
     }
 }
 

@@ -137,3 +137,9 @@ fn a_member_of_a_lost_node_that_is_given_away_is_found() {
 fn a_claim_that_is_not_woken_for_its_deadline_is_found() {
     check_found(Mutant::ClaimNotWoken, &["was to be Ready or to end by"]);
 }
+
+/// A verdict that another leader's, or a late request, puts another in the place of.
+#[test]
+fn a_verdict_without_a_guard_is_found() {
+    check_found_within(2000, Mutant::NoVerdictGuard, &["had ended, and"]);
+}

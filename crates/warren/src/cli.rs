@@ -9,8 +9,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use warren_local::{HostPath, NamedRuntime};
 
-use crate::run::Publication;
-use crate::{controller, node, oci, router};
+use crate::run::{Publication, Toolchain};
+use crate::tasks::arguments as tasks;
+use crate::{config, controller, history, leases, node, oci, pools, router};
 
 /// Isolated, stateful sandboxes for AI agents, on this machine or on a cluster.
 #[derive(Debug, Parser)]
@@ -24,7 +25,15 @@ pub struct Cli {
 pub enum Command {
     /// Run a command on this checkout in a sandbox of its own, and delete the sandbox afterwards.
     Run(Box<Run>),
-    /// List sandboxes.
+    /// Ask for a sandbox that stays, and lease it under a name.
+    Warmup(Box<leases::Warmup>),
+    /// Say how a lease stands.
+    Status(leases::Status),
+    /// End leases, and delete their sandboxes.
+    Stop(leases::Stop),
+    /// Remove leases whose time is over or that are not used any more.
+    Cleanup(leases::Cleanup),
+    /// List sandboxes and leases.
     #[command(alias = "ls", alias = "ps")]
     List(List),
     /// Run a command in a sandbox that exists.
@@ -35,13 +44,27 @@ pub enum Command {
     Cp(Cp),
     /// Print the log of a sandbox.
     Logs(Logs),
+    /// Print how much processor time and memory sandboxes use.
+    Top(List),
+    /// Print the last commands that were run in sandboxes, and how they ended.
+    History(history::History),
+    /// Suspend sandboxes: their processes end, their volumes stay.
+    Suspend(Suspend),
+    /// Start suspended sandboxes again.
+    Resume(Suspend),
+    /// List, make, scale and delete warm pools.
+    Pool(pools::Pool),
+    /// List, make and delete the templates that pools make sandboxes from.
+    Template(pools::Template),
     /// Print the events about a sandbox, its claim and its pod.
     Events(Events),
     /// Say why a sandbox is not Ready, and what to do about it.
     Explain(Explain),
     /// Delete sandboxes, or claims with their sandboxes.
-    #[command(alias = "stop", alias = "rm")]
+    #[command(alias = "rm")]
     Delete(Delete),
+    /// Run commands to their end as tasks, each in a sandbox of its own, and keep their results.
+    Task(tasks::Task),
     /// Start the local home: the API, the controllers and the node, in one process.
     Up(Up),
     /// Stop the local home.
@@ -60,15 +83,23 @@ pub enum Command {
     /// Serve sandboxes as MCP tools to an agent (`warren-service mcp`).
     #[command(disable_help_flag = true)]
     Mcp(Service),
+    /// Serve E2B's API on loopback, for programs that use E2B's SDKs (`warren-service e2b`).
+    #[command(disable_help_flag = true)]
+    E2b(Service),
     /// Bring images to the local home, list and remove them.
     Image(Image),
+    /// Show the settings that are in force.
+    Config(Config),
     /// Print where the kubeconfig of the local home is.
     Kubeconfig(Kubeconfig),
     /// Print the URL of the local home's router, for SDKs that connect to sandboxes directly.
     RouterUrl(RouterUrl),
+    /// Make tokens that open one sandbox to another user or program, through the router.
+    #[command(subcommand)]
+    Token(Token),
     /// Print manifests that were written for `v1alpha1` as `v1beta1`.
     Migrate(Migrate),
-    /// Say what this machine lacks for sandboxes, and how to mend it.
+    /// Say what this machine or a cluster lacks for sandboxes, and how to mend it.
     Doctor(Doctor),
     /// Run containers from bundles, as other OCI runtimes do (`runc`, `crun`).
     Oci(oci::Oci),
@@ -136,12 +167,39 @@ pub struct Guest {
 pub struct Place {
     #[command(flatten)]
     pub home: Home,
-    /// Use the API that this kubeconfig names instead of the local home
-    #[arg(long, value_name = "FILE", conflicts_with = "data_dir")]
+    /// Use the local home, whatever the settings say
+    #[arg(long, conflicts_with_all = ["context", "kubeconfig"])]
+    pub local: bool,
+    /// Use the cluster of this context of the kubeconfig instead of the local home
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// The kubeconfig, by an absolute path [default: `$KUBECONFIG`, else `~/.kube/config`]
+    #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The namespace
-    #[arg(long, short, default_value = warren_client::connect::DEFAULT_NAMESPACE)]
-    pub namespace: String,
+    /// The namespace [default: default]
+    #[arg(long, short)]
+    pub namespace: Option<String>,
+}
+
+/// The subcommands of `config`.
+#[derive(Args, Debug)]
+pub struct Config {
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print every setting, its value, and where that comes from.
+    Show(ConfigShow),
+}
+
+#[derive(Args, Debug)]
+pub struct ConfigShow {
+    #[command(flatten)]
+    pub place: Place,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Examples for `warren run --help`.
@@ -153,6 +211,7 @@ Examples:
   warren run --no-sync --image busybox -- sh       an image, and nothing of this machine
   warren run --allow-host packages.example -- pip install -r requirements.txt
   warren run --pool python -- pytest               a sandbox that waits in a warm pool
+  warren run --id mine -- cargo test               the sandbox of a lease (`warren warmup --id mine`)
 
 The exit code is the command's: 126 if it cannot be executed, 127 if it is not found, 128 and the number of the signal \
 that ended it; 124 after `--timeout`, 125 if Warren itself failed.";
@@ -165,15 +224,22 @@ pub struct Run {
     /// A name for the sandbox [default: `run-` and ten random characters]
     #[arg(long)]
     pub name: Option<String>,
-    /// The image; the default is this machine's own `/usr`, read-only, under a writable layer
-    #[arg(long, default_value = "warren.dev/host")]
-    pub image: String,
+    /// Run in the sandbox of this lease, which stays afterwards
+    #[arg(long, value_name = "SLUG", conflicts_with_all = OF_A_NEW_SANDBOX,
+        conflicts_with_all = ["name", "pool", "template", "keep", "keep_on_failure", "container"])]
+    pub id: Option<String>,
+    /// The image; the default in the local home is this machine's own `/usr`, read-only, under a writable layer
+    #[arg(long)]
+    pub image: Option<String>,
     /// Take a sandbox of this warm pool
     #[arg(long, value_name = "POOL", conflicts_with_all = OF_A_NEW_SANDBOX)]
     pub pool: Option<String>,
     /// Make a sandbox from this template
     #[arg(long, value_name = "TEMPLATE", conflicts_with = "pool", conflicts_with_all = OF_A_NEW_SANDBOX)]
     pub template: Option<String>,
+    /// The container in which the command runs [default: the pod's default container]
+    #[arg(long, value_name = "NAME")]
+    pub container: Option<String>,
     /// Leave the sandbox running afterwards, and print its name
     #[arg(long)]
     pub keep: bool,
@@ -195,6 +261,13 @@ pub struct Run {
     /// Send the files however many and large they are
     #[arg(long, conflicts_with = "no_sync")]
     pub sync_large: bool,
+    /// Delete what is in the work directory of the sandbox and not sent, such as files that were deleted here
+    #[arg(long, conflicts_with = "no_sync")]
+    pub sync_delete: bool,
+    /// Show the tools of your home directory to the sandbox, read-only; the home has to be told, see docs/run.md
+    #[arg(long, value_enum, value_name = "TOOLS", value_delimiter = ',',
+        conflicts_with_all = ["id", "pool", "template"])]
+    pub toolchain: Vec<Toolchain>,
     /// Bring changed files back afterwards: those that git does not ignore, or those of this pattern (`dist/**`)
     #[arg(long, value_name = "GLOB", num_args = 0..=1, require_equals = true, default_missing_value = "",
         conflicts_with = "no_sync")]
@@ -217,7 +290,7 @@ pub struct Run {
     /// What it reaches; without it, the home's default: named hosts through a proxy
     #[arg(long, value_enum, value_name = "MODE")]
     pub network: Option<Network>,
-    /// A host that it may reach, instead of the default ones: a name, `*.` and a name, or a block of addresses
+    /// A host that it may reach, instead of the default ones: a name, `*.` and a name, a block of addresses, or a preset of your settings
     #[arg(long, alias = "allow", value_name = "HOST", value_delimiter = ',')]
     pub allow_host: Vec<String>,
     /// A port of those hosts, or several as `FIRST-LAST`, instead of 443 and 80
@@ -232,8 +305,8 @@ pub struct Run {
     /// The directory that files are sent to and the command runs in [default: `/workspace` if files are sent]
     #[arg(long, short, value_name = "DIR")]
     pub workdir: Option<String>,
-    /// End the command after this time, such as `90s` or `1h30m`, with exit code 124
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    /// End the command after this time, such as `90s` or `1h30m`, with exit code 124; 0 is no end [default: 10m in a lease and on a cluster]
+    #[arg(long, value_name = "DURATION", value_parser = config::duration)]
     pub timeout: Option<Duration>,
     /// Pass standard input on; this is always done
     #[arg(long, short)]
@@ -241,9 +314,9 @@ pub struct Run {
     /// Give the command a terminal, even if this is not run on one
     #[arg(long, short)]
     pub tty: bool,
-    /// How long to wait for the sandbox to become Ready
-    #[arg(long, default_value = "60", value_name = "SECONDS")]
-    pub ready_timeout: u64,
+    /// How long to wait for the sandbox to become Ready, such as `90s` [default: 180s]
+    #[arg(long, value_name = "DURATION", value_parser = config::duration)]
+    pub ready_timeout: Option<Duration>,
     /// Print how long each step took, to standard error
     #[arg(long)]
     pub timings: bool,
@@ -255,14 +328,6 @@ pub struct Run {
 /// Options that say what a new sandbox is like; one of a pool or template is as the template says.
 const OF_A_NEW_SANDBOX: [&str; 8] =
     ["image", "memory", "cpus", "disk", "runtime", "network", "allow_host", "allow_port"];
-
-/// Reads a duration such as `90s`, or a number of seconds.
-fn duration(text: &str) -> Result<Duration, String> {
-    if let Ok(seconds) = text.parse() {
-        return Ok(Duration::from_secs(seconds));
-    }
-    warren_api::go_duration::parse(text).map_err(|error| error.to_string())
-}
 
 #[derive(Args, Debug)]
 pub struct List {
@@ -363,6 +428,16 @@ pub struct Delete {
     #[command(flatten)]
     pub place: Place,
     /// The sandboxes, or their claims
+    #[arg(required = true, value_name = "SANDBOX")]
+    pub sandboxes: Vec<String>,
+}
+
+/// Arguments of `suspend` and `resume`.
+#[derive(Args, Debug)]
+pub struct Suspend {
+    #[command(flatten)]
+    pub place: Place,
+    /// The sandboxes, their claims or their leases
     #[arg(required = true, value_name = "SANDBOX")]
     pub sandboxes: Vec<String>,
 }
@@ -529,6 +604,47 @@ pub struct RouterUrl {
     pub output: Output,
 }
 
+#[derive(Subcommand, Debug)]
+pub enum Token {
+    /// Print a token that opens a sandbox at the router for a while.
+    Create(TokenCreate),
+    /// Print the public key set for `warren router`; makes the key if the file is not there.
+    Keys(TokenKeys),
+}
+
+#[derive(Args, Debug)]
+pub struct TokenCreate {
+    #[command(flatten)]
+    pub place: Place,
+    /// The sandbox, or its claim
+    pub sandbox: String,
+    /// How long the token is valid
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = config::duration)]
+    pub ttl: Duration,
+    /// The only port that it opens [default: every port]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// The only HTTP method that it allows [default: every method]
+    #[arg(long)]
+    pub method: Option<String>,
+    /// The only path that it opens, as it is sent [default: every path]
+    #[arg(long)]
+    pub path: Option<String>,
+    /// The key that signs it, from `warren token keys` [default: that of the local home]
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct TokenKeys {
+    /// The file of the key, which is a secret
+    #[arg(long, value_name = "FILE")]
+    pub key: PathBuf,
+    /// The name of a key that is made
+    #[arg(long, value_name = "NAME", default_value = "warren")]
+    pub kid: String,
+}
+
 #[derive(Args, Debug)]
 pub struct Migrate {
     /// Files with one or more YAML documents each; `-` is standard input
@@ -537,9 +653,15 @@ pub struct Migrate {
 }
 
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  warren doctor\n  warren doctor --context agents --namespace sandboxes --pool linux"
+)]
 pub struct Doctor {
     #[command(flatten)]
-    pub home: Home,
+    pub place: Place,
+    /// On a cluster, look at this warm pool, too
+    #[arg(long, value_name = "POOL")]
+    pub pool: Option<String>,
     #[command(flatten)]
     pub output: Output,
 }

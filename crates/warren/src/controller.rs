@@ -171,9 +171,14 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
     if limit.is_some() && total > flags.kube_api_burst {
         warn!(total, burst, "workers will wait for each other: more of them than `--kube-api-burst`");
     }
+    ensure!(
+        flags.extensions || !flags.agent_tasks,
+        "`--agent-tasks` needs `--extensions`: tasks are made from templates"
+    );
     let config = Config {
         cluster_domain: flags.cluster_domain.clone(),
         extensions: flags.extensions,
+        agent_tasks: flags.agent_tasks,
         sandbox_concurrent_workers: workers_of(
             "--sandbox-concurrent-workers",
             workers.sandbox_concurrent_workers,
@@ -227,6 +232,7 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
             false => Config::default().allowed_label_domains,
         },
         reporting_instance: host_name(),
+        agent_task_concurrent_workers: Config::default().agent_task_concurrent_workers,
     };
     Ok((config, limit))
 }

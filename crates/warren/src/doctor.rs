@@ -1,27 +1,42 @@
 //! `warren doctor`.
 
+mod cluster;
+
 use std::fmt::Write as _;
 
+use anyhow::Context as _;
 use serde_json::json;
 use warren_client::home::{DataDir, Surroundings};
 use warren_local::doctor::{Facts, Finding, Verdict, examine};
 
 use crate::cli::{self, Format};
+use crate::destination::{Destination, Target};
 
 /// Prints what this machine lacks and how to mend it. The exit code is 1 if sandboxes cannot run.
 pub fn doctor(arguments: &cli::Doctor) -> anyhow::Result<i32> {
-    // Looked for, not made: a doctor changes nothing.
-    let directory = DataDir::locate(arguments.home.data_dir.as_deref(), &Surroundings::of_this_process())?;
-    let findings = examine(&Facts::read(&directory, std::env::var_os("PATH").as_deref())?);
+    let pool = arguments.pool.clone().map(|pool| ("pool", pool));
+    let destination = Destination::choose(&arguments.place, pool.into_iter().collect())?;
+    let findings = match &destination.target {
+        Target::Local(home) => {
+            // Looked for, not made: a doctor changes nothing.
+            let directory = DataDir::locate(home.data_dir.as_deref(), &Surroundings::of_this_process())?;
+            examine(&Facts::read(&directory, std::env::var_os("PATH").as_deref())?)
+        }
+        Target::Cluster { .. } => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.context("start")?.block_on(cluster::examine(&destination))
+        }
+    };
     let problems = findings.iter().filter(|finding| finding.verdict == Verdict::Problem).count();
     match arguments.output.output {
-        Format::Text => print!("{}", text(&findings)),
+        Format::Text => print!("{}", text(&findings, destination.is_local())),
         Format::Json => println!("{}", json!({"ok": problems == 0, "findings": findings})),
     }
     Ok(i32::from(problems > 0))
 }
 
-fn text(findings: &[Finding]) -> String {
+fn text(findings: &[Finding], here: bool) -> String {
+    let place = if here { "here" } else { "there" };
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut text = String::new();
     for finding in findings {
@@ -35,11 +50,11 @@ fn text(findings: &[Finding]) -> String {
     }
     let count = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
     let last = match (count(Verdict::Problem), count(Verdict::Warning)) {
-        (0, 0) => "All is well: sandboxes can run here.".to_owned(),
-        (0, warnings) => format!("Sandboxes can run here; {}.", counted(warnings, "warning")),
-        (problems, 0) => format!("Sandboxes cannot run here: {}.", counted(problems, "problem")),
+        (0, 0) => format!("All is well: sandboxes can run {place}."),
+        (0, warnings) => format!("Sandboxes can run {place}; {}.", counted(warnings, "warning")),
+        (problems, 0) => format!("Sandboxes cannot run {place}: {}.", counted(problems, "problem")),
         (problems, warnings) => format!(
-            "Sandboxes cannot run here: {}, {}.",
+            "Sandboxes cannot run {place}: {}, {}.",
             counted(problems, "problem"),
             counted(warnings, "warning")
         ),
@@ -86,7 +101,7 @@ mod tests {
                                  mend: `sudo warren up`
             Sandboxes cannot run here: 1 problem.
         "#]]
-        .assert_eq(&text(&findings));
-        assert!(text(&findings[..1]).ends_with("All is well: sandboxes can run here.\n"));
+        .assert_eq(&text(&findings, true));
+        assert!(text(&findings[..1], false).ends_with("All is well: sandboxes can run there.\n"));
     }
 }

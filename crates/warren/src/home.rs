@@ -53,14 +53,6 @@ pub fn data_dir(home: &cli::Home) -> anyhow::Result<DataDir> {
     Ok(DataDir::create(&path)?)
 }
 
-/// Connects to the API that the arguments name; without a kubeconfig to the local home.
-pub async fn connect_to(place: &cli::Place) -> anyhow::Result<Client> {
-    match &place.kubeconfig {
-        Some(path) => Ok(connect::from_kubeconfig(path).await?),
-        None => connect(&place.home).await,
-    }
-}
-
 /// Connects to the local home, and starts it first if it is not running.
 pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
     let data_dir = data_dir(home)?;

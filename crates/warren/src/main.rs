@@ -19,19 +19,24 @@ macro_rules! eprintln {
 }
 
 mod cli;
+mod config;
 mod controller;
+mod destination;
 mod doctor;
 mod down;
 mod environment;
 mod glob;
 mod guest;
+mod history;
 mod home;
 mod image;
 mod kubeconfig;
+mod leases;
 mod log;
 mod migrate;
 mod node;
 mod oci;
+mod pools;
 mod progress;
 mod report;
 mod router;
@@ -39,8 +44,10 @@ mod run;
 mod sandboxes;
 mod service;
 mod signals;
+mod tasks;
 mod terminal;
 mod timings;
+mod token;
 mod up;
 mod version;
 mod words;
@@ -86,7 +93,8 @@ fn main() -> ExitCode {
         }
         // The library says each failed request as well as we do, only shorter.
         Command::Node(_) => log::begin("info,kube_client=off", false),
-        _ => log::begin("warn", false),
+        // As above.
+        _ => log::begin("warn,kube_client=off", false),
     }
     let outcome = carry_out(cli.command);
     log::finish();
@@ -102,7 +110,10 @@ fn main() -> ExitCode {
 
 fn carry_out(command: Command) -> anyhow::Result<i32> {
     match command {
-        Command::Run(arguments) => return run::run(&arguments),
+        Command::Run(arguments) => return run::run(*arguments),
+        Command::Warmup(_) | Command::Status(_) | Command::Stop(_) | Command::Cleanup(_) => {
+            return leases::carry_out(&command);
+        }
         Command::List(_)
         | Command::Exec(_)
         | Command::Shell(_)
@@ -110,7 +121,13 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         | Command::Logs(_)
         | Command::Events(_)
         | Command::Explain(_)
+        | Command::Top(_)
+        | Command::Suspend(_)
+        | Command::Resume(_)
+        | Command::Pool(_)
+        | Command::Template(_)
         | Command::Delete(_) => return sandboxes::carry_out(&command),
+        Command::Task(task) => return tasks::carry_out(&task.command),
         Command::Doctor(arguments) => return doctor::doctor(&arguments),
         Command::Oci(arguments) => return oci::oci(&arguments),
         Command::Up(arguments) => up::up(&arguments)?,
@@ -118,12 +135,19 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
         Command::Controller(flags) => controller::controller(&flags)?,
         Command::Router(flags) => router::router(&flags)?,
         Command::Node(arguments) => node::node(&arguments)?,
+        Command::History(arguments) => history::history(&arguments)?,
         Command::Guest(arguments) => guest::guest(&arguments)?,
         Command::Serve(arguments) => match service::exec("serve", &arguments)? {},
         Command::Mcp(arguments) => match service::exec("mcp", &arguments)? {},
+        Command::E2b(arguments) => match service::exec("e2b", &arguments)? {},
         Command::Image(arguments) => image::image(&arguments)?,
+        Command::Config(cli::Config { command: cli::ConfigCommand::Show(arguments) }) => {
+            let destination = destination::Destination::choose(&arguments.place, config::Layer::new())?;
+            config::show(&destination.config, arguments.output);
+        }
         Command::Kubeconfig(arguments) => kubeconfig::kubeconfig(&arguments)?,
         Command::RouterUrl(arguments) => kubeconfig::router_url(&arguments)?,
+        Command::Token(command) => token::token(&command)?,
         Command::Migrate(arguments) => migrate::migrate(&arguments, &mut std::io::stdout().lock())?,
         Command::Completion(arguments) => {
             let mut script = Vec::new();

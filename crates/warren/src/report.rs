@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use warren_client::connect::ConnectError;
 use warren_client::exec::ExecError;
 use warren_client::home::DataDirError;
+use warren_client::lease::cluster::LeaseError;
 use warren_client::sandbox::{SandboxError, WaitError};
 use warren_client::sync::SyncError;
 use warren_client::sync::back::BackError;
@@ -12,13 +13,17 @@ use warren_client::sync::manifest::ManifestError;
 use warren_controllers::RunError;
 use warren_local::OrdinaryUserError;
 
+use crate::destination::NoContext;
 use crate::home::NeverStarted;
+use crate::leases::NoLease;
 use crate::service::NoService;
 use crate::up::NotApplied;
 
 /// Prints an error and a hint.
 pub fn print(error: &anyhow::Error) {
-    eprintln!("error: {}", chain(error));
+    // Parts of it come from servers and pods.
+    let text = chain(error).replace(|letter: char| letter.is_control() && letter != '\n', " ");
+    eprintln!("error: {text}");
     if let Some(hint) = hint(error) {
         eprintln!("hint: {hint}");
     }
@@ -93,11 +98,35 @@ fn hint(error: &anyhow::Error) -> Option<String> {
                 .to_owned(),
         );
     }
-    if is::<NeverStarted>(error) || is::<ConnectError>(error) {
+    let socket =
+        matches!(error.downcast_ref(), Some(ConnectError::NotRunning { .. } | ConnectError::Socket { .. }));
+    if is::<NeverStarted>(error) || socket {
         return Some("start the local home with `warren up --detach`".to_owned());
     }
     if let Some(DataDirError::TooLong { .. }) = error.downcast_ref() {
         return Some("name a shorter one with `--data-dir` or `WARREN_HOME`".to_owned());
+    }
+    if is::<NoContext>(error) {
+        return Some("name a context with `--context`; `kubectl config get-contexts` lists them".to_owned());
+    }
+    if let Some(NoLease { slug, .. }) = error.downcast_ref() {
+        return Some(format!(
+            "`warren list` shows the leases of this home; `warren warmup --id {slug}` makes one"
+        ));
+    }
+    match error.downcast_ref() {
+        Some(LeaseError::Missing { .. }) => {
+            return Some(
+                "if this is the right cluster, `warren stop --forget-missing` forgets the lease".to_owned(),
+            );
+        }
+        Some(LeaseError::Mismatch(mismatch)) if mismatch.field == "metadata.uid" => {
+            return Some(
+                "the object was replaced; `warren stop --forget-missing` forgets the lease and deletes nothing"
+                    .to_owned(),
+            );
+        }
+        _ => {}
     }
     match error.downcast_ref::<WaitError>() {
         Some(WaitError::TimedOut { .. }) => {

@@ -1,19 +1,21 @@
 //! `warren router`: the router as a process of its own, for any cluster.
 
+mod access;
+
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 use warren_api::go_duration::{self, GoDurationError};
 use warren_controllers::telemetry::Telemetry;
-use warren_router::{ByAddress, CONTENT_TYPE, Config, Listener, MOST_CONNECTIONS, PodScope, Router};
+use warren_router::{ByAddress, CONTENT_TYPE, Config, Listener, MOST_HEADER_BYTES, PodScope, Router};
 
 use crate::controller::watch_signals;
 use crate::version::BUILD;
@@ -26,9 +28,12 @@ pub struct Flags {
     /// The kubeconfig of the cluster [default: as kubectl finds it, or as programs in pods do]
     #[arg(long, env = "WARREN_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Where requests to sandboxes are taken
+    /// Where requests to sandboxes are taken; `0` is nowhere
     #[arg(long, value_name = "ADDRESS", default_value = ":8080", value_parser = address)]
     pub http_bind_address: Bind,
+    /// Where they are taken with TLS; `0` is nowhere
+    #[arg(long, value_name = "ADDRESS", default_value = "0", value_parser = address)]
+    pub https_bind_address: Bind,
     /// Where `/metrics` is served; `0` is nowhere
     #[arg(long, value_name = "ADDRESS", default_value = ":9090", value_parser = address)]
     pub metrics_bind_address: Bind,
@@ -38,6 +43,12 @@ pub struct Flags {
     /// Route to pods of this namespace only
     #[arg(long, value_name = "NAMESPACE")]
     pub cache_namespace: Option<String>,
+    /// Let paths `PREFIX/<namespace>/<sandbox>/<port>/…` name sandboxes, for browsers
+    #[arg(long, value_name = "PREFIX", value_parser = prefix)]
+    pub path_routing_prefix: Option<String>,
+    /// Let hosts `<port>-<sandbox>.<namespace>.DOMAIN` name sandboxes, for browsers
+    #[arg(long, value_name = "DOMAIN", value_parser = domain)]
+    pub host_routing_domain: Option<String>,
     /// The longest silence of a sandbox, and the most that `X-Sandbox-Timeout` can ask for [default: 180s, or
     /// `PROXY_TIMEOUT_SECONDS`]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -48,6 +59,16 @@ pub struct Flags {
     /// The most requests and upgraded connections of one sandbox at the same time
     #[arg(long, value_name = "NUMBER", default_value_t = Config::default().max_requests_per_sandbox)]
     pub max_requests_per_sandbox: usize,
+    /// The most requests of one client at the same time, by its address; 0 is no limit
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub max_requests_per_client: usize,
+    /// The most connections of one client at the same time, by its address; 0 is no limit
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub max_connections_per_client: usize,
+    /// The longest head of a request
+    #[arg(long, value_name = "BYTES", default_value_t = MOST_HEADER_BYTES as u64,
+        value_parser = clap::value_parser!(u64).range(8 << 10..=1 << 20))]
+    pub max_header_bytes: u64,
     /// How often a connection to a sandbox that failed is tried again
     #[arg(long, value_name = "NUMBER", default_value_t = 3)]
     pub upstream_max_retries: u32,
@@ -64,6 +85,34 @@ pub struct Flags {
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true,
         default_missing_value = "true", action = clap::ArgAction::Set)]
     pub access_log: bool,
+    #[command(flatten)]
+    pub access: access::AccessFlags,
+}
+
+/// Reads the prefix of path routes.
+fn prefix(text: &str) -> Result<String, String> {
+    let is_part = |part: &str| {
+        let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
+        !part.is_empty() && part.bytes().all(is_good) && part.bytes().any(|byte| byte != b'.')
+    };
+    let text = text.strip_suffix('/').unwrap_or(text);
+    match text.strip_prefix('/') {
+        Some(parts) if parts.split('/').all(is_part) => Ok(text.to_owned()),
+        _ => Err(format!("`{text}` is not a path such as `/sandboxes`")),
+    }
+}
+
+/// Reads the domain of host routes.
+fn domain(text: &str) -> Result<String, String> {
+    let text = text.to_ascii_lowercase();
+    let is_label = |label: &str| {
+        let is_good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        !label.is_empty() && label.bytes().all(is_good)
+    };
+    match text.split('.').all(is_label) {
+        true => Ok(text),
+        false => Err(format!("`{text}` is not a domain such as `sandboxes.example.com`")),
+    }
 }
 
 /// An address to listen on; `None` is nowhere.
@@ -101,13 +150,22 @@ pub fn router(flags: &Flags) -> anyhow::Result<()> {
 async fn serve(flags: &Flags) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     watch_signals(shutdown.clone()).context("listen for signals")?;
-    let requests =
-        bind(flags.http_bind_address).await?.context("`--http-bind-address` must be an address")?;
+    let config = config(flags, |name| std::env::var(name).ok())?;
+    let plain = bind(flags.http_bind_address).await?;
+    let encrypted = bind(flags.https_bind_address).await?;
+    ensure!(
+        plain.is_some() || encrypted.is_some(),
+        "one of `--http-bind-address` and `--https-bind-address` must be an address"
+    );
+    let tls = match encrypted {
+        Some(_) => Some(flags.access.tls()?),
+        None => None,
+    };
     let metrics = bind(flags.metrics_bind_address).await?;
     let probes = bind(flags.health_probe_bind_address).await?;
     let connection =
         warren_controllers::connect(flags.kubeconfig.as_deref(), None, &Telemetry::new(BUILD)).await?;
-    let router = Router::new(connection.client, ByAddress, config(flags, |name| std::env::var(name).ok()));
+    let router = Router::new(connection.client, ByAddress, config);
     let ready = Arc::new(AtomicBool::new(false));
     let pages = CancellationToken::new();
     if let Some(socket) = probes {
@@ -116,9 +174,10 @@ async fn serve(flags: &Flags) -> anyhow::Result<()> {
         tokio::spawn(warren_router::serve_pages(socket, answer, pages.clone()));
     }
     if let Some(socket) = metrics {
-        let router = router.clone();
+        let (router, tls) = (router.clone(), tls.clone());
         let answer = move |path: &str| {
-            (path == "/metrics").then(|| (http::StatusCode::OK, CONTENT_TYPE, router.metrics_page()))
+            let tls = || tls.as_ref().map(|tls| tls.metrics_page()).unwrap_or_default();
+            (path == "/metrics").then(|| (http::StatusCode::OK, CONTENT_TYPE, router.metrics_page() + &tls()))
         };
         tokio::spawn(warren_router::serve_pages(socket, answer, pages.clone()));
     }
@@ -127,9 +186,21 @@ async fn serve(flags: &Flags) -> anyhow::Result<()> {
         () = shutdown.cancelled() => return Ok(()),
     }
     ready.store(true, Ordering::Relaxed);
-    info!(address = %requests.local_addr()?, "ready");
-    let listener = Listener { socket: requests, check: None, most_connections: MOST_CONNECTIONS };
-    warren_router::serve(router, listener, shutdown, flags.shutdown_timeout).await;
+    let mut listeners = Vec::new();
+    for (socket, tls) in [(plain, None), (encrypted, tls)] {
+        let Some(socket) = socket else { continue };
+        info!(address = %socket.local_addr()?, tls = tls.is_some(), "ready");
+        let listener = Listener {
+            most_connections_per_client: flags.max_connections_per_client,
+            most_header_bytes: usize::try_from(flags.max_header_bytes).unwrap_or(MOST_HEADER_BYTES),
+            tls,
+            ..Listener::new(socket)
+        };
+        let serving =
+            warren_router::serve(router.clone(), listener, shutdown.clone(), flags.shutdown_timeout);
+        listeners.push(serving);
+    }
+    futures::future::join_all(listeners).await;
     pages.cancel();
     info!("stopped");
     Ok(())
@@ -159,13 +230,14 @@ async fn bind(address: Bind) -> anyhow::Result<Option<TcpListener>> {
     Ok(Some(listener.with_context(|| format!("listen on {address}"))?))
 }
 
-fn config(flags: &Flags, variable: impl Fn(&str) -> Option<String>) -> Config {
+fn config(flags: &Flags, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Config> {
     let from_environment = || {
         let seconds: f64 = variable("PROXY_TIMEOUT_SECONDS")?.trim().parse().ok()?;
         Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero())
     };
     let defaults = Config::default();
-    Config {
+    let urls_name_sandboxes = flags.path_routing_prefix.is_some() || flags.host_routing_domain.is_some();
+    Ok(Config {
         proxy_timeout: flags.proxy_timeout.or_else(from_environment).unwrap_or(defaults.proxy_timeout),
         max_request_body_bytes: flags.max_request_body_bytes,
         max_requests_per_sandbox: flags.max_requests_per_sandbox,
@@ -173,6 +245,11 @@ fn config(flags: &Flags, variable: impl Fn(&str) -> Option<String>) -> Config {
         retry_initial_delay: flags.upstream_retry_initial_delay,
         retry_max_delay: flags.upstream_retry_max_delay,
         pods: PodScope { namespace: flags.cache_namespace.clone(), addressless: false },
+        path_routing_prefix: flags.path_routing_prefix.clone(),
+        host_routing_domain: flags.host_routing_domain.clone(),
+        authorization: flags.access.authorization()?,
+        browser: flags.access.browser(urls_name_sandboxes)?,
+        max_requests_per_client: flags.max_requests_per_client,
         ..defaults
-    }
+    })
 }

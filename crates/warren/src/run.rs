@@ -1,26 +1,40 @@
 //! `warren run`: a sandbox for one command, with this checkout in it.
 //!
-//! The sandbox has a lease ([`holding`](warren_client::holding)), so that it ends by itself if this process is killed.
+//! The sandbox has a lease ([`launch`](warren_client::launch)), so that it ends by itself if this process is killed.
 //! Renewing the lease is the only write besides the create and the delete, and a short command never comes to it.
 
 mod files;
+mod leased;
 mod publish;
 mod refused;
-mod wanted;
+mod toolchain;
+pub mod wanted;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::io::{AsyncRead, Empty};
 use tokio::sync::mpsc;
+use warren_api::Sandbox;
+use warren_api::blueprint::PodMetadata;
+use warren_api::sandbox::ShutdownPolicy;
 use warren_client::exec::{self, Exec, ExecError, ExecRequest, Streams};
-use warren_client::holding::{Held, Holding, LEASE};
 use warren_client::kube::Client;
+use warren_client::kube::api::Api;
+use warren_client::launch::{self, Held, LEASE, Launch, Launched, Source};
+use warren_client::lease::cluster::Guard;
+use warren_client::sandbox::{self, SandboxKey};
 use warren_client::sync::Place;
 
 use crate::cli;
+use crate::config::Layer;
+use crate::destination::Destination;
 use crate::environment;
-use crate::home;
+use crate::history;
 use crate::image;
 use crate::progress;
 use crate::signals::{Response, Signal, Signals};
@@ -30,6 +44,7 @@ use crate::words;
 use files::Files;
 use publish::Listening;
 pub use publish::Publication;
+pub use toolchain::Toolchain;
 
 /// The exit code of a command that a closed pipe ended.
 const BROKEN_PIPE: i32 = 128 + 13;
@@ -47,65 +62,144 @@ pub const MARK: &str = "WARREN_EXEC";
 const FORWARD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs the command and returns its exit code.
-pub fn run(arguments: &cli::Run) -> anyhow::Result<i32> {
+pub fn run(mut arguments: cli::Run) -> anyhow::Result<i32> {
     let mut timings = Timings::start();
+    let destination = Destination::choose(&arguments.place, flags(&arguments))?;
+    settle(&mut arguments, &destination)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
-    let code = runtime.block_on(session(arguments, &mut timings));
+    let began = (Timestamp::now(), std::time::Instant::now());
+    let mut isolation = None;
+    let code = runtime.block_on(async {
+        match arguments.id.clone() {
+            Some(slug) => {
+                leased::session(&slug, &arguments, &destination, &mut timings, &mut isolation).await
+            }
+            None => session(&arguments, &destination, &mut timings, &mut isolation).await,
+        }
+    });
     // A read of standard input may still be going on in a thread; it is not waited for.
     runtime.shutdown_background();
+    history::note(&history::Entry {
+        began: began.0,
+        took: began.1.elapsed(),
+        command: &arguments.command,
+        code: code.as_ref().ok().copied(),
+        home: destination.to_string(),
+        lease: arguments.id.as_deref(),
+        isolation: isolation.as_deref(),
+    });
     if arguments.timings {
         eprint!("{}", timings.table());
     }
     code
 }
 
-async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<i32> {
+/// Returns the settings that flags say.
+fn flags(arguments: &cli::Run) -> Layer {
+    let exact = |duration: Option<Duration>| duration.map(|duration| format!("{}ms", duration.as_millis()));
+    let said = [
+        ("pool", arguments.pool.clone()),
+        ("container", arguments.container.clone()),
+        ("workdir", arguments.workdir.clone()),
+        ("exec-timeout", exact(arguments.timeout)),
+        ("sandbox-ready-timeout", exact(arguments.ready_timeout)),
+    ];
+    said.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// Fills in what the settings say and the flags do not.
+fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result<()> {
+    let config = &destination.config;
+    let new = [&arguments.image, &arguments.memory, &arguments.cpus, &arguments.disk, &arguments.runtime];
+    let new = new.into_iter().any(Option::is_some)
+        || arguments.network.is_some()
+        || !arguments.allow_host.is_empty()
+        || !arguments.allow_port.is_empty();
+    if arguments.id.is_none() {
+        if !new && arguments.template.is_none() {
+            arguments.pool = config.text("pool").map(str::to_owned);
+        }
+        let named = arguments.pool.is_some() || arguments.template.is_some() || arguments.image.is_some();
+        if !destination.is_local() && !named {
+            return Err(wanted::NoWorkload.into());
+        }
+    }
+    arguments.allow_host = config.hosts(&arguments.allow_host);
+    // A lease has a directory and a container of its own.
+    if arguments.id.is_none() {
+        arguments.workdir = config.text("workdir").map(str::to_owned);
+    }
+    let claims = arguments.pool.is_some() || arguments.template.is_some();
+    arguments.container = config.text("container").filter(|_| claims).map(str::to_owned);
+    arguments.sync_delete |= config.is("sync-delete") && !arguments.no_sync;
+    arguments.exclude.splice(0..0, config.list("exclude"));
+    // A test suite on one's own machine may take longer than ten minutes; elsewhere it holds what others wait for.
+    let has_end = arguments.id.is_some() || !destination.is_local() || config.is_said("exec-timeout");
+    arguments.timeout = Some(config.duration("exec-timeout")).filter(|end| has_end && !end.is_zero());
+    let failing = arguments.keep || arguments.keep_on_failure;
+    arguments.keep |= !config.is("delete-on-release") && !failing;
+    Ok(())
+}
+
+async fn session(
+    arguments: &cli::Run,
+    destination: &Destination,
+    timings: &mut Timings,
+    isolation: &mut Option<String>,
+) -> anyhow::Result<i32> {
     let tty = arguments.tty || terminal::interactive();
     let variables = environment::variables(&arguments.env, tty, |name| std::env::var(name).ok())?;
-    let files = Files::choose(arguments)?;
+    let files = Files::choose(arguments, None)?;
     let name = arguments.name.clone().unwrap_or_else(random_name);
-    let new = wanted::wanted(arguments, &name, files.workdir())?;
+    let mut new = wanted::wanted(arguments, &name, files.workdir(), destination.is_local())?;
+    let shown = toolchain::Shown::find(&arguments.toolchain, destination.is_local())?;
+    shown.mount(&mut new);
     let mut signals = Signals::listen().context("listen for signals")?;
     let listening = Listening::begin(&arguments.publish).await?;
     timings.mark("prepare");
     let client = tokio::select! {
         signal = signals.ending() => return Ok(signal.exit_code()),
-        client = home::connect_to(&arguments.place) => client?,
+        client = destination.connect() => client?,
     };
     timings.mark("connect");
-    if wanted::brings_image(arguments) {
+    if let Some(image) = wanted::brings_image(arguments, destination.is_local()) {
         // Before the sandbox exists: progress is shown, and no deadline runs.
         tokio::select! {
             signal = signals.ending() => return Ok(signal.exit_code()),
-            pulled = image::pull(&client, &arguments.image, true) => pulled?,
+            pulled = image::pull(&client, image, true) => pulled?,
         };
         timings.mark("image");
     }
 
     // Not given up at a signal: only the answer says if the server has made the object.
-    let namespace = &arguments.place.namespace;
-    let holding = match (&arguments.pool, &arguments.template) {
-        (Some(pool), _) => Holding::of_pool(&client, namespace, &name, pool).await?,
-        (_, Some(template)) => Holding::of_template(&client, namespace, &name, template).await?,
-        _ => Holding::sandbox(&client, namespace, new).await?,
-    };
+    let launched = create(&client, arguments, &name, new, &destination.namespace).await?;
     timings.mark("create");
 
-    let variables = environment::script(&variables);
-    let mut session = Session { client: &client, arguments, tty, variables: &variables, files };
+    let variables = format!("{}{}", shown.script(), environment::script(&variables));
+    let mut session = Session {
+        client: &client,
+        arguments,
+        tty,
+        variables: &variables,
+        files,
+        guard: None,
+        isolation: None,
+    };
     let mut held = None;
+    let within = destination.config.duration("sandbox-ready-timeout");
     let result = tokio::select! {
-        result = session.serve(&holding, listening, &mut held, &mut signals, timings) => result,
-        never = holding.keep(&client) => match never {},
+        result = session.serve_when_ready(&launched, within, listening, &mut held, &mut signals, timings) => result,
+        never = launch::keep(&client, &launched) => match never {},
     };
     timings.mark("command");
+    *isolation = session.known_isolation().await;
     signals.end_at_the_next();
 
     let failed = !matches!(result, Ok(0));
     let keep = arguments.keep || arguments.sync_only || arguments.keep_on_failure && failed;
     let ended = match keep && held.is_some() {
-        true => holding.stay(&client).await,
-        false => holding.delete(&client).await,
+        true => launch::stay(&client, &launched).await,
+        false => launch::delete(&client, &launched).await,
     };
     if let Err(error) = ended {
         let error = anyhow::Error::from(error)
@@ -114,9 +208,12 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
         eprintln!("warning: {}", crate::report::chain(&error));
     }
     timings.mark("delete");
+    if held.is_none() && failed {
+        shown.hint();
+    }
     if let Some(held) = &held {
         if keep {
-            say_kept(&holding.key().name, arguments);
+            say_kept(&launched.key().name, arguments, destination);
         }
         if failed {
             refused::say(&client, &held.place, arguments).await;
@@ -125,12 +222,46 @@ async fn session(arguments: &cli::Run, timings: &mut Timings) -> anyhow::Result<
     result
 }
 
-fn say_kept(name: &str, arguments: &cli::Run) {
+/// Asks for the sandbox, with a lease that begins now.
+async fn create(
+    client: &Client,
+    arguments: &cli::Run,
+    name: &str,
+    mut new: Sandbox,
+    namespace: &str,
+) -> anyhow::Result<Launched> {
+    let until = sandbox::lease_end(Timestamp::now(), LEASE);
+    let source = match (&arguments.pool, &arguments.template) {
+        (Some(pool), _) => Source::Pool(pool.clone()),
+        (_, Some(template)) => Source::Template(template.clone()),
+        _ => {
+            new.spec.shutdown_time = Some(Time(until));
+            new.spec.shutdown_policy = ShutdownPolicy::Delete;
+            let made = sandbox::create(client, namespace, &new).await?;
+            return Ok(Launched::Sandbox(Box::new(made)));
+        }
+    };
+    let launch = Launch {
+        key: SandboxKey { namespace: namespace.to_owned(), name: name.to_owned() },
+        source,
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+        kept_directory: None,
+        pod_metadata: PodMetadata::default(),
+        env: BTreeMap::new(),
+        limits: BTreeMap::new(),
+        until,
+    };
+    Ok(launch::launch(client, &launch).await?)
+}
+
+fn say_kept(name: &str, arguments: &cli::Run, destination: &Destination) {
+    let flags = destination.flags();
     if arguments.sync_only {
         println!("{name}");
     }
     eprintln!(
-        "Kept sandbox `{name}`: `warren exec {name} -- COMMAND` runs more in it, `warren delete {name}` ends it"
+        "Kept sandbox `{name}`: `warren exec{flags} {name} -- COMMAND` runs more in it, `warren delete{flags} {name}` ends it"
     );
 }
 
@@ -141,36 +272,80 @@ struct Session<'a> {
     tty: bool,
     variables: &'a str,
     files: Files,
+    /// Checks the objects of a lease before anything is executed in its pod.
+    guard: Option<Guard>,
+    /// Asks for the isolation that the containers have, while the command runs.
+    isolation: Option<tokio::task::JoinHandle<Option<String>>>,
+}
+
+/// The condition of a pod that says which isolation its containers have.
+const ISOLATION: &str = "warren.dev/isolation";
+
+/// Returns the isolation that a pod's node says it has.
+async fn isolation_of(client: Client, place: Place) -> Option<String> {
+    let pods: Api<Pod> = Api::namespaced(client, &place.namespace);
+    let conditions = pods.get(&place.pod).await.ok()?.status?.conditions?;
+    conditions.into_iter().find(|condition| condition.type_ == ISOLATION)?.reason
 }
 
 impl Session<'_> {
-    /// Waits for the sandbox, sends files, runs the command, and brings files back.
-    async fn serve(
+    /// Waits for the sandbox, and serves in it.
+    async fn serve_when_ready(
         &mut self,
-        holding: &Holding,
+        launched: &Launched,
+        within: Duration,
         listening: Listening,
         held: &mut Option<Held>,
         signals: &mut Signals,
         timings: &mut Timings,
     ) -> anyhow::Result<i32> {
-        let place = tokio::select! {
+        let what = || format!("waiting for sandbox `{}` to become Ready", launched.key());
+        let waiting = progress::show_if_slow(what, launch::ready(self.client, launched, within));
+        let ready = tokio::select! {
             signal = signals.ending() => return Ok(signal.exit_code()),
-            ready = self.ready(holding) => held.insert(ready?).place.clone(),
+            ready = waiting => held.insert(ready?),
         };
+        if let Some(container) = &self.arguments.container {
+            ready.place.container.clone_from(container);
+        }
+        let place = ready.place.clone();
         timings.mark("ready");
-        listening.serve(self.client, &place);
+        self.serve(&place, listening, signals, timings).await
+    }
+
+    /// Checks the objects of a lease.
+    async fn check(&self) -> anyhow::Result<()> {
+        match &self.guard {
+            Some(guard) => Ok(guard.check().await?),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends files, runs the command, and brings files back.
+    async fn serve(
+        &mut self,
+        place: &Place,
+        listening: Listening,
+        signals: &mut Signals,
+        timings: &mut Timings,
+    ) -> anyhow::Result<i32> {
+        listening.serve(self.client, place);
+        self.isolation = Some(tokio::spawn(isolation_of(self.client.clone(), place.clone())));
         let request = tokio::select! {
             signal = signals.ending() => return Ok(signal.exit_code()),
-            request = self.prepare(&place, timings) => request?,
+            request = self.prepare(place, timings) => request?,
         };
         let (request, sent) = match request {
             (Some(request), sent) => (request, sent),
             (None, _) => return Ok(0),
         };
-        let code = command(self.client, request, self.arguments.timeout, "", signals).await?;
+        self.check().await?;
+        // Others may use the sandbox of a lease: signals are for the command with this mark.
+        let code = command(self.client, request, self.arguments.timeout, self.mark(), signals).await?;
         if let (Some(sent), Some(glob)) = (sent, &self.arguments.sync_back) {
             timings.mark("command");
-            let back = self.files.bring_back(self.client, &place, &sent, glob, self.arguments.overwrite);
+            self.check().await?;
+            let back = self.files.bring_back(self.client, place, &sent, glob, self.arguments.overwrite);
             let back = tokio::select! {
                 signal = signals.ending() => return Ok(signal.exit_code()),
                 back = back => back,
@@ -184,10 +359,20 @@ impl Session<'_> {
         Ok(code)
     }
 
-    async fn ready(&self, holding: &Holding) -> anyhow::Result<Held> {
-        let within = Duration::from_secs(self.arguments.ready_timeout);
-        let what = || format!("waiting for sandbox `{}` to become Ready", holding.key());
-        Ok(progress::show_if_slow(what, holding.ready(self.client, within)).await?)
+    /// Returns the isolation, if the answer has come. It is not waited for.
+    async fn known_isolation(&mut self) -> Option<String> {
+        let asking = self.isolation.take().filter(tokio::task::JoinHandle::is_finished)?;
+        asking.await.ok()?
+    }
+
+    /// Returns the mark of the command in a sandbox that others may use; empty in a sandbox of its own.
+    fn mark(&self) -> &str {
+        self.variables
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("export "))
+            .filter(|_| self.guard.is_some())
+            .unwrap_or_default()
     }
 
     /// Sends what the command needs, and returns how to run it; nothing, if it is only to be sent.
@@ -196,6 +381,12 @@ impl Session<'_> {
         place: &Place,
         timings: &mut Timings,
     ) -> anyhow::Result<(Option<ExecRequest>, Option<warren_client::sync::pack::SentFiles>)> {
+        self.check().await?;
+        if let (Some(_), Some(directory)) = (&self.guard, self.files.directory()) {
+            let request = place.script(MAKE_DIRECTORY, &[directory], false);
+            let made = exec::capture(self.client, request, tokio::io::empty(), tokio::io::sink()).await?;
+            anyhow::ensure!(made.code == 0, "make `{directory}` in the sandbox: {}", made.complaint);
+        }
         let sent = self.files.send(self.client, place).await?;
         if sent.is_some() {
             timings.mark("sync");
@@ -203,11 +394,14 @@ impl Session<'_> {
         if self.arguments.sync_only {
             return Ok((None, sent));
         }
+        if !self.variables.is_empty() {
+            self.check().await?;
+        }
         let file = match self.variables {
             "" => None,
             variables => match store_variables(self.client, place, variables).await {
                 // An image without a shell does without the kind of terminal.
-                Err(_) if self.arguments.env.is_empty() => None,
+                Err(_) if self.arguments.env.is_empty() && self.arguments.toolchain.is_empty() => None,
                 stored => Some(stored?),
             },
         };
@@ -225,11 +419,14 @@ impl Session<'_> {
 
     /// Returns the directory to change to, if the container does not start there by itself.
     fn directory(&self) -> Option<&str> {
-        let new = self.arguments.pool.is_none() && self.arguments.template.is_none();
+        let new = self.arguments.pool.is_none() && self.arguments.template.is_none() && self.guard.is_none();
         let directory = self.files.directory();
         directory.filter(|directory| !new || Some(*directory) != self.files.workdir())
     }
 }
+
+/// Makes the directory `$1`: without files, nothing else makes it in the sandbox of a lease.
+const MAKE_DIRECTORY: &str = r#"mkdir -p -- "$1""#;
 
 /// Writes standard input to a file that only its owner may read, in memory where possible, and prints its name.
 const STORE: &str = r#"

@@ -1,8 +1,13 @@
-//! Commands for sandboxes that exist: `list`, `exec`, `shell`, `cp`, `logs`, `events`, `explain` and `delete`.
+//! Commands for sandboxes that exist: `list`, `top`, `exec`, `shell`, `cp`, `logs`, `events`, `explain`, `suspend`, `resume` and
+//! `delete`.
 
 mod copy;
 mod explain;
-mod list;
+pub mod list;
+mod suspend;
+mod top;
+
+use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::AsyncReadExt as _;
@@ -12,15 +17,20 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use warren_api::{Sandbox, SandboxClaim};
 use warren_client::exec::ExecRequest;
-use warren_client::holding::container_of;
 use warren_client::kube::api::{Api, ListParams, LogParams};
 use warren_client::kube::{Client, ResourceExt as _};
+use warren_client::launch::container_of;
+use warren_client::lease::store::LeaseLock;
+use warren_client::lease::{Lease, cluster};
 use warren_client::sandbox;
 use warren_client::sync::Place;
 
 use crate::cli::{self, Format};
+use crate::config::Layer;
+use crate::destination::Destination;
+use crate::leases::Leases;
 use crate::signals::Signals;
-use crate::{environment, home, run, terminal, words};
+use crate::{environment, history, pools, run, terminal, words};
 
 /// A sandbox, and the claim that has it, if it was named by its claim.
 #[derive(Debug)]
@@ -41,6 +51,11 @@ pub fn carry_out(command: &cli::Command) -> anyhow::Result<i32> {
             cli::Command::Logs(arguments) => logs(arguments).await.map(|()| 0),
             cli::Command::Events(arguments) => events(arguments).await.map(|()| 0),
             cli::Command::Explain(arguments) => explain::explain(arguments).await,
+            cli::Command::Top(arguments) => top::top(arguments).await.map(|()| 0),
+            cli::Command::Suspend(arguments) => suspend::suspend(arguments).await.map(|()| 0),
+            cli::Command::Resume(arguments) => suspend::resume(arguments).await.map(|()| 0),
+            cli::Command::Pool(arguments) => pools::pool(arguments).await,
+            cli::Command::Template(arguments) => pools::template(arguments).await,
             cli::Command::Delete(arguments) => delete(arguments).await.map(|()| 0),
             _ => unreachable!("checked by the caller: a command for sandboxes"),
         }
@@ -50,12 +65,35 @@ pub fn carry_out(command: &cli::Command) -> anyhow::Result<i32> {
     code
 }
 
-/// Finds a sandbox by its name, or by the name of its claim.
-async fn find(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Found> {
+/// A connection to the API, and where in it sandboxes are.
+struct Reached {
+    client: Client,
+    namespace: String,
+    destination: Destination,
+}
+
+/// Connects to what the arguments and settings name.
+async fn reach(place: &cli::Place) -> anyhow::Result<Reached> {
+    let destination = Destination::choose(place, Layer::new())?;
+    let client = destination.connect().await?;
+    Ok(Reached { client, namespace: destination.namespace.clone(), destination })
+}
+
+/// Opens the leases of this home. Without a directory for them there are none, which keeps no command from other sandboxes.
+fn leases(reached: &Reached) -> Option<Leases> {
+    let opened = Leases::open(&reached.destination);
+    opened.inspect_err(|error| tracing::debug!(%error, "leases not read")).ok()
+}
+
+/// Finds a sandbox by its name, the name of its claim, or the slug of its lease.
+async fn find(reached: &Reached, name: &str) -> anyhow::Result<Found> {
+    let (client, namespace) = (&reached.client, &reached.namespace);
+    let lease = leases(reached).and_then(|leases| leases.find(name).ok());
+    let object = lease.as_ref().map_or(name, |lease| &lease.name);
     let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
-    let reading = || format!("find sandbox `{namespace}/{name}`");
+    let reading = || format!("find sandbox `{namespace}/{object}`");
     let claims: Api<SandboxClaim> = Api::namespaced(client.clone(), namespace);
-    if let Some(claim) = claims.get_opt(name).await.with_context(reading)? {
+    if let Some(claim) = claims.get_opt(object).await.with_context(reading)? {
         let given = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.clone());
         let sandbox = match given {
             Some(given) => sandboxes.get_opt(&given).await.with_context(reading)?,
@@ -63,7 +101,7 @@ async fn find(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Fo
         };
         return Ok(Found { sandbox, claim: Some(claim) });
     }
-    match sandboxes.get_opt(name).await.with_context(reading)? {
+    match sandboxes.get_opt(object).await.with_context(reading)? {
         Some(sandbox) => Ok(Found { sandbox: Some(sandbox), claim: None }),
         None => {
             anyhow::bail!("there is no sandbox `{name}` in namespace `{namespace}`; `warren list` shows all")
@@ -71,14 +109,58 @@ async fn find(client: &Client, namespace: &str, name: &str) -> anyhow::Result<Fo
     }
 }
 
-/// Finds the container of a sandbox in which commands run.
-async fn place(
-    client: &Client,
-    at: &cli::Place,
-    name: &str,
-    container: Option<&str>,
-) -> anyhow::Result<Place> {
-    let found = find(client, &at.namespace, name).await?;
+/// A sandbox, and where it is.
+pub struct Identity {
+    pub namespace: String,
+    pub name: String,
+    pub uid: String,
+    /// It is one of the local home's.
+    pub is_local: bool,
+}
+
+/// Returns which sandbox a name means.
+pub async fn identity(place: &cli::Place, name: &str) -> anyhow::Result<Identity> {
+    let reached = reach(place).await?;
+    let sandbox = find(&reached, name).await?.sandbox;
+    let sandbox = sandbox.with_context(|| format!("claim `{name}` has no sandbox yet"))?;
+    let uid = sandbox.uid().with_context(|| format!("sandbox `{name}` has no UID"))?;
+    let is_local = reached.destination.is_local();
+    Ok(Identity { namespace: reached.namespace.clone(), name: sandbox.name_any(), uid, is_local })
+}
+
+/// The container of a sandbox in which commands run. A lease is locked meanwhile, unless a `run` has its lock.
+struct Entered {
+    place: Place,
+    lease: Option<(Leases, Lease, Option<LeaseLock>)>,
+}
+
+impl Entered {
+    /// Notes that the lease was used.
+    fn leave(self) {
+        let Some((leases, mut lease, Some(_lock))) = self.lease else { return };
+        lease.last_used = crate::leases::now();
+        if let Err(error) = leases.store.write(&lease) {
+            eprintln!("warning: {}", crate::report::chain(&error.into()));
+        }
+    }
+}
+
+/// Finds the container of a sandbox in which commands run. That of a lease is followed from the lease's own object, and
+/// every owner and UID on the way is checked.
+async fn enter(reached: &Reached, name: &str, container: Option<&str>) -> anyhow::Result<Entered> {
+    let client = &reached.client;
+    if let Some(leases) = leases(reached)
+        && let Ok(lease) = leases.find(name)
+    {
+        let lock = leases.store.try_lock(&lease.id)?;
+        let lease = leases.store.get(&lease.id)?.unwrap_or(lease);
+        let root = cluster::get_checked(client, &lease).await?;
+        let chain = cluster::resolve(client, &lease, &root, None).await?;
+        let container = container.map_or(chain.container, str::to_owned);
+        let place = Place { namespace: lease.namespace.clone(), pod: chain.pod.name, container };
+        return Ok(Entered { place, lease: Some((leases, lease, lock)) });
+    }
+    let found = find(reached, name).await?;
     let sandbox = found.sandbox.with_context(|| format!("claim `{name}` has no sandbox yet"))?;
     if !matches!(sandbox::progress(&sandbox), sandbox::Progress::Ready) {
         anyhow::bail!("sandbox `{name}` is not Ready; `warren explain {name}` says why");
@@ -88,26 +170,42 @@ async fn place(
         Some(container) => container.to_owned(),
         None => container_of(client, &sandbox, &pod).await?,
     };
-    Ok(Place { namespace: at.namespace.clone(), pod, container })
+    Ok(Entered { place: Place { namespace: reached.namespace.clone(), pod, container }, lease: None })
 }
 
 async fn exec(arguments: &cli::Exec) -> anyhow::Result<i32> {
     let tty = arguments.tty || terminal::interactive();
     let variables = environment::variables(&arguments.env, tty, |name| std::env::var(name).ok())?;
-    let client = home::connect_to(&arguments.place).await?;
-    let place = place(&client, &arguments.place, &arguments.sandbox, arguments.container.as_deref()).await?;
+    let reached = reach(&arguments.place).await?;
+    let entered = enter(&reached, &arguments.sandbox, arguments.container.as_deref()).await?;
     let program = words::program(&arguments.command);
     let variables = environment::script(&variables);
-    attach(&client, &place, program, &variables, arguments.workdir.as_deref(), tty).await
+    let directory = arguments.workdir.as_deref();
+    let began = Timestamp::now();
+    let code = attach(&reached.client, &entered.place, program, &variables, directory, tty).await;
+    history::note(&history::Entry {
+        began,
+        took: Duration::try_from(Timestamp::now().duration_since(began)).unwrap_or_default(),
+        command: &arguments.command,
+        code: code.as_ref().ok().copied(),
+        home: reached.destination.to_string(),
+        lease: entered.lease.as_ref().map(|(_, lease, _)| lease.slug.as_str()),
+        isolation: None,
+    });
+    entered.leave();
+    code
 }
 
 async fn shell(arguments: &cli::Shell) -> anyhow::Result<i32> {
-    let client = home::connect_to(&arguments.place).await?;
-    let place = place(&client, &arguments.place, &arguments.sandbox, None).await?;
+    let reached = reach(&arguments.place).await?;
+    let entered = enter(&reached, &arguments.sandbox, None).await?;
     let tty = terminal::interactive();
     let variables = environment::variables(&[], tty, |name| std::env::var(name).ok())?;
     let program = words::shell();
-    attach(&client, &place, program, &environment::script(&variables), None, tty).await
+    let variables = environment::script(&variables);
+    let code = attach(&reached.client, &entered.place, program, &variables, None, tty).await;
+    entered.leave();
+    code
 }
 
 async fn attach(
@@ -135,10 +233,10 @@ async fn attach(
 }
 
 async fn logs(arguments: &cli::Logs) -> anyhow::Result<()> {
-    let client = home::connect_to(&arguments.place).await?;
-    let found = find(&client, &arguments.place.namespace, &arguments.sandbox).await?;
+    let reached = reach(&arguments.place).await?;
+    let found = find(&reached, &arguments.sandbox).await?;
     let sandbox = found.sandbox.context("the claim has no sandbox yet")?;
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &arguments.place.namespace);
+    let pods: Api<Pod> = Api::namespaced(reached.client.clone(), &reached.namespace);
     let parameters = LogParams {
         container: arguments.container.clone(),
         follow: arguments.follow,
@@ -195,9 +293,9 @@ fn last_seen(event: &Event) -> Option<Timestamp> {
 }
 
 async fn events(arguments: &cli::Events) -> anyhow::Result<()> {
-    let client = home::connect_to(&arguments.place).await?;
-    let found = find(&client, &arguments.place.namespace, &arguments.sandbox).await?;
-    let events = events_of(&client, &arguments.place.namespace, &found).await?;
+    let reached = reach(&arguments.place).await?;
+    let found = find(&reached, &arguments.sandbox).await?;
+    let events = events_of(&reached.client, &reached.namespace, &found).await?;
     let rows = events.iter().map(|event| {
         let object = &event.involved_object;
         json!({
@@ -224,15 +322,19 @@ async fn events(arguments: &cli::Events) -> anyhow::Result<()> {
 }
 
 async fn delete(arguments: &cli::Delete) -> anyhow::Result<()> {
-    let client = home::connect_to(&arguments.place).await?;
-    let namespace = &arguments.place.namespace;
+    let reached = reach(&arguments.place).await?;
+    let client = &reached.client;
+    let leases = leases(&reached);
     for name in &arguments.sandboxes {
-        let found = find(&client, namespace, name).await?;
+        if leases.as_ref().is_some_and(|leases| leases.find(name).is_ok()) {
+            anyhow::bail!("`{name}` is a lease: `warren stop {name}` ends it");
+        }
+        let found = find(&reached, name).await?;
         match (&found.claim, &found.sandbox) {
-            (Some(claim), _) => sandbox::delete(&client, claim).await?,
+            (Some(claim), _) => sandbox::delete(client, claim).await?,
             (None, Some(sandbox)) => match claim_of(sandbox) {
                 Some(claim) => anyhow::bail!("sandbox `{name}` belongs to claim `{claim}`; delete that one"),
-                None => sandbox::delete(&client, sandbox).await?,
+                None => sandbox::delete(client, sandbox).await?,
             },
             (None, None) => {}
         }

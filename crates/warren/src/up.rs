@@ -183,6 +183,7 @@ fn config(
         listen: listen.listen.unwrap_or(LISTEN),
         router_listen: listen.router_listen.unwrap_or(LISTEN),
         router_url: data_dir.router_url(),
+        router_token_key: data_dir.router_token_key(),
         registries: RegistryConfig {
             credential_files: credential_files(|name| std::env::var_os(name)),
             insecure: registries.insecure_registry.clone(),

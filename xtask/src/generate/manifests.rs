@@ -14,11 +14,13 @@ const IMAGE: &str = concat!("warren:", env!("CARGO_PKG_VERSION"));
 /// Returns `sandbox.yaml` (core), `extensions.yaml` (applied after it) and `sandbox-with-extensions.yaml` (both in one).
 pub fn install() -> Result<Folder> {
     let (mut core_crds, mut extension_crds) = (Vec::new(), Vec::new());
-    for crd in warren_api::crds() {
+    // Their controller does not serve tasks.
+    let is_served = |group: &str| group != warren_api::OWN_GROUP;
+    for crd in warren_api::crds().into_iter().filter(|crd| is_served(&crd.spec.group)) {
         let list = if crd.spec.group == "agents.x-k8s.io" { &mut core_crds } else { &mut extension_crds };
         list.push(serde_json::to_value(&crd).context("serialise a definition")?);
     }
-    let [(_, account), (_, controller), (_, extensions)] = permissions::manifests();
+    let [(_, account), (_, controller), (_, extensions), _] = permissions::manifests();
     let core = |deployment: Value| {
         [account.clone(), core_crds.clone(), controller.clone(), vec![service(), deployment]].concat()
     };

@@ -13,7 +13,8 @@ use kube::client::Body;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
-use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations};
+use warren_api::conditions::{ConditionType, is_true};
+use warren_api::{AgentTask, Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool, annotations};
 use warren_controllers::leader::Election;
 use warren_controllers::permissions::{NAMESPACE, SERVICE_ACCOUNT, manifests};
 use warren_controllers::{Config, Controllers};
@@ -107,14 +108,15 @@ impl Account {
     async fn wait_until_owners_are_known(&self, place: &Place) {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &place.namespace);
-        for (group, kind) in [
-            ("agents.x-k8s.io", "Sandbox"),
-            ("extensions.agents.x-k8s.io", "SandboxClaim"),
-            ("extensions.agents.x-k8s.io", "SandboxTemplate"),
-            ("extensions.agents.x-k8s.io", "SandboxWarmPool"),
+        for (version, kind) in [
+            ("agents.x-k8s.io/v1beta1", "Sandbox"),
+            ("extensions.agents.x-k8s.io/v1beta1", "SandboxClaim"),
+            ("extensions.agents.x-k8s.io/v1beta1", "SandboxTemplate"),
+            ("extensions.agents.x-k8s.io/v1beta1", "SandboxWarmPool"),
+            ("warren.dev/v1alpha1", "AgentTask"),
         ] {
             let pod: Pod = serde_json::from_value(json!({
-                "metadata": {"name": "owned", "ownerReferences": [{"apiVersion": format!("{group}/v1beta1"), "kind": kind,
+                "metadata": {"name": "owned", "ownerReferences": [{"apiVersion": version, "kind": kind,
                     "name": "owner", "uid": "11111111-2222-3333-4444-555555555555", "blockOwnerDeletion": true}]},
                 "spec": {"containers": [{"name": "main", "image": "i"}]},
             }))
@@ -181,7 +183,8 @@ pub async fn the_rights_that_are_handed_out_are_enough(place: Place) {
         leases.delete(&lease, &DeleteParams::default()).await.unwrap();
     }
     let leadership = election.lead(account.client.clone()).await;
-    let controllers = Controllers::start(account.client.clone(), extensions());
+    let controllers =
+        Controllers::start(account.client.clone(), Config { agent_tasks: true, ..extensions() });
     let _nodes = support::nodes(&place).await;
 
     // A service that comes and goes; a volume claim that is owned, let go and owned again.
@@ -221,6 +224,18 @@ pub async fn the_rights_that_are_handed_out_are_enough(place: Place) {
     place.full("pool", 1).await;
     place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": 0}})).await;
     place.full("pool", 0).await;
+    // A task that is cancelled while its command runs, and deleted after its time.
+    place
+        .create::<AgentTask>(json!({"apiVersion": "warren.dev/v1alpha1", "kind": "AgentTask",
+            "metadata": {"name": "work"}, "spec": {"runner": {"image": "i"}, "ttlSecondsAfterFinished": 0}}))
+        .await;
+    let runs = |task: Option<&AgentTask>| {
+        let conditions = task.and_then(|task| Some(task.status.as_ref()?.conditions.as_slice()));
+        conditions.is_some_and(|conditions| is_true(conditions, ConditionType::Running))
+    };
+    place.wait("work", "running", runs).await;
+    place.patch::<AgentTask>("work", json!({"spec": {"cancel": true}})).await;
+    place.wait("work", "gone", |task: Option<&AgentTask>| task.is_none()).await;
     // A policy that comes, changes and goes.
     let policy = "pool-network-policy";
     let first = place.wait(policy, "there", |policy: Option<&NetworkPolicy>| policy.is_some()).await.unwrap();

@@ -11,6 +11,9 @@ const RUNTIME_PORT: u16 = 8888;
 /// The ports of sandboxd's REST and gRPC APIs. They are popular with others, so they must be asked for.
 const SANDBOXD_PORTS: [u16; 2] = [8080, 9090];
 
+/// The port of E2B's envd API.
+const ENVD_PORT: u16 = 49983;
+
 /// The base directory in images that have nothing better.
 pub const WORKSPACE: &str = "/workspace";
 
@@ -19,9 +22,9 @@ pub const WORKSPACE: &str = "/workspace";
 pub enum GuestError {
     /// The annotation has another value.
     #[error(
-        "annotation {key}: must be {enabled:?}, {sandboxd:?} or {disabled:?}, and not {0:?}",
+        "annotation {key}: must be {enabled:?}, {sandboxd:?}, {e2b:?} or {disabled:?}, and not {0:?}",
         key = annotations::GUEST, enabled = annotations::ENABLED, sandboxd = annotations::SANDBOXD,
-        disabled = annotations::DISABLED
+        e2b = annotations::E2B, disabled = annotations::DISABLED
     )]
     Value(String),
     /// Another runtime keeps the pod's containers.
@@ -52,9 +55,12 @@ pub fn guest(pod: &Pod) -> Result<Option<Guest<'_>>, GuestError> {
     let has_runtime = spec.runtime_class_name.as_deref().is_some_and(|class| !class.is_empty());
     let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotations::GUEST));
     match annotation.map(String::as_str) {
-        Some(annotations::ENABLED | annotations::SANDBOXD) if has_runtime => Err(GuestError::Runtime),
+        Some(annotations::ENABLED | annotations::SANDBOXD | annotations::E2B) if has_runtime => {
+            Err(GuestError::Runtime)
+        }
         Some(annotations::ENABLED) => on(&[RUNTIME_PORT]),
         Some(annotations::SANDBOXD) => on(&[&[RUNTIME_PORT], &SANDBOXD_PORTS[..]].concat()),
+        Some(annotations::E2B) => on(&[RUNTIME_PORT, ENVD_PORT]),
         Some(annotations::DISABLED) => Ok(None),
         Some(other) => Err(GuestError::Value(other.chars().take(64).collect())),
         None if has_runtime || !is_of_sandbox(pod) => Ok(None),
@@ -132,6 +138,8 @@ mod tests {
             (Some("enabled"), "ReplicaSet", image, main.clone()),
             (Some("enabled"), "Sandbox", port, main),
             (Some("sandboxd"), "Sandbox", json!({}), Ok(Some(("main".to_owned(), 3)))),
+            (Some("e2b"), "Sandbox", json!({}), Ok(Some(("main".to_owned(), 2)))),
+            (Some("e2b"), "Sandbox", runtime.clone(), Err(GuestError::Runtime)),
             (Some("enabled"), "Sandbox", runtime, Err(GuestError::Runtime)),
             (Some("yes"), "Sandbox", json!({}), Err(GuestError::Value("yes".to_owned()))),
         ] {

@@ -84,10 +84,12 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
             }
         }
         PodView::Absent | PodView::NotMine(..) if suspended => {
-            if annotated.is_some() {
+            if annotated.is_some() && !is_made_once(&world.sandbox) {
                 push(set_pod_name(&world.sandbox, Value::Null));
             }
         }
+        // The pod was made, and is gone: what ran in it must not run again.
+        PodView::Absent if annotated.is_some() && is_made_once(&world.sandbox) => {}
         PodView::Absent => {
             push(Action::Create(Object::Pod(Box::new(new_pod(&world.sandbox)))));
             if annotated != Some(world.name()) && !is_named_by_its_claim(world, Some(world.name())) {
@@ -165,6 +167,10 @@ pub(super) fn new_pod(sandbox: &Sandbox) -> Pod {
 
 fn annotated_name(sandbox: &Sandbox) -> Option<&str> {
     ownership::annotation(&sandbox.metadata, annotations::POD_NAME).filter(|name| !name.is_empty())
+}
+
+fn is_made_once(sandbox: &Sandbox) -> bool {
+    ownership::annotation(&sandbox.metadata, annotations::POD_REPLACEMENT) == Some(annotations::NEVER)
 }
 
 fn named<'a>(world: &'a World, name: &str) -> Option<&'a Pod> {

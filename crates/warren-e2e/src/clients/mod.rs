@@ -3,6 +3,7 @@
 //! A [`Side`] is a server with its kubeconfig. [`Transcript`] runs commands on a side and writes down what they print, with
 //! what must differ between two servers masked. Passing means that the two transcripts are the same text.
 
+mod browser;
 mod kubectl;
 mod python;
 
@@ -13,6 +14,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
+pub use browser::Browser;
 pub use kubectl::{play, served_resources};
 pub use python::{Python, python, python_with, python_with_sdk};
 
@@ -178,6 +180,20 @@ static MASKS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     .map(|(pattern, replacement)| (Regex::new(pattern).expect("a pattern"), replacement))
     .collect()
 });
+
+/// Runs a command to its end; what it printed, or everything it said if it failed.
+fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("run {command:?}: {error}"))?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    match output.status.success() {
+        true => Ok(stdout),
+        false => Err(format!(
+            "{command:?}: {}\n{stdout}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        )),
+    }
+}
 
 /// Masks what may differ.
 pub fn mask(text: &str) -> String {

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use warren_testkit::kube::Cache;
 
-use super::{Side, mask};
+use super::{Side, mask, run};
 
 /// A Python with the client in it.
 #[derive(Debug, Clone)]
@@ -78,18 +78,5 @@ impl Python {
         let mut python = Command::new(&self.program);
         python.arg(script);
         run(command(&mut python))
-    }
-}
-
-fn run(command: &mut Command) -> Result<String, String> {
-    let output = command.output().map_err(|error| format!("run {command:?}: {error}"))?;
-    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
-    match output.status.success() {
-        true => Ok(stdout),
-        false => Err(format!(
-            "{command:?}: {}\n{stdout}{}",
-            output.status,
-            String::from_utf8_lossy(&output.stderr)
-        )),
     }
 }

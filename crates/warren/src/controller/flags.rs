@@ -25,6 +25,9 @@ pub struct Flags {
     /// Serve SandboxClaim, SandboxTemplate and SandboxWarmPool, besides Sandbox
     #[arg(long, env = "WARREN_EXTENSIONS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
     pub extensions: bool,
+    /// Serve AgentTask of `warren.dev`, too; needs `--extensions`
+    #[arg(long, env = "WARREN_AGENT_TASKS", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value = "false", default_missing_value = "true", value_parser = boolean, value_name = "BOOL", hide_possible_values = true)]
+    pub agent_tasks: bool,
     /// Suffix of the service names in `status.serviceFQDN`
     #[arg(long, env = "WARREN_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
     pub cluster_domain: String,

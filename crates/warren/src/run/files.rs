@@ -16,7 +16,7 @@ use crate::glob::Glob;
 use crate::progress;
 
 /// Where a checkout is in the sandbox, if nothing else is said.
-const WORKDIR: &str = "/workspace";
+pub const WORKDIR: &str = "/workspace";
 
 /// What is sent, and to which directory.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub struct Files {
     workdir: Option<String>,
     /// Where the command runs.
     directory: Option<String>,
+    /// Whether entries of the work directory that are not sent are deleted.
+    replace: bool,
 }
 
 #[derive(Debug)]
@@ -40,7 +42,8 @@ struct Source {
 impl Files {
     /// Chooses the files: a named directory, else the checkout that the current directory is in, else none. A
     /// directory that is no checkout is never sent without being named: it could be a home directory.
-    pub fn choose(arguments: &cli::Run) -> anyhow::Result<Self> {
+    /// A lease has a work directory also when nothing is sent: `of_lease`.
+    pub fn choose(arguments: &cli::Run, of_lease: Option<&str>) -> anyhow::Result<Self> {
         let here = std::env::current_dir().context("find the current directory");
         let root = match (&arguments.sync, arguments.no_sync) {
             (_, true) => None,
@@ -60,10 +63,10 @@ impl Files {
                     "No files are sent: the current directory is in no git checkout (`--sync DIR` sends one)"
                 );
             }
-            let workdir = arguments.workdir.clone();
-            return Ok(Self { source: None, directory: workdir.clone(), workdir });
+            let workdir = arguments.workdir.clone().or_else(|| of_lease.map(str::to_owned));
+            return Ok(Self { source: None, directory: workdir.clone(), workdir, replace: false });
         }
-        let workdir = arguments.workdir.clone().unwrap_or_else(|| WORKDIR.to_owned());
+        let workdir = arguments.workdir.as_deref().or(of_lease).unwrap_or(WORKDIR).to_owned();
         sync::check_directory(&workdir)?;
         let source = root.map(|root| Source::list(root, arguments.exclude.clone(), arguments.sync_large));
         // From a directory inside the checkout, the command runs in the same one of the copy.
@@ -77,7 +80,12 @@ impl Files {
             Some("") | None => workdir.clone(),
             Some(inside) => format!("{}/{inside}", workdir.trim_end_matches('/')),
         };
-        Ok(Self { source, workdir: Some(workdir), directory: Some(directory) })
+        Ok(Self {
+            source,
+            workdir: Some(workdir),
+            directory: Some(directory),
+            replace: arguments.sync_delete,
+        })
     }
 
     /// Returns the directory of the sandbox that files are sent to.
@@ -99,7 +107,12 @@ impl Files {
         source.checkouts = manifest.without_entries();
         let count = manifest.entries.len();
         let token = super::random_name();
-        let sending = sync::upload(client, place, manifest, workdir, &token);
+        let sending = async {
+            match self.replace {
+                true => sync::replace(client, place, manifest, workdir, &token).await,
+                false => sync::upload(client, place, manifest, workdir, &token).await,
+            }
+        };
         let what = || format!("sending {count} files of `{root}`");
         Ok(Some(progress::show_if_slow(what, sending).await?))
     }

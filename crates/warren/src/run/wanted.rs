@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use warren_api::annotations;
 use warren_api::blueprint::{PodMetadata, PodTemplate, SandboxBlueprint};
 use warren_api::{Sandbox, SandboxSpec};
+use warren_client::launch;
 
 use crate::cli;
 
@@ -16,79 +17,150 @@ const CONTAINER: &str = "sandbox";
 /// Names of images that are never fetched.
 const BUILT_IN: &str = "warren.dev/";
 
-/// Returns true if the image is one that the local home has to fetch.
-pub fn brings_image(arguments: &cli::Run) -> bool {
-    let new = arguments.pool.is_none() && arguments.template.is_none();
-    new && arguments.place.kubeconfig.is_none() && !arguments.image.starts_with(BUILT_IN)
+/// The image that is this machine's own `/usr`.
+pub const HOST_IMAGE: &str = "warren.dev/host";
+
+/// A cluster has no default to run in.
+#[derive(Debug, thiserror::Error)]
+#[error("on a cluster, say what to run in: `--pool`, `--template` or `--image`")]
+pub struct NoWorkload;
+
+/// Returns true for an image that has to be fetched.
+pub fn is_fetched(image: &str) -> bool {
+    !image.starts_with(BUILT_IN)
 }
 
-/// Returns the sandbox that the arguments ask for.
-pub fn wanted(arguments: &cli::Run, name: &str, workdir: Option<&str>) -> anyhow::Result<Sandbox> {
-    let limits =
-        [("memory", &arguments.memory), ("cpu", &arguments.cpus), ("ephemeral-storage", &arguments.disk)];
-    let limits: BTreeMap<String, Quantity> = limits
-        .into_iter()
-        .filter_map(|(resource, quantity)| Some((resource.to_owned(), Quantity(quantity.clone()?))))
-        .collect();
-    let told = [("IS_SANDBOXED", "true"), ("SANDBOX_VERSION", env!("CARGO_PKG_VERSION"))];
-    let env = told.map(|(name, value)| EnvVar {
-        name: name.to_owned(),
-        value: Some(value.to_owned()),
-        value_from: None,
-    });
-    let container = Container {
-        name: CONTAINER.to_owned(),
-        image: Some(arguments.image.clone()),
-        // An image runs what it likes and ends when it likes. Here it has to wait for the command, as the built-in image does.
-        command: brings_image(arguments).then(warren_local::init_command),
-        image_pull_policy: brings_image(arguments).then(|| "IfNotPresent".to_owned()),
-        env: Some(env.to_vec()),
-        working_dir: workdir.map(str::to_owned),
-        resources: (!limits.is_empty())
-            .then(|| ResourceRequirements { limits: Some(limits), ..ResourceRequirements::default() }),
-        ..Container::default()
-    };
-    let pod = PodSpec {
+/// Returns the image, if it is one that the local home has to fetch.
+pub fn brings_image(arguments: &cli::Run, local: bool) -> Option<&str> {
+    let new = arguments.pool.is_none() && arguments.template.is_none() && arguments.id.is_none();
+    arguments.image.as_deref().filter(|image| new && local && is_fetched(image))
+}
+
+/// Returns the program and pull policy of a container that waits for commands; none for the built-in image, which waits by itself.
+fn waiting(image: &str, local: bool) -> (Option<Vec<String>>, Option<String>) {
+    match is_fetched(image) {
+        true => (Some(launch::idle_command(local)), local.then(|| "IfNotPresent".to_owned())),
+        false => (None, None),
+    }
+}
+
+fn pod(container: Container, runtime: Option<String>) -> PodSpec {
+    PodSpec {
         containers: vec![container],
-        runtime_class_name: arguments.runtime.clone(),
+        runtime_class_name: runtime,
         restart_policy: Some("Never".to_owned()),
         // What runs here is over when the command is; nothing is left to say goodbye to.
         termination_grace_period_seconds: Some(0),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
         ..PodSpec::default()
-    };
-    Ok(Sandbox::new(
-        name,
-        SandboxSpec {
-            blueprint: SandboxBlueprint {
-                pod_template: PodTemplate { metadata: metadata(arguments)?, spec: pod.into() },
-                ..SandboxBlueprint::default()
-            },
-            ..SandboxSpec::default()
-        },
-    ))
+    }
 }
 
-/// Returns the annotations that describe the pod's network.
-fn metadata(arguments: &cli::Run) -> anyhow::Result<PodMetadata> {
-    let hosts = arguments.allow_host.join(",");
-    let ports = arguments.allow_port.join(",");
-    let narrowed = !hosts.is_empty() || !ports.is_empty();
-    if let Some(mode) = arguments.network.filter(|mode| narrowed && *mode != cli::Network::Restricted) {
-        anyhow::bail!(
-            "`--allow-host` and `--allow-port` are for `--network restricted`; `{}` has no list",
-            mode.name()
-        );
+fn of_pod(pod: PodSpec, metadata: PodMetadata) -> Sandbox {
+    let blueprint = SandboxBlueprint {
+        pod_template: PodTemplate { metadata, spec: pod.into() },
+        ..SandboxBlueprint::default()
+    };
+    Sandbox::new("", SandboxSpec { blueprint, ..SandboxSpec::default() })
+}
+
+/// What a new sandbox is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Description<'a> {
+    /// The image.
+    pub image: &'a str,
+    /// Most memory, as a quantity.
+    pub memory: Option<&'a str>,
+    /// Most processor time.
+    pub cpus: Option<&'a str>,
+    /// Most on the disk.
+    pub disk: Option<&'a str>,
+    /// The RuntimeClass.
+    pub runtime: Option<&'a str>,
+    /// What it reaches.
+    pub network: Option<cli::Network>,
+    /// Hosts that it may reach.
+    pub hosts: &'a [String],
+    /// Their ports.
+    pub ports: &'a [String],
+    /// The directory that its container starts in.
+    pub workdir: Option<&'a str>,
+}
+
+/// Returns the sandbox that the arguments ask for.
+pub fn wanted(
+    arguments: &cli::Run,
+    name: &str,
+    workdir: Option<&str>,
+    local: bool,
+) -> anyhow::Result<Sandbox> {
+    let description = Description {
+        image: arguments.image.as_deref().unwrap_or(HOST_IMAGE),
+        memory: arguments.memory.as_deref(),
+        cpus: arguments.cpus.as_deref(),
+        disk: arguments.disk.as_deref(),
+        runtime: arguments.runtime.as_deref(),
+        network: arguments.network,
+        hosts: &arguments.allow_host,
+        ports: &arguments.allow_port,
+        workdir,
+    };
+    let mut sandbox = description.sandbox(local)?;
+    sandbox.metadata.name = Some(name.to_owned());
+    Ok(sandbox)
+}
+
+impl Description<'_> {
+    /// Returns a sandbox without a name, which waits for commands.
+    pub fn sandbox(&self, local: bool) -> anyhow::Result<Sandbox> {
+        let limits = [("memory", self.memory), ("cpu", self.cpus), ("ephemeral-storage", self.disk)];
+        let limits: BTreeMap<String, Quantity> = limits
+            .into_iter()
+            .filter_map(|(resource, quantity)| Some((resource.to_owned(), Quantity(quantity?.to_owned()))))
+            .collect();
+        let told = [("IS_SANDBOXED", "true"), ("SANDBOX_VERSION", env!("CARGO_PKG_VERSION"))];
+        let env = told.map(|(name, value)| EnvVar {
+            name: name.to_owned(),
+            value: Some(value.to_owned()),
+            value_from: None,
+        });
+        // An image runs what it likes and ends when it likes. Here it has to wait for the command, as the built-in image does.
+        let (command, image_pull_policy) = waiting(self.image, local);
+        let container = Container {
+            name: CONTAINER.to_owned(),
+            image: Some(self.image.to_owned()),
+            command,
+            image_pull_policy,
+            env: Some(env.to_vec()),
+            working_dir: self.workdir.map(str::to_owned),
+            resources: (!limits.is_empty())
+                .then(|| ResourceRequirements { limits: Some(limits), ..ResourceRequirements::default() }),
+            ..Container::default()
+        };
+        Ok(of_pod(pod(container, self.runtime.map(str::to_owned)), self.metadata()?))
     }
-    let said = [
-        (annotations::NETWORK, arguments.network.map(|mode| mode.name().to_owned()).unwrap_or_default()),
-        (annotations::NETWORK_ALLOWED_HOSTS, hosts),
-        (annotations::NETWORK_ALLOWED_PORTS, ports),
-    ];
-    let said = said.into_iter().filter(|(_, value)| !value.is_empty());
-    let annotations = said.map(|(key, value)| (key.to_owned(), value)).collect();
-    Ok(PodMetadata { annotations, ..PodMetadata::default() })
+
+    /// Returns the annotations that describe the pod's network.
+    fn metadata(&self) -> anyhow::Result<PodMetadata> {
+        let hosts = self.hosts.join(",");
+        let ports = self.ports.join(",");
+        let narrowed = !hosts.is_empty() || !ports.is_empty();
+        if let Some(mode) = self.network.filter(|mode| narrowed && *mode != cli::Network::Restricted) {
+            anyhow::bail!(
+                "`--allow-host` and `--allow-port` are for `--network restricted`; `{}` has no list",
+                mode.name()
+            );
+        }
+        let said = [
+            (annotations::NETWORK, self.network.map(|mode| mode.name().to_owned()).unwrap_or_default()),
+            (annotations::NETWORK_ALLOWED_HOSTS, hosts),
+            (annotations::NETWORK_ALLOWED_PORTS, ports),
+        ];
+        let said = said.into_iter().filter(|(_, value)| !value.is_empty());
+        let annotations = said.map(|(key, value)| (key.to_owned(), value)).collect();
+        Ok(PodMetadata { annotations, ..PodMetadata::default() })
+    }
 }
 
 #[cfg(test)]
@@ -100,7 +172,8 @@ mod tests {
     fn sandbox(arguments: &[&str]) -> serde_json::Value {
         let cli = cli::Cli::parse_from([&["warren", "run"], arguments].concat());
         let cli::Command::Run(run) = cli.command else { panic!("not a run") };
-        let wanted = wanted(&run, "name", run.workdir.as_deref()).expect("valid arguments");
+        let wanted = wanted(&run, "name", run.workdir.as_deref(), run.place.context.is_none())
+            .expect("valid arguments");
         serde_json::to_value(wanted).expect("serialize")
     }
 
@@ -155,7 +228,7 @@ mod tests {
         let cli =
             cli::Cli::parse_from(["warren", "run", "--network", "full", "--allow-host", "a.example", "true"]);
         let cli::Command::Run(run) = cli.command else { panic!("not a run") };
-        wanted(&run, "name", None).unwrap_err();
+        wanted(&run, "name", None, true).unwrap_err();
     }
 
     #[test]
@@ -166,7 +239,8 @@ mod tests {
         assert_eq!(own["command"], serde_json::json!(["/.warren/init"]));
         assert_eq!(own["imagePullPolicy"], "IfNotPresent");
         assert!(container(&["true"]).get("command").is_none());
-        assert!(container(&["--kubeconfig", "x", "--image", "busybox", "true"]).get("command").is_none());
+        let on_a_cluster = container(&["--context", "x", "--image", "busybox", "true"]);
+        assert_eq!(on_a_cluster["command"][0], "tail", "our own program is on our nodes alone");
     }
 
     #[test]

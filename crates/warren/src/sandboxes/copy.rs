@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use warren_client::exec::{self, Captured};
 use warren_client::sync::{self, back};
 
-use crate::{cli, home};
+use crate::cli;
 
 /// One side of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,18 +31,21 @@ impl Side {
 /// Copies a file or a directory.
 pub async fn copy(arguments: &cli::Cp) -> anyhow::Result<()> {
     let sides = (Side::parse(&arguments.source), Side::parse(&arguments.target));
-    let client = home::connect_to(&arguments.place).await?;
+    let reached = super::reach(&arguments.place).await?;
     match sides {
         (Side::Here(source), Side::Sandbox { name, path }) => {
-            let place = super::place(&client, &arguments.place, &name, None).await?;
-            send(&client, &place, source, &path).await
+            let entered = super::enter(&reached, &name, None).await?;
+            send(&reached.client, &entered.place, source, &path).await?;
+            entered.leave();
         }
         (Side::Sandbox { name, path }, Side::Here(target)) => {
-            let place = super::place(&client, &arguments.place, &name, None).await?;
-            fetch(&client, &place, &path, &target).await
+            let entered = super::enter(&reached, &name, None).await?;
+            fetch(&reached.client, &entered.place, &path, &target).await?;
+            entered.leave();
         }
         _ => anyhow::bail!("one of the two must be `SANDBOX:PATH`, the other one a path of this machine"),
     }
+    Ok(())
 }
 
 /// Unpacks an archive with one entry, `$2`, into the directory `$1`, or under the name `$1`.

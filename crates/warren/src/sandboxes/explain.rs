@@ -8,13 +8,13 @@ use warren_client::kube::api::Api;
 use warren_client::sandbox::{self, Progress, Standing};
 
 use super::Found;
-use crate::{cli, home};
+use crate::cli;
 
 /// Prints an explanation. The exit code is 0 for a sandbox that is Ready, 1 otherwise.
 pub async fn explain(arguments: &cli::Explain) -> anyhow::Result<i32> {
-    let client = home::connect_to(&arguments.place).await?;
-    let namespace = &arguments.place.namespace;
-    let found = super::find(&client, namespace, &arguments.sandbox).await?;
+    let reached = super::reach(&arguments.place).await?;
+    let (client, namespace) = (&reached.client, &reached.namespace);
+    let found = super::find(&reached, &arguments.sandbox).await?;
     let pod = match &found.sandbox {
         Some(sandbox) => {
             let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
@@ -22,7 +22,7 @@ pub async fn explain(arguments: &cli::Explain) -> anyhow::Result<i32> {
         }
         None => None,
     };
-    let events = super::events_of(&client, namespace, &found).await?;
+    let events = super::events_of(client, namespace, &found).await?;
     let explanation = explanation(&found, pod.as_ref(), &events);
     print!("{}", explanation.text);
     Ok(if explanation.ready { 0 } else { 1 })

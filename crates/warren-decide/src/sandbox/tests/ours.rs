@@ -44,6 +44,25 @@ fn steps(world: &World, expect: Expect) {
 }
 
 #[test]
+fn a_pod_that_is_made_once_is_not_made_again() {
+    let once = |extra: Value| {
+        let mut base = json!({"metadata": {"annotations": {"warren.dev/pod-replacement": "Never"}}});
+        overlay(&mut base, &extra);
+        base
+    };
+    let created = |sandbox: Value| {
+        let plan = decide(&world(sandbox, vec![]), at(0));
+        plan.steps.iter().filter(|step| matches!(step.action, Action::Create(Object::Pod(_)))).count()
+    };
+    assert_eq!(created(sandbox(once(json!({})))), 1, "it was not made yet");
+    assert_eq!(created(sandbox(annotated(once(json!({}))))), 0, "it was made, and is gone");
+    assert_eq!(created(sandbox(annotated(json!({})))), 1, "any other sandbox gets another");
+    // A sandbox that was suspended does not forget it.
+    let suspended = annotated(once(json!({"spec": {"operatingMode": "Suspended"}})));
+    steps(&world(sandbox(suspended), vec![]), expect![""]);
+}
+
+#[test]
 fn retained_volumes_are_nobodys_and_are_found_again() {
     let owners = |extra: Value| {
         let plan = decide(&seen(with_volumes(extra), None), at(0));

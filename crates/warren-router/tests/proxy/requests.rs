@@ -1,152 +1,12 @@
-//! One router between raw clients and raw sandboxes, so that every byte on either side is seen.
+//! Requests that name their sandbox by headers.
 
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::future::BoxFuture;
-use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_util::sync::CancellationToken;
-use warren_router::{Config, Dialer, Hosts, Listener, Route, Router, Stream};
+use tokio::io::AsyncWriteExt as _;
+use warren_router::Hosts;
 
-/// Leads every pod to one listener of the test, after so many failures.
-struct ToTest {
-    sandbox: SocketAddr,
-    failures: Arc<AtomicUsize>,
-    dialled: Arc<AtomicUsize>,
-}
-
-impl Dialer for ToTest {
-    fn dial<'a>(&'a self, _: &'a Route, _: u16) -> BoxFuture<'a, io::Result<Box<dyn Stream>>> {
-        Box::pin(async move {
-            self.dialled.fetch_add(1, Ordering::SeqCst);
-            let left =
-                self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
-            if left.is_ok() {
-                return Err(io::ErrorKind::ConnectionRefused.into());
-            }
-            Ok(Box::new(TcpStream::connect(self.sandbox).await?) as Box<dyn Stream>)
-        })
-    }
-}
-
-fn pod(name: &str, address: &str) -> Value {
-    json!({
-        "metadata": {
-            "namespace": "default", "name": name, "uid": format!("pod-{name}"), "resourceVersion": "1",
-            "labels": {"agents.x-k8s.io/sandbox-name-hash": "0"},
-            "ownerReferences": [{
-                "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": name,
-                "uid": format!("sandbox-{name}"), "controller": true,
-            }],
-        },
-        "status": {"podIPs": [{"ip": address}], "conditions": [{"type": "Ready", "status": "True"}]},
-    })
-}
-
-/// An API server that has the pods `box` and `two` and nothing else.
-fn api_server() -> kube::Client {
-    let service = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
-        let query = request.uri().query().unwrap_or_default().to_owned();
-        let (status, value) = if query.contains("watch=") {
-            std::future::pending::<()>().await;
-            (200, json!({}))
-        } else if request.uri().path() == "/api/v1/pods" {
-            let items = [pod("box", "10.9.8.7"), pod("two", "10.9.8.8")];
-            (200, json!({"metadata": {"resourceVersion": "1"}, "items": items}))
-        } else {
-            let status = json!({"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"});
-            (404, status)
-        };
-        let body = kube::client::Body::from(value.to_string().into_bytes());
-        Ok::<_, std::convert::Infallible>(
-            http::Response::builder().status(status).body(body).expect("a response"),
-        )
-    });
-    kube::Client::new(service, "default")
-}
-
-struct Setting {
-    router: SocketAddr,
-    sandbox: TcpListener,
-    failures: Arc<AtomicUsize>,
-    dialled: Arc<AtomicUsize>,
-}
-
-impl Setting {
-    async fn new(change: impl FnOnce(&mut Config)) -> Setting {
-        let sandbox = TcpListener::bind("127.0.0.1:0").await.expect("listen");
-        let (failures, dialled) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-        let dialer = ToTest {
-            sandbox: sandbox.local_addr().expect("an address"),
-            failures: Arc::clone(&failures),
-            dialled: Arc::clone(&dialled),
-        };
-        let quick = Duration::from_millis(1);
-        let mut config = Config { retry_initial_delay: quick, retry_max_delay: quick, ..Config::default() };
-        change(&mut config);
-        let router = Router::new(api_server(), dialer, config);
-        let socket = TcpListener::bind("127.0.0.1:0").await.expect("listen");
-        let address = socket.local_addr().expect("an address");
-        let listener = Listener { socket, check: None, most_connections: 100 };
-        tokio::spawn(warren_router::serve(router, listener, CancellationToken::new(), Duration::ZERO));
-        Setting { router: address, sandbox, failures, dialled }
-    }
-
-    async fn client(&self) -> Peer {
-        Peer(TcpStream::connect(self.router).await.expect("connect"))
-    }
-
-    /// The next connection of the router to the sandbox.
-    async fn at_sandbox(&self) -> Peer {
-        Peer(self.sandbox.accept().await.expect("accept").0)
-    }
-
-    /// Sends a request and returns everything that comes back.
-    async fn ask(&self, request: &str) -> String {
-        let mut client = self.client().await;
-        client.say(request).await;
-        client.all().await
-    }
-}
-
-/// One end of a connection, in plain text.
-struct Peer(TcpStream);
-
-impl Peer {
-    async fn say(&mut self, text: &str) {
-        self.0.write_all(text.as_bytes()).await.expect("write");
-    }
-
-    /// Reads until a text has come.
-    async fn until(&mut self, end: &str) -> String {
-        let mut text = Vec::new();
-        while !String::from_utf8_lossy(&text).ends_with(end) {
-            let byte = self.0.read_u8().await;
-            text.push(byte.unwrap_or_else(|_| panic!("{:?} ended", String::from_utf8_lossy(&text))));
-        }
-        String::from_utf8(text).expect("text")
-    }
-
-    async fn all(&mut self) -> String {
-        let mut text = String::new();
-        let _ = self.0.read_to_string(&mut text).await;
-        text
-    }
-}
-
-const HEAD: &str = "Host: router\r\nX-Sandbox-ID: box\r\nConnection: close\r\n";
-const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
-
-fn detail(answer: &str) -> String {
-    let body = answer.split("\r\n\r\n").nth(1).unwrap_or_default();
-    let value: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("no JSON: {answer}"));
-    value["detail"].as_str().expect("a detail").to_owned()
-}
+use crate::{HEAD, OK, Setting, detail};
 
 #[tokio::test]
 async fn path_and_query_arrive_as_they_were_sent() {
@@ -186,7 +46,7 @@ async fn requests_without_a_known_sandbox_are_refused_and_nothing_is_dialled() {
         ),
         ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Pod-IP: 10.9.8.8", 502, unreachable),
         ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Pod-IP: 8.8.8.8", 502, unreachable),
-        ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Namespace: other", 502, unreachable),
+        ("Host: localhost\r\nX-Sandbox-ID: box\r\nX-Sandbox-Namespace: elsewhere", 502, unreachable),
         ("Host: evil.example\r\nX-Sandbox-ID: box", 403, "The Host header must be a name of loopback."),
     ] {
         let answer = setting.ask(&format!("GET / HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n")).await;

@@ -1,0 +1,109 @@
+//! What becomes of a task's sandboxes, and of the task itself, when they have served their purpose.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
+use warren_api::Sandbox;
+use warren_api::conditions::{self, ConditionType};
+
+use super::{Plan, World, attempt_name, verdict};
+use crate::ownership;
+use crate::step::{Action, Kind, Propagation, Stage, Step};
+
+/// Plans for a task that has ended: nothing of it runs on, and after its time it is deleted. The sandbox of the last attempt stays
+/// until then, so that its log can be read.
+pub(super) fn plan(world: &World, now: Timestamp) -> Plan {
+    let present = world.status().sandbox_name;
+    let mut steps = Vec::new();
+    for sandbox in mine(world) {
+        let pod = world.pod_controlled_by(sandbox);
+        let is_present = sandbox.metadata.name == present;
+        match pod {
+            Some(pod) if verdict::has_ended(pod) && (is_present || keeps(world)) => {}
+            // Ended by its deadline, unlike deleted, the pod keeps its log.
+            Some(pod) if is_present && verdict::is_running(pod) => steps.extend(stop(pod)),
+            _ => steps.push(delete(sandbox)),
+        }
+    }
+    let (due, look_again) = match end(world) {
+        Some(end) if now >= end => (true, None),
+        Some(end) => (false, Duration::try_from(end.duration_since(now)).ok()),
+        None => (false, None),
+    };
+    if due {
+        steps = vec![Step::new(
+            Stage::Subject,
+            Action::Delete {
+                kind: Kind::AgentTask,
+                name: world.name().to_owned(),
+                uid: world.uid().to_owned(),
+                // The time may be extended meanwhile.
+                version: world.task.metadata.resource_version.clone(),
+                propagation: Propagation::Background,
+            },
+        )];
+    }
+    Plan { steps, look_again, ..Plan::default() }
+}
+
+/// Plans the removal of sandboxes of earlier attempts, whose failure the status has told.
+pub(super) fn superseded(world: &World) -> Vec<Step> {
+    let earlier: Vec<String> =
+        (1..world.attempts()).map(|attempt| attempt_name(&world.task, attempt)).collect();
+    let is_earlier =
+        |sandbox: &&Sandbox| sandbox.metadata.name.as_ref().is_some_and(|name| earlier.contains(name));
+    let is_kept =
+        |sandbox: &&Sandbox| keeps(world) && world.pod_controlled_by(sandbox).is_some_and(verdict::has_ended);
+    mine(world).filter(is_earlier).filter(|sandbox| !is_kept(sandbox)).map(delete).collect()
+}
+
+fn mine(world: &World) -> impl Iterator<Item = &Sandbox> {
+    world.sandboxes.iter().map(|sandbox| &**sandbox).filter(|sandbox| {
+        ownership::is_controlled_by(&sandbox.metadata, world.uid())
+            && sandbox.metadata.deletion_timestamp.is_none()
+    })
+}
+
+fn keeps(world: &World) -> bool {
+    world.task.spec.keep_on_failure
+}
+
+/// Returns when a task that has ended is deleted.
+fn end(world: &World) -> Option<Timestamp> {
+    let status = world.status();
+    let ttl = world.task.spec.ttl_seconds_after_finished?;
+    if keeps(world) && conditions::is_true(&status.conditions, ConditionType::Failed) {
+        return None;
+    }
+    let Time(completed) = status.completion_time?;
+    completed.checked_add(SignedDuration::from_secs(ttl.into())).ok()
+}
+
+/// Ends a pod at once, unless that was asked for already.
+fn stop(pod: &Pod) -> Option<Step> {
+    let deadline = pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
+    if deadline == Some(1) || pod.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let action = Action::Merge {
+        kind: Kind::Pod,
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        body: json!({"metadata": {"uid": pod.metadata.uid}, "spec": {"activeDeadlineSeconds": 1}}),
+    };
+    Some(Step::new(Stage::Pod, action))
+}
+
+fn delete(sandbox: &Sandbox) -> Step {
+    let action = Action::Delete {
+        kind: Kind::Sandbox,
+        name: sandbox.metadata.name.clone().unwrap_or_default(),
+        uid: sandbox.metadata.uid.clone().unwrap_or_default(),
+        version: None,
+        propagation: Propagation::Background,
+    };
+    // Each stands for itself.
+    Step::new(Stage::Members, action)
+}

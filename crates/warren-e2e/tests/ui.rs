@@ -1,0 +1,84 @@
+//! The web page of `warren serve` in a real browser, on a real home: `ui/tests/run.mjs` is what it does there.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Stdio};
+
+use warren_e2e::clients::Browser;
+use warren_e2e::local_home::{LocalHome, service_binary};
+
+/// `warren serve` with the link that it printed. Dropping it ends it.
+struct Service {
+    child: Child,
+    link: String,
+}
+
+impl Service {
+    /// Starts it at an address and waits until it listens.
+    fn start(home: &LocalHome, address: &str) -> Self {
+        let mut command = home.command();
+        command.args(["serve", "--listen", address]).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("start `warren serve`");
+        let mut link = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut link).expect("read the link");
+        assert!(link.starts_with("http://127.0.0.1:"), "{link:?}");
+        Self { child, link: link.trim().to_owned() }
+    }
+
+    /// Returns its address and port.
+    fn address(&self) -> &str {
+        let address = self.link.strip_prefix("http://").expect("checked when it started");
+        address.split('/').next().expect("there is a first part")
+    }
+
+    /// Ends it, so that its address is free.
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[test]
+fn page_is_used_in_a_browser_from_the_first_visit_to_the_end_of_a_sandbox() {
+    let Some(home) = LocalHome::new() else { return };
+    let browser = match Browser::find() {
+        Ok(browser) => browser,
+        Err(error) => {
+            eprintln!("skipped: no browser to be had on this machine: {error}");
+            return;
+        }
+    };
+    // `warren serve` looks for it beside itself.
+    service_binary();
+    home.up();
+    let mut service = Service::start(&home, "127.0.0.1:0");
+    let address = service.address().to_owned();
+    let mut script = browser
+        .command(&service.link)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("start node");
+    let mut input = script.stdin.take().expect("piped");
+    let mut said = String::new();
+    for line in BufReader::new(script.stdout.take().expect("piped")).lines() {
+        let line = line.expect("text");
+        if line == "restart" {
+            service.end();
+            service = Service::start(&home, &address);
+            writeln!(input, "restarted").expect("the script waits");
+        } else {
+            println!("{line}");
+            said.push_str(&line);
+            said.push('\n');
+        }
+    }
+    let status = script.wait().expect("wait for node");
+    assert!(status.success(), "{said}");
+    drop(service);
+}

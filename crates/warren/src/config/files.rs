@@ -1,0 +1,104 @@
+//! The files that hold settings.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use warren_client::home::Surroundings;
+use warren_client::sync::manifest::checkout_root;
+
+use super::{Config, ConfigError, KEYS, Layer};
+
+/// The file of a project, in the root of its checkout.
+const PROJECT_FILE: &str = "warren.toml";
+
+/// No file of settings is larger; a link to a device or a large file in a repository ends here.
+const LARGEST: u64 = 1 << 20;
+
+/// Names the user's file instead of `warren/config.toml` in the user's directory for configuration.
+const USER_FILE_VARIABLE: &str = "WARREN_CONFIG";
+
+/// Reads the files and the environment of this process.
+pub fn read(flags: &Layer) -> Result<Config, ConfigError> {
+    let user = match user_file() {
+        Some(path) => layer(&path, false)?.map(|layer| (path, layer)),
+        None => None,
+    };
+    let project = match project_file() {
+        Some(path) => layer(&path, true)?.map(|layer| (path, layer)),
+        None => None,
+    };
+    Config::merge(
+        user.as_ref().map(|(path, layer)| (path.as_path(), layer.clone())),
+        project.as_ref().map(|(path, layer)| (path.as_path(), layer.clone())),
+        |name| std::env::var(name).ok(),
+        flags,
+    )
+}
+
+fn user_file() -> Option<PathBuf> {
+    let directory = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(named) = std::env::var_os(USER_FILE_VARIABLE).filter(|name| !name.is_empty()) {
+        return Some(PathBuf::from(named));
+    }
+    let config =
+        directory("XDG_CONFIG_HOME").or_else(|| Some(Surroundings::of_this_process().home?.join(".config")));
+    config.map(|config| config.join("warren/config.toml"))
+}
+
+fn project_file() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok()?;
+    Some(checkout_root(&here).unwrap_or(here).join(PROJECT_FILE))
+}
+
+/// Reads a file; none if it is not there.
+fn layer(path: &Path, project: bool) -> Result<Option<Layer>, ConfigError> {
+    let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(failed(std::io::Error::other("it is no ordinary file")));
+    }
+    let mut text = String::new();
+    file.take(LARGEST).read_to_string(&mut text).map_err(failed)?;
+    parse(path, &text, project).map(Some)
+}
+
+/// Reads the text of a file.
+pub fn parse(path: &Path, text: &str, project: bool) -> Result<Layer, ConfigError> {
+    let syntax = |fault: String| ConfigError::Syntax { path: path.to_owned(), fault };
+    let table: toml::Table =
+        text.parse().map_err(|error: toml::de::Error| syntax(error.message().to_owned()))?;
+    let mut layer = Layer::new();
+    for (name, value) in table {
+        let Some(key) = KEYS.iter().find(|key| key.name == name) else {
+            return Err(ConfigError::Unknown { path: path.to_owned(), key: name });
+        };
+        if project && !key.project {
+            return Err(ConfigError::Untrusted { path: path.to_owned(), key: name });
+        }
+        let text = match value {
+            toml::Value::String(text) => text,
+            toml::Value::Boolean(switch) => switch.to_string(),
+            toml::Value::Integer(number) => number.to_string(),
+            toml::Value::Array(items) if key.name == "exclude" => {
+                let texts: Option<Vec<&str>> = items.iter().map(toml::Value::as_str).collect();
+                texts.ok_or_else(|| syntax(format!("`{name}` is a list of strings")))?.join("\n")
+            }
+            toml::Value::Table(presets) if key.name == "presets" => {
+                let line = |(preset, hosts): (&String, &toml::Value)| {
+                    let hosts: Option<Vec<&str>> =
+                        hosts.as_array()?.iter().map(toml::Value::as_str).collect();
+                    Some(format!("{preset}={}", hosts?.join(",")))
+                };
+                let lines: Option<Vec<String>> = presets.iter().map(line).collect();
+                lines.ok_or_else(|| syntax(format!("`{name}` has a list of hosts for each name")))?.join("\n")
+            }
+            _ => return Err(syntax(format!("`{name}` is a string, a number, `true` or `false`"))),
+        };
+        layer.insert(key.name, text);
+    }
+    Ok(layer)
+}
