@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
+use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
@@ -82,18 +83,24 @@ impl Served {
         self.child.wait().expect("wait");
     }
 
-    /// Sends a request as it is, on a connection of its own, and returns the answer with its body to come.
-    pub async fn open(&self, request: Request<Full<Bytes>>) -> http::Response<Incoming> {
+    /// Sends a request as it is, on a connection of its own, and returns the answer with its body to come, and the connection,
+    /// which ends when it is dropped.
+    pub async fn open(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> (http::Response<Incoming>, SendRequest<Full<Bytes>>) {
         let stream = TcpStream::connect(&self.address).await.expect("connect");
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("handshake");
         tokio::spawn(connection);
-        sender.send_request(request).await.expect("an answer")
+        let response = sender.send_request(request).await.expect("an answer");
+        (response, sender)
     }
 
     /// Sends a request and reads the answer.
     pub async fn send(&self, request: Request<Full<Bytes>>) -> Answered {
-        let (parts, body) = self.open(request).await.into_parts();
+        let (response, _connection) = self.open(request).await;
+        let (parts, body) = response.into_parts();
         let body = body.collect().await.expect("the body").to_bytes();
         Answered { status: parts.status, headers: parts.headers, body }
     }
@@ -139,6 +146,7 @@ pub struct Viewer {
     pub events: Vec<Value>,
     /// True once the service has said that there are no more.
     pub ended: bool,
+    _connection: SendRequest<Full<Bytes>>,
 }
 
 impl Viewer {
@@ -147,10 +155,11 @@ impl Viewer {
         let path = format!("/api/sessions/{session}/stream?from={from}");
         let bearer = format!("Bearer {key}");
         let request = served.request(Method::GET, &path, &[("authorization", &bearer)], "");
-        let response = served.open(request).await;
+        let (response, connection) = served.open(request).await;
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
-        Self { body: response.into_body(), text: String::new(), events: Vec::new(), ended: false }
+        let body = response.into_body();
+        Self { body, text: String::new(), events: Vec::new(), ended: false, _connection: connection }
     }
 
     /// Reads what comes next. False when the stream is over.
@@ -161,7 +170,7 @@ impl Viewer {
         while let Some(end) = self.text.find("\n\n") {
             let block: String = self.text.drain(..end + 2).collect();
             self.ended |= block.starts_with("event: end");
-            let lines: Vec<&str> = block.lines().collect();
+            let lines: Vec<&str> = block.trim_end().lines().collect();
             if let [id, data] = lines[..]
                 && let (Some(id), Some(data)) = (id.strip_prefix("id: "), data.strip_prefix("data: "))
             {

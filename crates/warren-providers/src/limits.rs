@@ -119,13 +119,9 @@ impl Wanted {
             ("pidsLimit", self.pids_limit.is_some()),
             ("diskMb", self.disk_mb.is_some()),
         ];
-        if self.pool.is_some() || self.template.is_some() {
-            if let Some((field, _)) = of_image.iter().find(|(_, given)| *given) {
-                return Err(ProviderError::invalid(
-                    field,
-                    "goes with `image`; a template has limits of its own",
-                ));
-            }
+        let own_limits = self.pool.is_some() || self.template.is_some();
+        if let Some((field, _)) = of_image.iter().find(|(_, given)| *given && own_limits) {
+            return Err(ProviderError::invalid(field, "goes with `image`; a template has limits of its own"));
         }
         in_range("memoryMb", self.memory_mb, MEMORY_MB)?;
         in_range("pidsLimit", self.pids_limit, PIDS)?;

@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(admit(Method::POST, &[host.clone(), (AUTHORIZATION, "Bearer k")], now), Ok(Caller::Key));
         assert_eq!(admit(Method::GET, &[host.clone(), (AUTHORIZATION, "Bearer x")], now), Err(401));
         assert_eq!(admit(Method::GET, &[host.clone(), (AUTHORIZATION, "Basic k")], now), Err(401));
-        assert_eq!(admit(Method::GET, &[host.clone()], now), Err(401));
+        assert_eq!(admit(Method::GET, std::slice::from_ref(&host), now), Err(401));
         assert_eq!(admit(Method::GET, &[host.clone(), mine.clone()], now), login);
         assert_eq!(admit(Method::GET, &[host.clone(), mine.clone()], later), Err(401));
         assert_eq!(admit(Method::GET, &[host.clone(), (COOKIE, "warren_session=k")], now), Err(401));

@@ -25,13 +25,13 @@ pub struct Failure {
     /// What failed, for people.
     pub message: String,
     /// Values that belong to the code.
-    pub details: Value,
+    pub details: Box<Value>,
 }
 
 impl Failure {
     /// Makes a failure without details.
     pub fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
-        Self { status, code: code.to_owned(), message: message.into(), details: json!({}) }
+        Self { status, code: code.to_owned(), message: message.into(), details: Box::new(json!({})) }
     }
 
     /// Refuses a field of a request.
@@ -68,7 +68,7 @@ impl From<ProviderError> for Failure {
             status: status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             code: error.code.name(),
             message: error.message,
-            details: error.details,
+            details: Box::new(error.details),
         }
     }
 }
@@ -91,7 +91,7 @@ impl From<SessionError> for Failure {
                 (StatusCode::INTERNAL_SERVER_ERROR, "SESSION_STORE_FAILED", json!({}))
             }
         };
-        Self { details, ..Self::new(status, code, message) }
+        Self { details: Box::new(details), ..Self::new(status, code, message) }
     }
 }
 

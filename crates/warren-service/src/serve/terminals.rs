@@ -113,7 +113,7 @@ impl Terminals {
         }
         let place = self.places.clone().try_acquire_owned().map_err(|_| {
             let message = format!("Resource limit exceeded: terminals (limit: {MOST_OPEN})");
-            let details = json!({ "resource": "terminals", "limit": MOST_OPEN });
+            let details = Box::new(json!({ "resource": "terminals", "limit": MOST_OPEN }));
             let code = "SANDBOX_RESOURCE_LIMIT_EXCEEDED";
             Failure { details, ..Failure::new(StatusCode::TOO_MANY_REQUESTS, code, message) }
         })?;
