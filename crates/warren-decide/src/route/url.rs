@@ -70,7 +70,10 @@ fn wanted(namespace: &str, id: &str, port: &str) -> Result<Wanted, BadRequest> {
 mod tests {
     use super::*;
 
-    fn path(path: &str) -> Option<Result<(String, String, u16, String, String), BadRequest>> {
+    /// Namespace, sandbox, port, base and the rest of the path.
+    type Read = (String, String, u16, String, String);
+
+    fn path(path: &str) -> Option<Result<Read, BadRequest>> {
         let route = UrlRoute::by_path("/s", path)?;
         Some(route.map(|it| (it.wanted.namespace, it.wanted.id, it.wanted.port, it.base, it.path)))
     }

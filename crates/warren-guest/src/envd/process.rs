@@ -268,7 +268,7 @@ async fn simple(envd: &Envd, method: &str, request: Request<Incoming>) -> Result
                 Failure::new(Code::FailedPrecondition, format!("process {} has no terminal", process.pid))
             })?;
             pty::resize(terminal.as_fd(), size.cols, size.rows)
-                .map_err(|error| Failure::io("resize", &error.into()))?;
+                .map_err(|error| Failure::io("resize", &error))?;
         }
     }
     Ok(json!({}))
