@@ -441,7 +441,11 @@ fn an_end_never_changes() {
     for (type_, reason) in [("Succeeded", "CommandSucceeded"), ("Failed", "Timeout")] {
         for pod in [ended(0, "Completed"), ended(1, "Error"), pod(NAME, json!({}))] {
             for extra in [json!({}), json!({"spec": {"cancel": true, "retries": 5}})] {
-                let world = world(over(type_, reason, extra), &[sandbox(NAME, json!({}))], &[pod.clone()]);
+                let world = world(
+                    over(type_, reason, extra),
+                    &[sandbox(NAME, json!({}))],
+                    std::slice::from_ref(&pod),
+                );
                 let plan = decide(&world, at(99_999));
                 let is_status =
                     |action: &Action| matches!(action, Action::MergeStatus { .. } | Action::Create(_));
