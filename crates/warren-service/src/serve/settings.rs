@@ -72,6 +72,10 @@ pub enum Mode {
 pub fn check(key: &str, value: &Value) -> Result<(), Failure> {
     let invalid =
         |error: serde_json::Error| Failure::invalid("value", format!("is not a valid `{key}`: {error}"));
+    // A list would be read as the fields in their order.
+    if matches!(key, DEFAULTS | KUBERNETES) && !value.is_object() {
+        return Err(Failure::invalid("value", format!("is not a valid `{key}`: it has to be an object")));
+    }
     match key {
         DEFAULTS => {
             let defaults: Defaults = serde_json::from_value(value.clone()).map_err(invalid)?;
