@@ -122,6 +122,8 @@ fn pod(pod: &mut Pod) {
                 || is_of_a_task && type_ == "DisruptionTarget"
         };
         let containers = if is_of_a_task { states } else { stuck };
+        // Why a node refused or evicted the pod; a pod that runs has neither.
+        let is_failed = status.phase.as_deref() == Some("Failed");
         pod.status = Some(PodStatus {
             phase: status.phase,
             pod_ips: status.pod_ips.map(|mut addresses| {
@@ -135,8 +137,8 @@ fn pod(pod: &mut Pod) {
             }),
             init_container_statuses: containers(status.init_container_statuses),
             container_statuses: containers(status.container_statuses),
-            reason: status.reason.filter(|_| is_of_a_task),
-            message: status.message.filter(|_| is_of_a_task),
+            reason: status.reason.filter(|_| is_failed || is_of_a_task),
+            message: status.message.filter(|_| is_failed || is_of_a_task),
             ..PodStatus::default()
         });
     }

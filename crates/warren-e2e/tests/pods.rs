@@ -5,8 +5,10 @@ use k8s_openapi::api::core::v1::{
     ConfigMap, ContainerStatus, Event, PersistentVolume, PersistentVolumeClaim, Pod, Secret,
 };
 use serde_json::{Value, json};
+use warren_api::{SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_client::kube::Api;
 use warren_client::kube::api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams};
+use warren_client::kube::core::NamespaceResourceScope;
 use warren_client::kube::runtime::wait;
 use warren_e2e::local_home::LocalHome;
 use warren_e2e::streams::{DEADLINE, Pods};
@@ -745,4 +747,53 @@ async fn a_healthy_pod_has_kubelets_events_and_one_that_keeps_ending_backs_off()
     assert_eq!(said.len(), 5, "{said:?}");
     delete(&pods, "ends").await;
     pods.home.assert_nothing_left();
+}
+
+#[tokio::test]
+async fn a_sandbox_and_its_claim_say_why_their_pod_was_refused() {
+    let Some(pods) = Pods::up().await else { return };
+    let client = pods.api.clone().into_client();
+    let spec = json!({
+        "securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]},
+        "containers": [container("main", "true", json!({}))],
+    });
+    let template = json!({"metadata": {"name": "refused"}, "spec": {"podTemplate": {"spec": spec}}});
+    let pool = json!({"metadata": {"name": "refused"},
+        "spec": {"replicas": 0, "sandboxTemplateRef": {"name": "refused"}}});
+    let claim = json!({"metadata": {"name": "refused"}, "spec": {"warmPoolRef": {"name": "refused"}}});
+    apply::<SandboxTemplate>(&client, template).await;
+    apply::<SandboxWarmPool>(&client, pool).await;
+    apply::<SandboxClaim>(&client, claim).await;
+
+    let claims: Api<SandboxClaim> = Api::default_namespaced(client.clone());
+    let said = |claim: Option<&SandboxClaim>| {
+        let status = claim.and_then(|claim| claim.status.as_ref());
+        let ready = status.and_then(|status| status.conditions.iter().find(|it| it.type_ == "Ready"));
+        ready.is_some_and(|ready| {
+            ready.reason == "PodFailed"
+                && ready.message.contains("SysctlForbidden")
+                && ready.message.contains("spec.securityContext.sysctls")
+        })
+    };
+    let reached = wait::await_condition(claims.clone(), "refused", said);
+    if tokio::time::timeout(DEADLINE, reached).await.is_err() {
+        panic!("the claim does not say why: {:?}", claims.get("refused").await.expect("read it").status);
+    }
+    claims.delete("refused", &DeleteParams::default()).await.expect("delete the claim");
+    let gone = wait::await_condition(pods.api.clone(), "refused", |pod: Option<&Pod>| pod.is_none());
+    tokio::time::timeout(DEADLINE, gone).await.expect("the pod goes").expect("watch the pod");
+    pods.home.assert_nothing_left();
+}
+
+/// Creates an object of one of our kinds.
+async fn apply<K>(client: &kube::Client, object: Value)
+where
+    K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + std::fmt::Debug
+        + serde::Serialize
+        + serde::de::DeserializeOwned,
+{
+    let object: K = serde_json::from_value(object).expect("an object of this kind");
+    Api::default_namespaced(client.clone()).create(&PostParams::default(), &object).await.expect("create it");
 }
