@@ -192,7 +192,7 @@ impl Exec {
     }
 }
 
-/// What a short command wrote, and how it ended.
+/// The exit code of a short command, and the beginning of its standard error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
     /// Its exit code.

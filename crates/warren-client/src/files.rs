@@ -97,14 +97,14 @@ pub struct Match {
     pub text: String,
 }
 
-/// What to search for.
+/// A search for text in files.
 #[derive(Clone, Debug)]
 pub struct Search<'a> {
     /// The directory or file.
     pub path: &'a str,
     /// The text, or an extended regular expression.
     pub pattern: &'a str,
-    /// Whether `pattern` is a regular expression.
+    /// True if `pattern` is a regular expression.
     pub regex: bool,
     /// Which files, as a pattern of the shell for their names.
     pub name: &'a str,
@@ -129,7 +129,7 @@ pub trait Files {
 pub struct ByExec {
     /// The sandbox.
     pub place: Place,
-    /// How long each command may take.
+    /// The longest time that each command may take.
     pub timeout: Duration,
 }
 

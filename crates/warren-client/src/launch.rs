@@ -44,7 +44,7 @@ pub const INIT: &str = "/.warren/init";
 /// The name of the volume of [`Launch::kept_directory`].
 const KEPT_VOLUME: &str = "kept";
 
-/// What a sandbox is made from.
+/// The source that a sandbox is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// An image.
@@ -65,7 +65,7 @@ pub enum Source {
 pub struct Launch {
     /// The namespace and the name of the claim or sandbox.
     pub key: SandboxKey,
-    /// What it is made from.
+    /// The source that it is made from.
     pub source: Source,
     /// Labels of the claim or sandbox itself.
     pub labels: BTreeMap<String, String>,

@@ -48,7 +48,7 @@ pub fn object_name(slug: &str, id: &str) -> String {
     format!("warren-{slug}-{}", NameHash::of(id))
 }
 
-/// Where a lease is valid.
+/// The home, namespace, pool and container that a lease is valid for.
 #[derive(Clone, Copy, Debug)]
 pub struct Scope<'a> {
     /// The data directory of a local home, or the files of a kubeconfig.
@@ -84,7 +84,7 @@ pub enum Kind {
     Sandbox,
 }
 
-/// How far a lease came on this side.
+/// The state of a lease as this side knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum State {
@@ -111,7 +111,7 @@ pub struct Pinned {
 pub struct Lease {
     /// Its id: [`ID_PREFIX`] and random characters.
     pub id: String,
-    /// What its user calls it.
+    /// The name that its user gave it.
     pub slug: String,
     /// The kind of its object.
     pub kind: Kind,
@@ -137,7 +137,7 @@ pub struct Lease {
     pub created: Timestamp,
     /// When a command last ended in it.
     pub last_used: Timestamp,
-    /// How far it came.
+    /// Its state as this side knows it.
     pub state: State,
     /// The UID of its object, once the server has answered.
     pub uid: Option<String>,
@@ -326,7 +326,7 @@ pub fn check_chain(
     })
 }
 
-/// How a lease stands, by its record and its live object.
+/// The standing of a lease, by its record and its live object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseStanding {
     /// Commands can run in it.
@@ -375,7 +375,7 @@ pub fn is_finished(sandbox: &Sandbox) -> bool {
     status.is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Finished))
 }
 
-/// Why a lease is to be cleaned up.
+/// The reason to clean up a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// Its time is over.

@@ -159,8 +159,8 @@ fn stays(reason: &str) -> bool {
 const CANNOT_BE_MADE: [&str; 4] =
     ["CreateContainerError", "CreateContainerConfigError", "RunContainerError", "InvalidImageName"];
 
-/// How long a container may be impossible to make before the wait is given up. Shortages that pass by themselves, such as a disk
-/// that an eviction clears, have passed by then.
+/// The wait is given up once a container could not be made for this long. Shortages that pass by
+/// themselves, such as a disk that an eviction clears, have passed by then.
 const CANNOT_BE_MADE_FOR: Duration = Duration::from_secs(15);
 
 /// Reads from a sandbox's conditions that a container of its pod cannot be made.

@@ -38,9 +38,9 @@ pub enum SyncError {
     /// The sandbox could not do its part.
     #[error("{action} in the sandbox: {}", complaint(captured))]
     Remote {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// How the script ended.
+        /// The script's exit code and complaint.
         captured: Captured,
     },
     /// The script could not be run.
@@ -51,7 +51,7 @@ pub enum SyncError {
     Directory {
         /// The directory in the sandbox.
         directory: String,
-        /// Why not.
+        /// The reason that the directory cannot be used.
         fault: &'static str,
     },
 }

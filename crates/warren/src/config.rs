@@ -80,13 +80,13 @@ pub enum ConfigError {
     /// A value is refused.
     #[error("{origin}: `{key}` is `{value}`: {fault}")]
     Value {
-        /// Where it was said.
+        /// The origin of the value.
         origin: Origin,
         /// The setting.
         key: &'static str,
         /// The value.
         value: String,
-        /// Why.
+        /// The fault in the value.
         fault: String,
     },
     /// There is no such setting.
@@ -113,7 +113,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The underlying I/O error.
         #[source]
         source: std::io::Error,
     },
@@ -122,12 +122,12 @@ pub enum ConfigError {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The fault in the file.
         fault: String,
     },
 }
 
-/// What one layer says, by the names of settings.
+/// The values of one layer, by the names of settings.
 pub type Layer = BTreeMap<&'static str, String>;
 
 /// The settings that are in force, each with its origin.

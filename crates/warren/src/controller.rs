@@ -65,7 +65,7 @@ pub fn controller(flags: &Flags) -> anyhow::Result<()> {
     runtime.block_on(serve(flags, config, limit, Addresses { metrics, health }, tls))
 }
 
-/// Where operators ask.
+/// The addresses for operators.
 struct Addresses {
     metrics: Option<BindAddress>,
     health: Option<BindAddress>,

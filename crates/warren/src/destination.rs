@@ -1,4 +1,4 @@
-//! Where a command goes: the local home, or a context of a kubeconfig that was named.
+//! The destination of a command: the local home, or a context of a kubeconfig that was named.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

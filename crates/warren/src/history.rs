@@ -40,7 +40,7 @@ pub struct History {
 pub struct Entry<'a> {
     /// When it was asked for.
     pub began: Timestamp,
-    /// How long that is ago.
+    /// The time that the command took.
     pub took: Duration,
     /// Its words.
     pub command: &'a [String],

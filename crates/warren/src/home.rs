@@ -29,7 +29,7 @@ pub enum Report {
     Running {
         /// That one's process.
         pid: u32,
-        /// What it was started with, if it says so.
+        /// The settings that it was started with, if it reports them.
         settings: Option<Settings>,
     },
     /// It did not start.

@@ -20,7 +20,7 @@ const LONGEST_LOG: u64 = 10 << 20;
 const QUEUE: usize = 1024;
 /// The longest line: with [`QUEUE`] it bounds the memory of lines that wait.
 const LONGEST_LINE: usize = 16 << 10;
-/// How long the last lines may take at the end of the process.
+/// The longest time that the last lines may take at the end of the process.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Sends diagnostics to standard error; `WARREN_LOG` chooses which.

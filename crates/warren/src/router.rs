@@ -20,7 +20,7 @@ use warren_router::{ByAddress, CONTENT_TYPE, Config, Listener, MOST_HEADER_BYTES
 use crate::controller::watch_signals;
 use crate::version::BUILD;
 
-/// How long the pods may take to be listed at the start.
+/// The longest time that listing the pods may take at the start.
 const FIRST_LIST: Duration = Duration::from_secs(60);
 
 #[derive(Args, Clone, Debug)]

@@ -52,13 +52,13 @@ const BROKEN_PIPE: i32 = 128 + 13;
 /// The exit code of a command that took too long, as `timeout` has it.
 const TIMED_OUT: i32 = 124;
 
-/// How long a command may take to end after it was told to.
+/// The time that a command may take to end after it was told to.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// The variable that tells commands in one container apart.
 pub const MARK: &str = "WARREN_EXEC";
 
-/// How long passing on a signal may take.
+/// The longest time that passing on a signal may take.
 const FORWARD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs the command and returns its exit code.

@@ -13,7 +13,7 @@ const HEEDED: [(i32, &str); 6] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal(pub i32);
 
-/// What to do about a signal while a command runs.
+/// The response to a signal while a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Response {
     /// Pass it on to the command.
@@ -23,9 +23,9 @@ pub enum Response {
 }
 
 impl Signal {
-    /// What Ctrl-C sends.
+    /// The signal of Ctrl-C.
     pub const INT: Self = Self(2);
-    /// What supervisors send.
+    /// The signal that supervisors send.
     pub const TERM: Self = Self(15);
 
     /// Returns its name, as `kill` takes it.
@@ -95,7 +95,7 @@ impl Signals {
         }
     }
 
-    /// Ends this process at the next signal: cleaning up takes too long for whoever sends it.
+    /// Ends this process at the next signal: its sender does not want to wait for the cleanup.
     pub fn end_at_the_next(mut self) {
         tokio::spawn(async move {
             let signal = self.ending().await;

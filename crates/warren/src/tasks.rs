@@ -24,7 +24,8 @@ use crate::destination::Destination;
 use arguments::{Logs, Names, Submit, TaskCommand, TaskResult, Wait, Watch};
 use shown::{State, row, state};
 
-/// How often in a row a watch may fail before waiting is given up. The watch itself waits longer and longer between two.
+/// The number of times in a row that a watch may fail before waiting is given up. The watch itself
+/// waits longer and longer between two.
 const FAILURES: usize = 6;
 
 /// Carries out one of the commands and returns the exit code.

@@ -17,7 +17,7 @@ use crate::cli::{self, Format};
 use crate::home::{self, Report};
 use crate::{log, report, version};
 
-/// Where the API listens if no address is given: on loopback, on a port that is free.
+/// The address that the API listens on if none is given: on loopback, on a port that is free.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Runs the home here, or in the background.

@@ -18,8 +18,9 @@ use super::{Launched, failed, renew, wait_ready};
 use crate::sandbox::{self, SandboxError, SandboxKey, Standing, WaitError};
 use crate::sync::Place;
 
-/// How long a sandbox outlives a client that was killed. Renewed at a third of it: three writes a minute for each
-/// client, and none for a command that takes less than 20 seconds.
+/// The time that a sandbox outlives a client that was killed. The client renews it at a third of
+/// it: three writes a minute for each client, and none for a command that takes less than 20
+/// seconds.
 pub const LEASE: Duration = Duration::from_secs(60);
 
 /// The annotation by which `kubectl exec` chooses a container, too.
@@ -30,7 +31,7 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 pub struct Held {
     /// The sandbox.
     pub sandbox: Sandbox,
-    /// Where commands run.
+    /// The place that commands run in.
     pub place: Place,
 }
 

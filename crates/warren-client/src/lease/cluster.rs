@@ -1,4 +1,5 @@
-//! What a lease needs of the server: its object created once, found again, followed to its pod, and deleted.
+//! Server calls for a lease: create its object once, find it again, follow it to its pod, and
+//! delete it.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::launch::{self, Launched};
 use crate::sandbox::{self, SandboxError, SandboxKey};
 use crate::sync::Place;
 
-/// How often an object is asked for again when its answer is lost.
+/// The most times that an object is asked for when its answer is lost.
 const ATTEMPTS: usize = 3;
 
 /// Something went wrong between a lease and the server.
@@ -52,7 +53,7 @@ pub enum LeaseError {
     NotUsable {
         /// The lease.
         slug: String,
-        /// How it stands, as a predicate.
+        /// The lease's standing, as a predicate.
         standing: String,
     },
     /// The server would not, or could not be reached.
@@ -283,7 +284,7 @@ pub async fn wait_pod(
     }
 }
 
-/// How a delete call ended.
+/// The outcome of a delete call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
     /// The server accepted it.

@@ -1,7 +1,8 @@
 //! The records of leases, in files: one for each, written as a whole, and a lock beside it.
 //!
-//! A record is on disk before its object is asked for, so a client that is killed leaves nothing that is not known here.
-//! Whoever uses or ends a lease holds its lock, across processes, and reads the record again behind it.
+//! A record is on disk before its object is asked for, so a client that is killed leaves nothing
+//! that is not known here. To use or end a lease, a process holds its lock and reads the record
+//! again under it. The lock works across processes.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -19,11 +20,11 @@ const LARGEST_RECORD: u64 = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 #[error("{action} `{}`", path.display())]
 pub struct StoreError {
-    /// What was tried, as a verb.
+    /// The action that failed, as a verb.
     pub action: &'static str,
     /// The file.
     pub path: PathBuf,
-    /// Why not.
+    /// The underlying I/O error.
     #[source]
     pub source: io::Error,
 }

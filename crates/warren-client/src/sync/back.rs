@@ -28,7 +28,7 @@ pub enum BackError {
     Refused {
         /// The entry.
         name: String,
-        /// What is wrong with it.
+        /// The fault in it.
         fault: &'static str,
     },
     /// The archive is broken, or too large.
@@ -45,7 +45,7 @@ pub enum BackError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
@@ -70,11 +70,11 @@ pub fn printable(path: &Path) -> String {
 pub enum Incoming {
     /// A regular file: where its content lies in the archive.
     File {
-        /// Where the content begins.
+        /// The offset at which the content begins.
         offset: u64,
         /// Its length.
         size: u64,
-        /// Whether it may be executed.
+        /// True if it may be executed.
         executable: bool,
     },
     /// A symbolic link to this path, which stays beneath the root.
@@ -84,7 +84,7 @@ pub enum Incoming {
     },
 }
 
-/// What to do with one file from a sandbox.
+/// The decision about one file from a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Both sides are the same, or only this side has changed.

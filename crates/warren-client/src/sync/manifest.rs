@@ -21,7 +21,7 @@ pub const MOST_FILES: usize = 100_000;
 /// The same for bytes.
 pub const MOST_BYTES: u64 = 1 << 30;
 
-/// How much of a file is read at a time.
+/// The number of bytes of a file that are read at a time.
 const CHUNK: usize = 64 << 10;
 
 /// SHA-256 of a file's content.
@@ -34,7 +34,7 @@ pub enum Entry {
     File {
         /// Its length in bytes.
         size: u64,
-        /// Whether its owner may execute it.
+        /// True if its owner may execute it.
         executable: bool,
         /// When it was last changed, in seconds since 1970.
         modified: u64,
@@ -65,7 +65,7 @@ pub enum ManifestError {
     NoGit {
         /// The checkout.
         directory: PathBuf,
-        /// Why not.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
@@ -74,7 +74,7 @@ pub enum ManifestError {
     Git {
         /// The checkout.
         directory: PathBuf,
-        /// What git says.
+        /// The message of Git.
         message: String,
     },
     /// A file could not be read.
@@ -82,7 +82,7 @@ pub enum ManifestError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
@@ -94,7 +94,7 @@ pub enum ManifestError {
     TooLarge {
         /// The root of the checkout.
         root: PathBuf,
-        /// How many files there are.
+        /// The number of files.
         files: usize,
         /// Their size.
         bytes: u64,

@@ -12,14 +12,14 @@ use tar::{Builder, EntryType, Header};
 
 use super::manifest::{Digest, Entry, Manifest, finish, open_beneath, open_directory};
 
-/// What was sent of a file, to tell later which side has changed it.
+/// The state of a file when it was sent, to tell later which side has changed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// A regular file with this content.
     File {
         /// SHA-256 of the content.
         digest: Digest,
-        /// Whether it may be executed.
+        /// True if it may be executed.
         executable: bool,
     },
     /// A symbolic link to this path.

@@ -1,4 +1,5 @@
-//! `warren cleanup`: removes leases whose time is over or that nobody uses, and says of each what became of it and why.
+//! `warren cleanup`: removes leases that have expired or are not used, and reports for each the
+//! outcome and the reason.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use crate::cli::Format;
 use crate::destination::Destination;
 use crate::sandboxes::list::{cell, table};
 
-/// What became of a lease.
+/// The outcome for a lease.
 struct Outcome {
     action: &'static str,
     reason: String,

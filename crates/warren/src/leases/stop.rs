@@ -8,7 +8,7 @@ use warren_client::lease::{Lease, Mismatch};
 use super::{Leases, Stop};
 use crate::destination::Destination;
 
-/// How a lease ended.
+/// The outcome of ending a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// Its object was deleted.

@@ -17,7 +17,8 @@ use crate::run::wanted;
 use crate::signals::Signals;
 use crate::{image, progress};
 
-/// How long a server that is overloaded is asked to delete. The client library repeats such requests for minutes.
+/// The longest time that an overloaded server is asked to delete. The client library repeats such
+/// requests for minutes.
 const DELETE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Makes a lease and prints its slug.
@@ -195,7 +196,7 @@ async fn give_up(client: &Client, leases: &Leases, lease: &mut Lease, destinatio
     match leases.store.get(&lease.id) {
         // Refused: there is no object.
         Ok(None) => return,
-        // What the task that was given up had learnt.
+        // This record holds what the abandoned task had learnt.
         Ok(Some(known)) => *lease = known,
         Err(_) => {}
     }

@@ -15,18 +15,18 @@ use crate::cli;
 use crate::glob::Glob;
 use crate::progress;
 
-/// Where a checkout is in the sandbox, if nothing else is said.
+/// The directory of a checkout in the sandbox, if none is named.
 pub const WORKDIR: &str = "/workspace";
 
-/// What is sent, and to which directory.
+/// The files to send, and their directory in the sandbox.
 #[derive(Debug)]
 pub struct Files {
     /// The directory that is sent.
     source: Option<Source>,
     workdir: Option<String>,
-    /// Where the command runs.
+    /// The directory that the command runs in.
     directory: Option<String>,
-    /// Whether entries of the work directory that are not sent are deleted.
+    /// True if entries of the work directory that are not sent are deleted.
     replace: bool,
 }
 

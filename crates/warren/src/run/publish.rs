@@ -13,7 +13,7 @@ use warren_client::sync::Place;
 /// A port of the sandbox, and where it is on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Publication {
-    /// Where to listen; port 0 takes a free one.
+    /// The address to listen on; port 0 takes a free one.
     pub here: SocketAddr,
     /// The port in the sandbox.
     pub port: u16,

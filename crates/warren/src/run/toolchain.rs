@@ -26,11 +26,11 @@ pub enum Toolchain {
 struct Place {
     /// The variable that says where the toolchain is.
     variable: &'static str,
-    /// Where it is otherwise, below the home directory.
+    /// Its directory below the home directory, if the variable is not set.
     default: &'static str,
     /// The part of it that is shown.
     shown: &'static str,
-    /// Whether programs in the sandbox are told where it is.
+    /// True if programs in the sandbox are told where it is.
     told: bool,
 }
 
@@ -50,7 +50,7 @@ impl Toolchain {
     }
 }
 
-/// What is shown of the chosen toolchains.
+/// The parts of the chosen toolchains that are shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     directories: Vec<PathBuf>,

@@ -49,7 +49,7 @@ fn pod(container: Container, runtime: Option<String>) -> PodSpec {
         containers: vec![container],
         runtime_class_name: runtime,
         restart_policy: Some("Never".to_owned()),
-        // What runs here is over when the command is; nothing is left to say goodbye to.
+        // Once the command has ended, nothing in the pod needs time to shut down.
         termination_grace_period_seconds: Some(0),
         automount_service_account_token: Some(false),
         enable_service_links: Some(false),
@@ -65,7 +65,7 @@ fn of_pod(pod: PodSpec, metadata: PodMetadata) -> Sandbox {
     Sandbox::new("", SandboxSpec { blueprint, ..SandboxSpec::default() })
 }
 
-/// What a new sandbox is like.
+/// The description of a new sandbox.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Description<'a> {
     /// The image.
@@ -78,7 +78,7 @@ pub struct Description<'a> {
     pub disk: Option<&'a str>,
     /// The RuntimeClass.
     pub runtime: Option<&'a str>,
-    /// What it reaches.
+    /// The network that it reaches.
     pub network: Option<cli::Network>,
     /// Hosts that it may reach.
     pub hosts: &'a [String],

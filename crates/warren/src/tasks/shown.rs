@@ -1,4 +1,4 @@
-//! How tasks are shown.
+//! Shows tasks.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use warren_client::kube::ResourceExt as _;
 
 use crate::sandboxes::list::{age, cell, table as columns};
 
-/// How far a task is.
+/// The progress of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Its command does not run yet.
