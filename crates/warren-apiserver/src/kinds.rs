@@ -164,7 +164,7 @@ struct Row {
     categories: &'static [&'static str],
     namespaced: bool,
     status: bool,
-    /// Whether it has a number of replicas that can be set on its own.
+    /// True if the kind has a `scale` subresource: its number of replicas can be set on its own.
     scale: bool,
     subresources: &'static [(&'static str, &'static str, &'static [&'static str])],
     schema: &'static str,

@@ -36,11 +36,13 @@ pub(crate) struct ClaimController {
     telemetry: Telemetry,
     waiting_room: Mutex<WaitingRoom>,
     first_seen: Mutex<HashMap<ObjectKey, (Option<String>, Timestamp)>>,
-    /// What the server refused as invalid for a claim, and for which state of the claim and its template.
+    /// The server's refusal of a claim as invalid, and the state of the claim and its template at
+    /// that time.
     refused: Mutex<HashMap<ObjectKey, (Basis, String)>>,
 }
 
-/// What decides whether the server would refuse the same again: the claim and the template by uid and generation.
+/// The claim and the template by uid and generation. While both are the same, the server would
+/// refuse the same again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Basis {
     claim: (Option<String>, Option<i64>),

@@ -9,7 +9,7 @@ pub struct Config {
     pub cluster_domain: String,
     /// Whether claims, pools and templates are served, besides sandboxes.
     pub extensions: bool,
-    /// Whether tasks are served. Without them, their definition need not be there.
+    /// True if tasks are served. Otherwise their definition need not be there.
     pub agent_tasks: bool,
     /// Sandboxes that are reconciled at the same time.
     pub sandbox_concurrent_workers: usize,

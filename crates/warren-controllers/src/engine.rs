@@ -1,6 +1,7 @@
-//! The five controllers with their caches, queues and wake-ups, and nothing that runs by itself. Whoever drives it brings
-//! the news of lists and watches, and chooses when a pass begins: [`crate::Controllers`] with watches and workers, the
-//! simulation step by step.
+//! The five controllers with their caches, queues and wake-ups. Nothing in here runs by itself. The
+//! driver delivers the news of lists and watches, and chooses when a pass begins.
+//! [`crate::Controllers`] drives the engine with watches and workers; the simulation drives it step
+//! by step.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -69,7 +69,7 @@ const FOR_EXTENSIONS: &[Rule] = &[
     rule(CORE, &["nodes"], &["list", "watch"]),
 ];
 
-/// What tasks need besides both.
+/// The rules that tasks need in addition to both of the above.
 const FOR_TASKS: &[Rule] = &[
     rule(OWN, &["agenttasks"], &["delete", "get", "list", "watch"]),
     rule(OWN, &["agenttasks/status"], &["patch"]),

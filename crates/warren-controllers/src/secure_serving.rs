@@ -24,10 +24,10 @@ const KEY: &str = "tls.key";
 /// The names of a certificate made for this run, as the Kubernetes controller library has them.
 const OWN_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// How `/metrics` is served over TLS.
+/// The settings for serving `/metrics` over TLS.
 #[derive(Clone, Debug, Default)]
 pub struct SecureServing {
-    /// Where `tls.crt` and `tls.key` are. Without it a self-signed certificate is made.
+    /// The directory of `tls.crt` and `tls.key`. Without it a self-signed certificate is made.
     pub certificates: Option<PathBuf>,
     /// The oldest version that is taken.
     pub oldest_version: TlsVersion,
@@ -90,7 +90,7 @@ pub struct UnknownName {
     known: Vec<&'static str>,
 }
 
-/// Why `/metrics` cannot be served over TLS.
+/// `/metrics` cannot be served over TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum SecureServingError {
     /// A file of the directory cannot be read.
@@ -98,7 +98,7 @@ pub enum SecureServingError {
     Read {
         /// Which.
         path: PathBuf,
-        /// Why not.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
@@ -107,7 +107,7 @@ pub enum SecureServingError {
     Pem {
         /// Which.
         path: PathBuf,
-        /// What was found.
+        /// The underlying PEM error.
         #[source]
         source: pem::Error,
     },
@@ -207,7 +207,8 @@ struct Certificate {
     current: Mutex<(Arc<CertifiedKey>, Fingerprint)>,
 }
 
-/// What tells a file from the one that it replaced: by a mounted Secret, which swaps directories, or in place.
+/// The modification time and inode number of each file. They tell a file from the one that it
+/// replaced, whether a mounted Secret swapped directories or the file was written in place.
 type Fingerprint = [Option<(SystemTime, u64)>; 2];
 
 impl Certificate {

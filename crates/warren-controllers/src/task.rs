@@ -18,8 +18,8 @@ use crate::wake::Sides;
 /// The field manager of this controller's writes.
 const MANAGER: &str = "agenttask-controller";
 
-/// How often one pass looks. An attempt that failed takes the most: its sandbox, its pod and its template may have to be
-/// asked for, and the next sandbox may be there already.
+/// The most times that one pass looks. An attempt that failed takes the most: its sandbox, its pod
+/// and its template may have to be asked for, and the next sandbox may be there already.
 const LOOKS: usize = 6;
 
 /// Reconciles tasks.
@@ -85,7 +85,7 @@ impl TaskController {
         Outcome::Retry
     }
 
-    /// What the caches hold about a task; nothing once it is gone.
+    /// Returns the state of a task in the caches, or nothing once the task is gone.
     fn look(
         &self,
         key: &ObjectKey,

@@ -122,7 +122,8 @@ fn pod(pod: &mut Pod) {
                 || is_of_a_task && type_ == "DisruptionTarget"
         };
         let containers = if is_of_a_task { states } else { stuck };
-        // Why a node refused or evicted the pod; a pod that runs has neither.
+        // The reason and message of a failed pod say why a node refused or evicted it. A pod that
+        // runs has neither.
         let is_failed = status.phase.as_deref() == Some("Failed");
         pod.status = Some(PodStatus {
             phase: status.phase,

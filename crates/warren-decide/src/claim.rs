@@ -71,7 +71,8 @@ pub struct World {
     pub offer: Offer,
     /// When this claim was first seen.
     pub first_seen: Timestamp,
-    /// Why the server has refused what this claim needs as invalid, if it has, for the claim and the template as they are.
+    /// The server's message if it has refused as invalid what this claim needs. It counts for the
+    /// claim and the template as they are.
     pub refused: Option<String>,
 }
 
@@ -336,7 +337,7 @@ impl World {
         self.claim.metadata.uid.as_deref().unwrap_or_default()
     }
 
-    /// What the server would say again to what the claim asks for.
+    /// Returns the refusal that the server would repeat for what the claim asks for.
     fn refusal(&self) -> Trouble {
         Trouble::InvalidConfiguration(self.refused.clone().unwrap_or_default())
     }

@@ -67,7 +67,7 @@ pub enum BadRequest {
     Host,
 }
 
-/// What a request asks for.
+/// The target and the options that a request names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// The Sandbox's name.
@@ -80,8 +80,8 @@ pub struct Wanted {
     pub pod_ip: Option<IpAddr>,
     /// The Sandbox's UID, if the client knows it.
     pub uid: Option<String>,
-    /// How long the client is willing to wait. Values that are not a positive number of seconds
-    /// are ignored.
+    /// The longest time that the client is willing to wait. Values that are not a positive number
+    /// of seconds are ignored.
     pub timeout: Option<Duration>,
 }
 

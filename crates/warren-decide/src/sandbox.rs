@@ -95,7 +95,8 @@ pub fn decide(world: &World, now: Timestamp) -> Plan {
     if !matches!(view, PodView::Multiple(_)) {
         service::plan(world, &mut plan);
     }
-    // What the server has refused as invalid it would refuse again, until the spec is another.
+    // The server would refuse the same spec again as invalid, so only deletions are carried out
+    // until the spec changes.
     let asks = |step: &Step| !matches!(step.action, Action::Delete { .. });
     if let Some(refusal) = status::standing_refusal(&world.sandbox).filter(|_| plan.steps.iter().any(asks)) {
         plan.steps.retain(|step| !asks(step));

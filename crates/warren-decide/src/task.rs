@@ -1,4 +1,5 @@
-//! What an AgentTask needs: one sandbox per attempt, and a status that says how the command ended.
+//! Decides what an AgentTask needs: one sandbox per attempt, and a status that says how the command
+//! ended.
 //!
 //! The command is the main process of the sandbox's pod, which is made once and never restarted. So the pod's termination
 //! state is the only source of the verdict ([`verdict`]), and it is there whatever has happened to the controller meanwhile.
@@ -29,18 +30,18 @@ pub use verdict::Verdict;
 use crate::ownership;
 use crate::step::{Kind, Note, Step};
 
-/// How long a task waits for its template. Manifests are often applied together, and watches of different kinds come in
-/// no order.
+/// The longest time that a task waits for its template. Manifests are often applied together, and
+/// watches of different kinds come in no order.
 const TEMPLATE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long after the deadline, beyond the pod's own grace period, the node may take to end the command before the task is
-/// ended without it.
+/// The time after the deadline, beyond the pod's own grace period, that the node may take to end
+/// the command. After that the task is ended without it.
 const OVERDUE: SignedDuration = SignedDuration::from_secs(15);
 
 /// The longest timeout of a task: one year. It keeps sums of times within what a timestamp can be.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What was seen of one task, perhaps a little late.
+/// The observed state of one task. It may be a little out of date.
 #[derive(Clone, Debug)]
 pub struct World {
     /// The task.
@@ -51,13 +52,13 @@ pub struct World {
     pub pods: Vec<Arc<Pod>>,
     /// The template that the task names.
     pub template: Option<Arc<SandboxTemplate>>,
-    /// What the server itself was asked for before this was seen ([`Plan::ask`]).
+    /// The objects that the server itself was asked for before this was seen ([`Plan::ask`]).
     pub confirmed: BTreeSet<(Kind, String)>,
-    /// What the server said when it refused the next sandbox as invalid.
+    /// The server's message when it refused the next sandbox as invalid.
     pub refused: Option<String>,
 }
 
-/// What to do about a task.
+/// The actions to take for a task.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Objects to ask the server for, before deciding again: they seem to be gone, and watches of different kinds come in no
@@ -77,7 +78,7 @@ impl Plan {
     }
 }
 
-/// How far an attempt is.
+/// The progress of an attempt.
 enum Progress {
     /// The server has to be asked.
     Doubtful(Kind, String),

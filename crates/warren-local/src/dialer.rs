@@ -1,4 +1,5 @@
-//! How the API server reaches the only node there is: by a stream within the process; and how the router reaches pods.
+//! Dials the only node for the API server, by a stream within the process, and dials pods for the
+//! router.
 
 use std::io;
 use std::net::IpAddr;

@@ -17,7 +17,7 @@ const LIFE: Duration = Duration::from_secs(3600);
 const LOOK: Duration = Duration::from_secs(5 * 60);
 /// As many are listed at a time.
 const PAGE: u32 = 500;
-/// Between two deletions: nobody waits for them, and each is a write.
+/// The pause between two deletions. They are not urgent, and each is a write.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Deletes events that are old enough, every few minutes, until told to stop.

@@ -62,7 +62,8 @@ pub struct Config {
     pub host_paths: Vec<HostPath>,
     /// Where programs are found: `PATH`.
     pub program_path: Option<OsString>,
-    /// Where the router listens, on loopback. With port 0, the port of last time if it is free.
+    /// The address that the router listens on, on loopback. With port 0, the port of last time if
+    /// it is free.
     pub router_listen: SocketAddr,
     /// The file for the router's address.
     pub router_url: PathBuf,
@@ -138,7 +139,7 @@ pub enum StartError {
     /// The router would be reached from other machines, whose users cannot be told apart.
     #[error("the router of a local home listens on loopback only, and {address} is not")]
     RouterNotOnLoopback {
-        /// Where it was to listen.
+        /// The address that was asked for.
         address: SocketAddr,
     },
     /// The key that signs tokens for the router cannot be used.
@@ -146,7 +147,7 @@ pub enum StartError {
     RouterTokenKey {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The underlying key error.
         #[source]
         source: warren_router::token::KeyError,
     },

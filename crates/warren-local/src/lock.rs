@@ -30,18 +30,20 @@ pub struct Holder {
     pub pid: u32,
     /// Which version it is.
     pub version: String,
-    /// What it was started with. Nodes of clusters and older programs do not say.
+    /// The settings that it was started with. Nodes of clusters and older programs do not report
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<Settings>,
 }
 
-/// What a home was started with and keeps until it is stopped, as its flags have it.
+/// The settings that a home was started with and keeps until it is stopped, in the form of its
+/// flags.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Settings {
-    /// Where the API listens.
+    /// The address that the API listens on.
     pub listen: SocketAddr,
-    /// Where the router listens; earlier versions have none.
+    /// The address that the router listens on. Earlier versions have none.
     #[serde(default)]
     pub router_listen: Option<SocketAddr>,
     /// Registries that are spoken to without TLS.

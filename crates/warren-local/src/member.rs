@@ -364,7 +364,7 @@ mod tests {
         let (mut terminate, mut interrupt, mut witness) = (listen(), listen(), listen());
         let mut send = async || {
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::USR1).unwrap();
-            // Whoever listens has it by then.
+            // Once the witness has the signal, every listener has it.
             witness.recv().await;
         };
         send().await;

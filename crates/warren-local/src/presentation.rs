@@ -88,7 +88,7 @@ fn deployment(version: &str) -> Value {
     })
 }
 
-/// Whether a Deployment says that the controllers run, of the spec that it has now.
+/// Returns true if a Deployment says that the controllers run, for its current spec.
 fn is_true(deployment: &DynamicObject) -> bool {
     let status = &deployment.data["status"];
     status["observedGeneration"].as_i64() == deployment.metadata.generation && status["readyReplicas"] == 1

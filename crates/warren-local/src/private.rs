@@ -37,7 +37,7 @@ pub enum PrivacyError {
     Mode {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },

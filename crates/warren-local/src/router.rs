@@ -35,7 +35,8 @@ const SERVICE: &str = "sandbox-router-svc";
 const APP: &str = "sandbox-router";
 const PORT: u16 = 8080;
 
-/// Where browsers of other users have their token: the first request in the query, the others in a cookie.
+/// The places where browsers of other users send their token: the first request in the query, the
+/// others in a cookie.
 const QUERY_PARAM: &str = "warren-token";
 const COOKIE: &str = "warren-sandbox";
 
@@ -44,11 +45,11 @@ const POD: &str = "sandbox-router";
 /// On the pod: the daemon is what it stands for.
 const SERVED_BY: &str = "warren.dev/served-by";
 
-/// How long a start waits for the objects above; they come later if the API is slow.
+/// The longest time that a start waits for the objects above. They come later if the API is slow.
 const FIRST_OBJECTS: Duration = Duration::from_secs(5);
 /// After objects could not be written: their namespace is being deleted, for example.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
-/// How long requests that are under way may take at the end.
+/// The longest time that requests that are under way may take at the end.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The socket of the router, before anything is served on it.

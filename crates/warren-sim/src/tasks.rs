@@ -19,8 +19,8 @@ use crate::server::{Commit, Server};
 /// The names of tasks; few, so that they are used again.
 pub const NAMES: [&str; 4] = ["k0", "k1", "k2", "k3"];
 
-/// How long after its deadline a task must have ended, when nothing is in the way: the pod's grace period, fifteen seconds for the
-/// node, and a clock that is a little off.
+/// The time after its deadline by which a task must have ended, if nothing is in the way: the pod's
+/// grace period, fifteen seconds for the node, and a clock that is a little off.
 const SLACK: SignedDuration = SignedDuration::from_secs(60);
 
 /// Returns whether tasks are part of a seed. By the seed itself, so that it does not depend on what is drawn.

@@ -76,7 +76,7 @@ pub struct User<'a> {
     pub random: &'a mut Random,
     /// The true time.
     pub now: Timestamp,
-    /// Whether tasks are used.
+    /// True if tasks are used.
     pub tasks: bool,
 }
 

@@ -52,7 +52,7 @@ pub enum OpenError {
     Private {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The underlying I/O error.
         #[source]
         source: io::Error,
     },

@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     committed: RwLock<Committed>,
     pub(crate) disk: DiskTimes,
     in_memory: bool,
-    /// Whether the writer thread has panicked.
+    /// True if the writer thread has panicked.
     pub(crate) failed: watch::Sender<bool>,
 }
 

@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 pub(crate) struct Unread<B: Body<Data = Bytes> + Send + Unpin + 'static> {
     /// `None` at the end of the body.
     body: Option<B>,
-    /// How long the rest is read.
+    /// The longest time that the rest of the body is read for.
     time: Duration,
     /// The client waits for `100 Continue`, which the first read sends. If nothing is read, nothing is sent.
     held_back: bool,

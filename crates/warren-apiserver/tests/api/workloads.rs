@@ -64,7 +64,7 @@ async fn a_deployment_has_the_real_defaults_and_says_that_nothing_runs_it() {
     let status = &found.data["status"];
     assert_eq!((&status["observedGeneration"], &status["unavailableReplicas"]), (&json!(2), &json!(4)));
 
-    // From here on the status is somebody else's.
+    // From here on another client writes the status.
     let own = json!({"status": {"conditions": null, "unavailableReplicas": null, "replicas": 4, "readyReplicas": 4}});
     deployments.patch_status("web", &PatchParams::default(), &Patch::Merge(own)).await.unwrap();
     let annotated = json!({"metadata": {"annotations": {"a": "b"}}});

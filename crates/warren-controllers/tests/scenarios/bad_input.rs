@@ -250,7 +250,8 @@ fn without_sandboxes(place: &Place) -> (Controllers, Calls, Calls) {
     (Controllers::start(client, extensions()), calls, denied)
 }
 
-/// What the server refuses as invalid is not tried again until the spec is another, by whichever controller.
+/// After the server has refused a pod as invalid, no controller tries it again until the spec
+/// changes.
 pub async fn an_invalid_pod_is_tried_again_only_when_the_spec_changes(place: Place) {
     let containers = |name: &str| json!({"containers": [{"name": name, "image": "i"}]});
     let (client, calls) = place.watched_client();

@@ -16,7 +16,7 @@ use super::{
     backoff, container_problem, earlier, restart_delay, status, stopping, volumes,
 };
 
-/// How long a pod waits, since its creation, for what its volumes are made of before that is a warning.
+/// The time from a pod's creation until missing sources of its volumes become a warning.
 const SOURCES_PATIENCE: SignedDuration = SignedDuration::from_secs(3);
 
 /// What a container is to its pod.

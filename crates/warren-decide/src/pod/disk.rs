@@ -43,7 +43,7 @@ impl Amount {
     }
 }
 
-/// What a pod has on the node's disk.
+/// The usage of the node's disk by a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUsage {
     /// By container: what it wrote over its image, and its logs.
@@ -74,7 +74,7 @@ pub struct Eviction<'a> {
 /// How a disk is filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskSpace {
-    /// What there is. A file system that does not count inodes has none.
+    /// The size of the disk. A file system that does not count inodes has none.
     pub total: Amount,
     /// What is left for everybody.
     pub available: Amount,
@@ -106,9 +106,10 @@ impl Scarce {
 }
 
 impl DiskSpace {
-    /// What pods must leave to the machine: a twentieth, and on large disks one gibibyte and the inodes that belong to it.
-    /// Below that, the pod that uses most has to go. Kubelet keeps a tenth of the bytes and a twentieth of the inodes, but
-    /// its machine has no other use; ours is somebody's.
+    /// Returns the amount that pods must leave to the machine: a twentieth, and on large disks one
+    /// gibibyte and the inodes that belong to it. Below that, the pod that uses most has to go.
+    /// Kubelet keeps a tenth of the bytes and a twentieth of the inodes, but its machine has no
+    /// other use. Ours is a user's machine.
     pub fn reserve(self) -> Amount {
         Amount {
             bytes: (self.total.bytes / 20).min(1 << 30),
@@ -116,7 +117,7 @@ impl DiskSpace {
         }
     }
 
-    /// Whether less is left than the reserve, of bytes or of inodes.
+    /// Returns true if less is left than the reserve, of bytes or of inodes.
     pub fn is_low(self) -> bool {
         self.scarce().is_some()
     }
@@ -184,7 +185,7 @@ pub fn disk_eviction(pod: &Pod, usage: &DiskUsage) -> Option<String> {
     bounds(pod, usage).into_iter().find(|bound| bound.used > bound.limit).map(|bound| bound.message)
 }
 
-/// How much a pod may still write before it can be over one of its limits.
+/// Returns the amount that a pod may still write before it can be over one of its limits.
 pub fn disk_room(pod: &Pod, usage: &DiskUsage) -> Amount {
     let bounds = bounds(pod, usage);
     let room = |resource| {

@@ -73,7 +73,7 @@ pub fn guest(pod: &Pod) -> Result<Option<Guest<'_>>, GuestError> {
     }
 }
 
-/// Whether a Sandbox controls the pod.
+/// Returns true if a Sandbox controls the pod.
 pub fn is_of_sandbox(pod: &Pod) -> bool {
     pod.metadata.owner_references.iter().flatten().any(|owner| {
         let group = owner.api_version.split_once('/').map(|(group, _)| group);

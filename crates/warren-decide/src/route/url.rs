@@ -6,7 +6,8 @@ use super::{BadRequest, Wanted, is_label, parse_port};
 /// The sandbox that a URL names, and the part of the path that is for the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UrlRoute {
-    /// What is asked for. It has no address, no UID and no timeout: a URL carries none of them.
+    /// The sandbox and port that are asked for. It has no address, no UID and no timeout: a URL
+    /// carries none of them.
     pub wanted: Wanted,
     /// The beginning of the path, which the sandbox does not get. Empty if the host names the sandbox.
     pub base: String,

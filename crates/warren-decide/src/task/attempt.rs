@@ -123,7 +123,7 @@ fn command(task: &AgentTask, attempt: i32, pod: &mut PodSpec) -> Result<(), Stri
     Ok(())
 }
 
-/// What the command is told about its task.
+/// Returns the environment variables that tell the command about its task.
 fn told(task: &AgentTask, attempt: i32) -> Vec<EnvVar> {
     let description = task.spec.task.clone().unwrap_or_default();
     let repository = description.repository.unwrap_or_default();

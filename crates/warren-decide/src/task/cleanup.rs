@@ -1,4 +1,4 @@
-//! What becomes of a task's sandboxes, and of the task itself, when they have served their purpose.
+//! Cleans up a task's sandboxes, and the task itself, when they have served their purpose.
 
 use std::time::Duration;
 

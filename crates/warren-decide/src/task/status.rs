@@ -1,4 +1,4 @@
-//! What a task says about itself.
+//! The status that is published for a task.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(super) fn observe(
         _ => ConditionStatus::False,
     };
     let present = conditions::find(&status.conditions, ConditionType::Running);
-    // Why the attempt before failed stays to be read until this one runs.
+    // While a retry starts, the status keeps the reason that the previous attempt failed.
     let is_retrying = present.is_some_and(|present| present.reason == Reason::Retrying.as_str());
     if !(is_retrying && reason == Reason::Starting) {
         set(world, &mut status, ConditionType::Running, (running, reason, text), now);
@@ -105,7 +105,8 @@ fn set(
     conditions::set(&mut status.conditions, observation, &world.task.metadata, &Time(now));
 }
 
-/// The status write, or nothing when there is nothing new to say. It is guarded: whoever has seen less writes nothing.
+/// Returns the status write, or nothing if the status has not changed. The write is guarded: a
+/// controller that has seen less writes nothing.
 fn write(world: &World, wanted: &AgentTaskStatus) -> Option<Step> {
     let patch = merge::between(&world.status(), wanted)?;
     let action = Action::MergeStatus {

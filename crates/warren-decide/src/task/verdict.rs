@@ -1,4 +1,4 @@
-//! How an attempt ended, from what its pod and its sandbox say.
+//! Decides how an attempt ended, from its pod and its sandbox.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
 use warren_api::Sandbox;
@@ -7,10 +7,10 @@ use warren_api::task::RUNNER_CONTAINER;
 
 use crate::bounded::bounded;
 
-/// How much of what a pod says is repeated. It may come from anywhere.
+/// The longest part of a pod's message that is repeated. The message may come from anywhere.
 const LONGEST_CAUSE: usize = 512;
 
-/// How an attempt ended.
+/// The outcome of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// [`Reason::CommandSucceeded`], or the class of the failure.
@@ -40,7 +40,7 @@ impl Verdict {
     }
 }
 
-/// How far the command is.
+/// The progress of the command.
 #[derive(Debug)]
 pub(super) enum PodState {
     Starting,

@@ -10,7 +10,7 @@ const BY_FAMILY: u16 = 20;
 const TCP: u8 = 6;
 const FAMILY_4: u8 = 2;
 const FAMILY_6: u8 = 10;
-/// Where `struct inet_diag_msg` has the user and the inode.
+/// The offsets of the user and the inode in `struct inet_diag_msg`.
 const USER: usize = 64;
 const INODE: usize = 68;
 

@@ -8,7 +8,7 @@ use schemars::SchemaGenerator;
 
 use super::*;
 
-/// How a field is treated.
+/// The treatment of a field.
 #[derive(Clone, Copy)]
 enum Field {
     /// It is honoured, and what it holds is in the table under its own type.

@@ -250,7 +250,7 @@ fn a_time_to_live_ends_the_sandbox_so_long_after_its_creation() {
     // The earlier of the two counts.
     assert!(told(&living("1h", json!("2027-01-15T08:00:10Z")), 10).contains("SandboxExpired"));
     assert!(told(&living("10s", json!("2027-01-15T09:00:00Z")), 10).contains("SandboxExpired"));
-    // What is not a duration is said and ignored.
+    // A value that is not a duration is reported and ignored.
     let odd = living("soon", Value::Null);
     let plan = conclude(&odd, &[], &Settings::default(), at(100_000));
     assert!(!format!("{plan:?}").contains("SandboxExpired"));
