@@ -51,7 +51,7 @@ fn main() {
     }
 }
 
-/// FNV-1a: tells versions apart, and guards against nobody.
+/// Computes FNV-1a. It tells versions apart and does not protect against tampering.
 fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()

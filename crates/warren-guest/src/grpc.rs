@@ -32,7 +32,7 @@ pub(crate) enum Code {
     Internal = 13,
 }
 
-/// Why a call failed.
+/// The error of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Status {
     pub(crate) code: Code,

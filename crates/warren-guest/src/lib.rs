@@ -43,16 +43,17 @@ const CONNECTION_IDLE: Duration = Duration::from_secs(75);
 /// The published runtime's limit for a command.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How to serve.
+/// The settings of the daemon.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where paths begin and commands run.
+    /// The directory that paths begin at and commands run in.
     pub root: Root,
     /// The longest that a command may run unless its request says otherwise.
     pub timeout: Duration,
     /// The command line of the program that `POST /agent` runs.
     pub agent: Option<String>,
-    /// Returns after so long without a connection. Whoever started the daemon starts it again.
+    /// The server returns after this long without a connection. The program that started the daemon
+    /// starts it again.
     pub idle: Option<Duration>,
 }
 
@@ -103,7 +104,7 @@ impl Api {
     }
 }
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 struct Daemon {
     config: Config,
@@ -111,7 +112,7 @@ struct Daemon {
     envd: envd::Lazy,
     started: Instant,
     connections: Arc<Semaphore>,
-    /// How many ports are served.
+    /// The number of ports that are served.
     listeners: usize,
 }
 
@@ -190,8 +191,8 @@ async fn accept(daemon: Arc<Daemon>, api: Api, listener: tokio::net::TcpListener
 }
 
 impl Daemon {
-    /// Whether no connection is open and nothing that clients come back for. Each task that waits for a connection holds a
-    /// permit, but not the caller.
+    /// Returns true if no connection is open and no state is left that clients come back for. Each
+    /// task that waits for a connection holds a permit. The caller does not hold one.
     fn is_idle(&self) -> bool {
         self.connections.available_permits() + self.listeners == CONNECTIONS + 1 && self.envd.is_idle()
     }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use warren_guest::{Api, Config};
 
-/// A sandbox that nobody talks to has its memory back after this.
+/// The time without a connection after which the daemon ends, so that the sandbox has its memory
+/// back.
 const IDLE: Duration = Duration::from_secs(300);
 
 fn main() -> ExitCode {

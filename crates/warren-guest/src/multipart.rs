@@ -23,7 +23,7 @@ pub enum Event {
     End,
 }
 
-/// What a part is called.
+/// The names of a part.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Disposition {
     /// The form's field.

@@ -37,7 +37,7 @@ const PATIENCE_WITH_CHILDREN: Duration = Duration::from_secs(5);
 /// The longest wait for a terminal that takes no input.
 const LONGEST_WRITE: Duration = Duration::from_secs(10);
 
-/// What a terminal's user types to end the input.
+/// The byte that a terminal's user types to end the input.
 const END_OF_TRANSMISSION: u8 = 4;
 
 /// The processes that were started by `Start` and have not ended.
@@ -189,7 +189,7 @@ fn spawn_status(what: &str, error: &io::Error) -> Status {
     Status::new(code, format!("{what}: {error}"))
 }
 
-/// What a signal has ended has the exit code -1.
+/// Returns the exit code, or -1 for a process that a signal has ended.
 fn exit_code(status: io::Result<ExitStatus>) -> i32 {
     status.ok().and_then(|status| status.code()).unwrap_or(-1)
 }
@@ -517,7 +517,7 @@ mod tests {
         _base: tempfile::TempDir,
     }
 
-    /// How a call goes on: its messages, and its status at the end.
+    /// The rest of a call: its messages, and its status at the end.
     struct Call {
         body: Incoming,
         buffer: BytesMut,
@@ -598,7 +598,8 @@ mod tests {
             Fields(content).next().unwrap().unwrap().1.int32().unwrap()
         }
 
-        /// What is written until an end is seen, on both streams, and the exit code at the end.
+        /// Reads both streams until `wanted` was written or the call has ended. Returns the text,
+        /// and the exit code at the end.
         async fn read_until(&mut self, wanted: &str) -> (String, Option<i32>) {
             let mut text = String::new();
             while wanted.is_empty() || !text.contains(wanted) {

@@ -1,4 +1,4 @@
-//! What answers of all APIs are made of.
+//! Building blocks for the answers of all APIs.
 
 use std::io;
 

@@ -46,7 +46,7 @@ impl From<io::Error> for PathError {
 }
 
 impl PathError {
-    /// Whether there is nothing at the path.
+    /// Returns true if there is nothing at the path.
     pub fn is_not_found(&self) -> bool {
         let PathError::Io(error) = self else { return false };
         matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
@@ -88,7 +88,7 @@ pub fn decode(text: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// What is known of a file.
+/// The metadata of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Details {
     /// Its type.
@@ -115,7 +115,7 @@ impl Details {
     }
 }
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Debug)]
 pub enum Opened {
     /// A regular file, for reading.
@@ -254,7 +254,7 @@ impl Root {
         Ok(rustix::fs::unlinkat(&place.directory, &place.name, AtFlags::REMOVEDIR)?)
     }
 
-    /// Whether there is something at the path.
+    /// Returns true if there is something at the path.
     pub fn exists(&self, path: &Path) -> Result<bool, PathError> {
         match self.beneath(path, OFlags::PATH) {
             Ok(_) => Ok(true),
@@ -427,7 +427,7 @@ fn make_directories(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, PathEr
     Ok(here)
 }
 
-/// Whether a path leads out by its names alone, so that nothing is made on its way.
+/// Returns true if a path leads out by its names alone. Nothing is made on the way of such a path.
 fn leads_out(path: &Path) -> bool {
     let mut depth = 0_usize;
     for component in path.components() {

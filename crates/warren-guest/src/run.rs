@@ -21,13 +21,13 @@ const PATIENCE_WITH_CHILDREN: Duration = Duration::from_secs(1);
 pub struct Command {
     /// Program and arguments, not empty.
     pub words: Vec<String>,
-    /// Where it runs.
+    /// The directory that it runs in.
     pub directory: PathBuf,
     /// When it is ended, with everything in its process group.
     pub timeout: Duration,
 }
 
-/// What was read of a stream.
+/// The part of a stream that was read.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     pub(crate) bytes: Vec<u8>,
@@ -36,8 +36,8 @@ pub(crate) struct Output {
 
 type Shared = Arc<Mutex<Output>>;
 
-/// A process group that is killed when this is dropped: when the time is over, or when the client has
-/// gone and nobody waits for the answer.
+/// A process group that is killed when this is dropped: when the time is over, or when the client
+/// has gone and does not wait for the answer any more.
 pub(crate) struct Group(pub(crate) Option<Pid>);
 
 impl Group {

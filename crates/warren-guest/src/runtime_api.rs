@@ -27,7 +27,7 @@ use crate::{Config, Daemon};
 /// Longer JSON is refused. A single argument cannot be longer than 128 KiB, all of them 2 MiB.
 const LONGEST_JSON: usize = 4 << 20;
 
-/// What a path stands for. What follows it is still encoded.
+/// The method that a path names. The rest of the path is still encoded.
 #[derive(Debug, Clone, Copy)]
 enum Route<'a> {
     Health,

@@ -56,7 +56,7 @@ pub struct OwnPod {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Where each of its ports is served.
+    /// The address that each of its ports is served on.
     pub ports: BTreeMap<u16, SocketAddr>,
 }
 

@@ -35,7 +35,8 @@ use crate::worker::chain;
 const PAUSE: Duration = Duration::from_secs(1);
 /// The same, while there is less and less.
 const PAUSE_WHILE_SHRINKING: Duration = Duration::from_millis(100);
-/// Less than this is not shrinking: somebody always writes something. The inodes are those of a megabyte in ordinary files.
+/// A smaller decrease is not shrinking: some program always writes something. The inodes are those
+/// of a megabyte in ordinary files.
 const SHRINKING: Amount = Amount { bytes: 1 << 20, inodes: 64 };
 /// After this long a pod's files are counted in any case, if anything on the disk has changed: what one writes while others
 /// delete is not seen in the room that is left. Kubelet's number.

@@ -58,7 +58,7 @@ impl Happening {
     }
 }
 
-/// What the task that writes is told.
+/// A message to the task that writes.
 #[derive(Debug)]
 enum Told {
     /// To be written at once.
@@ -142,7 +142,7 @@ fn happening(
     Happening { about, component, severity, reason, message, at: Timestamp::now() }
 }
 
-/// Where a container is in its pod, in kubelet's words.
+/// Returns the container's place in its pod, in kubelet's words.
 fn field_path(pod: &Pod, name: &str) -> String {
     let mut first = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let list = if first.any(|container| container.name == name) { "initContainers" } else { "containers" };

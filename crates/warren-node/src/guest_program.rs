@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Made by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/warren-guest"));
 
-/// Where containers see it.
+/// The path at which containers see it.
 pub(crate) const GUEST_PATH: &str = "/.warren/guest";
 
 /// Puts the program into the data directory, where containers have it from, and removes those of

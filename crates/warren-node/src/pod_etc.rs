@@ -105,7 +105,7 @@ fn resolver(namespace: &str, spec: Option<&PodSpec>, lease: Option<&Lease>) -> S
     text
 }
 
-/// Whether a text is one word of a line, and can be neither two nor another line.
+/// Returns true if a text is one word of a line, and can be neither two words nor another line.
 fn is_word(text: &str) -> bool {
     !text.is_empty() && !text.contains(|character: char| character.is_whitespace() || character.is_control())
 }

@@ -113,7 +113,8 @@ impl PodDirectory {
         self.0.join("volumes").join(name)
     }
 
-    /// Where its containers and volumes write, and where the messages are kept that containers leave.
+    /// Returns the directories that its containers and volumes write to, and the one for the
+    /// messages that containers leave.
     pub(crate) fn written(&self) -> [PathBuf; 3] {
         ["containers", "volumes", "termination"].map(|name| self.0.join(name))
     }
@@ -401,11 +402,11 @@ struct Base {
     config: RunConfig,
     user: User,
     rootfs: Rootfs,
-    /// Whether it has a directory `/app`.
+    /// True if it has a directory `/app`.
     has_app: bool,
 }
 
-/// What programs in a sandbox can tell by that they are in one.
+/// Returns the variables by which programs can tell that they run in a sandbox.
 fn sandbox_environment(directory: &str) -> [String; 3] {
     [
         "IS_SANDBOXED=true".to_owned(),

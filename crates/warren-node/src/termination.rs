@@ -1,4 +1,5 @@
-//! What a container leaves to be told when it ends: what it wrote to its `terminationMessagePath`, or the end of its log.
+//! The termination message of a container: the content of its `terminationMessagePath`, or the end
+//! of its log.
 
 use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -15,7 +16,8 @@ const MOST_LINES_FROM_LOG: usize = 80;
 /// Where the end of a log is looked for: lines carry their time, and may be long.
 const END_OF_LOG: u64 = 64 << 10;
 
-/// Where the shim keeps the message of one run of a container, if it has left one.
+/// Returns the path at which the shim keeps the message of one run of a container, if the run has
+/// left one.
 pub(crate) fn path(directory: &PodDirectory, container: &str, attempt: u32) -> PathBuf {
     directory.0.join("termination").join(container).join(attempt.to_string())
 }

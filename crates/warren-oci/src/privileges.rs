@@ -193,7 +193,7 @@ pub fn become_namespace_root() -> Result<(), EnterError> {
 pub struct FurtherIds {
     /// Users and groups that the user was given in both `/etc/subuid` and `/etc/subgid`.
     pub given: u32,
-    /// Whether `newuidmap` and `newgidmap` are installed, which hand them out.
+    /// True if `newuidmap` and `newgidmap` are installed, which hand them out.
     pub has_programs: bool,
 }
 

@@ -3,10 +3,10 @@
 /// The port that the API is served on.
 pub const PORT: u16 = 49983;
 
-/// Where the methods for processes are: `Start`, `Connect`, `List`, `SendInput` and others.
+/// The path of the methods for processes: `Start`, `Connect`, `List`, `SendInput` and others.
 pub const PROCESS_SERVICE: &str = "/process.Process/";
 
-/// Where the methods for directories are: `ListDir`, `Stat`, `WatchDir` and others.
+/// The path of the methods for directories: `ListDir`, `Stat`, `WatchDir` and others.
 pub const FILESYSTEM_SERVICE: &str = "/filesystem.Filesystem/";
 
 /// The version that clients are told. They switch features on by it: this one has standard input, a default user,

@@ -14,7 +14,7 @@ pub const PORT: u16 = 8080;
 pub struct Directory {
     /// The directory, as seen from the base directory.
     pub path: String,
-    /// What is in it, by name.
+    /// The entries in it, by name.
     pub entries: Vec<Entry>,
 }
 

@@ -3,5 +3,5 @@
 /// The port that the service is on.
 pub const PORT: u16 = 9090;
 
-/// Where its methods are: `Start`, `Execute`, `WriteStdin`, `SendSignal`, `ResizeTTY`.
+/// The path of its methods: `Start`, `Execute`, `WriteStdin`, `SendSignal`, `ResizeTTY`.
 pub const SERVICE: &str = "/process.v1.ProcessService/";

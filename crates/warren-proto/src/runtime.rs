@@ -85,7 +85,7 @@ pub enum EntryKind {
 pub struct Exists {
     /// The path as it was understood.
     pub path: String,
-    /// Whether there is something.
+    /// True if there is something at the path.
     pub exists: bool,
 }
 
@@ -102,7 +102,7 @@ pub struct FieldProblem {
     /// `missing`, `json_invalid` or `value_error`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Where: `body` and the name of the field.
+    /// The location of the fault: `body` and the name of the field.
     pub loc: Vec<String>,
     /// For people.
     pub msg: String,

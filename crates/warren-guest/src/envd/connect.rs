@@ -77,7 +77,7 @@ impl Code {
     }
 }
 
-/// Why a call failed.
+/// The error of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) code: Code,

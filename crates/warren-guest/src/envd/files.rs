@@ -124,7 +124,7 @@ async fn upload(envd: Arc<Envd>, request: Request<Incoming>) -> Result<Response<
     Ok(reply::json(StatusCode::OK, &written))
 }
 
-/// Where and for whom files are written.
+/// The daemon, user and metadata that files are written with.
 struct Destination {
     envd: Arc<Envd>,
     user: User,

@@ -87,7 +87,7 @@ fn walk(directory: &Path, depth: u32, names: &Names, entries: &mut Vec<Value>) -
             let message = format!("there are more than {MOST_ENTRIES} entries; list with less depth");
             return Err(Failure::new(Code::ResourceExhausted, message));
         }
-        // What has gone meanwhile is not listed.
+        // An entry that was deleted in the meantime is not listed.
         let Ok(entry) = paths::entry(&path, names) else { continue };
         entries.push(entry);
         let goes_down = depth > 1 && path.symlink_metadata().is_ok_and(|found| found.is_dir());

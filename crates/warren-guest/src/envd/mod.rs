@@ -1,5 +1,6 @@
-//! E2B's envd API: processes, files and directories, as E2B's published SDKs ask for them. Who may ask is decided before:
-//! whoever reaches the port may do what the sandbox may do. Start reading at `process`.
+//! E2B's envd API: processes, files and directories, as E2B's published SDKs ask for them. Access
+//! is decided before a request gets here. A client that reaches the port may do everything that the
+//! sandbox may do. Start reading at `process`.
 
 mod connect;
 mod files;
@@ -24,7 +25,7 @@ use self::watch::Watchers;
 use crate::Daemon;
 use crate::reply::{self, Body};
 
-/// What the API keeps between calls.
+/// The state that the API keeps between calls.
 #[derive(Debug)]
 pub(crate) struct Envd {
     users: Users,

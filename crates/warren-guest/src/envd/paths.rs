@@ -89,7 +89,7 @@ impl Names {
 pub(super) fn entry(path: &Path, names: &Names) -> io::Result<Value> {
     let found = path.symlink_metadata()?;
     let is_link = found.file_type().is_symlink();
-    // What a link leads to says what it is; one that leads nowhere is a link.
+    // The type of a link is that of its target. A link without a target is a link.
     let target = if is_link { path.metadata().ok() } else { None };
     let shown = target.as_ref().unwrap_or(&found);
     let kind = if shown.is_dir() {

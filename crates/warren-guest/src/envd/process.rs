@@ -39,7 +39,7 @@ const PATIENCE_WITH_CHILDREN: Duration = Duration::from_secs(2);
 const MOST_PROCESSES: usize = 1024;
 /// The most clients that follow one process.
 const MOST_FOLLOWERS: usize = 64;
-/// What a terminal's user types to end the input.
+/// The byte that a terminal's user types to end the input.
 const END_OF_TRANSMISSION: u8 = 4;
 
 /// The processes that have not ended, by their ids in the sandbox.
@@ -65,7 +65,7 @@ enum Input {
     Closed,
 }
 
-/// What happens to a process.
+/// An event of a process.
 #[derive(Debug, Clone)]
 enum Event {
     /// It wrote to a stream: `stdout`, `stderr` or `pty`.

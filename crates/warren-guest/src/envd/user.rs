@@ -28,7 +28,7 @@ pub(super) struct User {
     pub(super) home: PathBuf,
 }
 
-/// What the daemon can do about users.
+/// The daemon's ability to run programs as other users.
 #[derive(Debug)]
 pub(super) struct Users {
     /// The daemon can start programs as other users. Otherwise all of them run as the daemon does.

@@ -145,12 +145,12 @@ struct Watch {
     recursive: bool,
     include_entry: bool,
     inotify: OwnedFd,
-    /// What the kernel says about it.
+    /// The kernel's records about it.
     records: pipe::Receiver,
     directories: BTreeMap<i32, PathBuf>,
 }
 
-/// What the kernel said.
+/// An event that the kernel reported.
 struct Seen {
     watch: i32,
     name: Option<String>,

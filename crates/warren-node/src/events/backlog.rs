@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use super::{Happening, Told};
 
-/// How many events of trouble wait at most, and how many of ordinary lives. Beyond that the oldest are dropped.
+/// The most events of trouble that wait, and the most of ordinary lives. Beyond that the oldest are
+/// dropped.
 const MOST_URGENT: usize = 256;
 const MOST_ORDINARY: usize = 1024;
 /// An ordinary event waits at least this long: a pod that is started and used at once is not slowed down by it.
@@ -17,7 +18,7 @@ const PER_SECOND: usize = 50;
 /// As many pods are remembered as those of which something was written.
 const MOST_TOLD: usize = 4096;
 
-/// What to do now.
+/// The next thing to do.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Write this.
@@ -123,7 +124,8 @@ mod tests {
         Told::Later(happening(uid, reason))
     }
 
-    /// What is written by `until`, with a step of the clock each time that there is something to wait for.
+    /// Returns the events that are written by `until`. The clock moves one step each time that
+    /// there is something to wait for.
     fn written(backlog: &mut Backlog, mut now: Instant, until: Instant) -> Vec<String> {
         let mut written = Vec::new();
         loop {

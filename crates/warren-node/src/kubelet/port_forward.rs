@@ -42,7 +42,7 @@ pub(super) struct Target {
     uid: String,
 }
 
-/// Where a pod's ports are.
+/// The place of a pod's ports.
 #[derive(Debug, Clone)]
 enum Place {
     /// In the network of the pod, whose shim is in this directory.

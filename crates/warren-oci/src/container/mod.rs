@@ -126,7 +126,7 @@ enum Network {
 /// Sockets that listen in the pod's network.
 #[derive(Debug, Default)]
 struct Listeners {
-    /// Where programs in the pod reach the proxy.
+    /// The listener through which programs in the pod reach the proxy.
     way_out: Option<OwnedFd>,
     /// For the program of [`crate::protocol::Activation`].
     activation: Vec<OwnedFd>,
@@ -165,15 +165,16 @@ impl Container {
         }
     }
 
-    /// Whether the kernel would discard a signal to the container's first process: the first process of a pid namespace gets only
-    /// signals that it handles or blocks, whatever their default effect. A program that was just started does neither yet.
+    /// Returns true if the kernel would discard a signal to the container's first process. The
+    /// first process of a pid namespace gets only signals that it handles or blocks, whatever their
+    /// default effect. A program that was just started does neither yet.
     pub(crate) fn would_discard(&self, signal: i32) -> bool {
         match &self.keeper {
             Keeper::Itself { .. } => {
                 let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.child.pid()));
                 match (read("status"), read("syscall")) {
                     (Ok(status), Ok(call)) => !would_notice(&status, &call, signal),
-                    // What cannot be known is not held back.
+                    // If the answer is unknown, the signal is not held back.
                     _ => false,
                 }
             }
@@ -212,9 +213,10 @@ const FORKS: &[i64] = &[
     libc::SYS_vfork,
 ];
 
-/// Whether a process would notice a signal, by its `/proc/PID/status` and `/proc/PID/syscall`: it has a handler for it, or waits in
-/// `sigtimedwait` and its like (the kernel does not show what such a process blocks), or has it blocked while it waits for something
-/// else than a fork.
+/// Returns true if a process would notice a signal, by its `/proc/PID/status` and
+/// `/proc/PID/syscall`. It notices a signal that it has a handler for. It notices any signal while
+/// it waits in `sigtimedwait` and its like: the kernel does not show what such a process blocks. It
+/// also notices a blocked signal while it waits for something else than a fork.
 fn would_notice(status: &str, call: &str, signal: i32) -> bool {
     let bit = u32::try_from(signal - 1).ok().and_then(|shift| 1u64.checked_shl(shift)).unwrap_or(0);
     let has = |name: &str| {
@@ -489,7 +491,7 @@ fn adjust_oom_score(process: &str, program: &Process, privileges: Privileges) ->
     }
 }
 
-/// What the shim keeps of a container that it has equipped.
+/// The shim's state of a container that it has equipped.
 struct Equipped {
     pid_namespace: OwnedFd,
     terminals: OwnedFd,

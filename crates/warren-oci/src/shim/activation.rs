@@ -1,5 +1,5 @@
-//! Starts the program of an [`Activation`](crate::protocol::Activation) when somebody connects to its
-//! port. A sandbox that nobody talks to pays for it with one socket.
+//! Starts the program of an [`Activation`](crate::protocol::Activation) when a client connects to
+//! its port. A sandbox without clients pays for it with one socket.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const LIVED: Duration = Duration::from_secs(10);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// How the program of the activation is doing.
+/// The state of the activation's program.
 #[derive(Debug, Default)]
 pub(super) struct ActivationState {
     /// Since when it runs.

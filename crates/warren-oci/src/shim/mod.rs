@@ -440,7 +440,7 @@ enum Source {
     Exit(String),
     /// There is room in an attached client's pipe.
     Attached(u64, Stream),
-    /// Somebody has connected to a port of the activation.
+    /// A client has connected to a port of the activation.
     Activation,
     VisitorReport(u64),
     VisitorExit(u64),

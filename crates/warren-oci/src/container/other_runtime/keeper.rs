@@ -181,7 +181,7 @@ struct Running<'a> {
     /// Readable once the shim has ended.
     shim: OwnedFd,
     signals: &'a Seqpacket,
-    /// What it leaves to be told.
+    /// The termination messages that it leaves.
     messages: Vec<Message>,
     /// Nothing of it is to live on.
     killed: bool,

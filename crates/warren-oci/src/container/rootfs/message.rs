@@ -14,7 +14,7 @@ use super::Layers;
 use crate::idmap::IdRange;
 use crate::kernel::Layering;
 
-/// What is kept of a message: kubelet's number.
+/// The bytes of a message that are kept: kubelet's number.
 const LONGEST: usize = 4096;
 
 /// The file of a message.
