@@ -1,5 +1,6 @@
-// What the service has, kept up to date: answers are cached by their path and fetched again when the service's stream
-// says that they changed. While the service is away, pages keep showing the last that they know.
+// Keeps the service's data up to date. Answers are cached by their path and fetched again when the
+// service's stream says that they changed. While the service is away, pages keep showing the last
+// data that they have.
 
 import { useCallback, useEffect, useSyncExternalStore } from "react";
 import { wait } from "warren-react";
@@ -36,7 +37,7 @@ function entryOf(path: string, topics: readonly Topic[]): Entry {
 
 async function load(path: string, entry: Entry): Promise<void> {
   if (entry.fetching) {
-    // What is under way may have been answered before the change.
+    // The request under way may have been answered before the change.
     entry.again = true;
     return;
   }

@@ -1,4 +1,5 @@
-// What this browser remembers: the theme, and whether terminals speak to screen readers.
+// The preferences that this browser remembers: the theme, and whether terminals speak to screen
+// readers.
 
 import { useSyncExternalStore } from "react";
 

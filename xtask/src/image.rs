@@ -80,7 +80,7 @@ pub fn archive(binary: Vec<u8>, name: &str, epoch: u64) -> Result<Vec<u8>> {
         "mediaType": "application/vnd.oci.image.index.v1+json",
         "manifests": [of_manifest],
     });
-    // What `docker load` looks for where it does not read OCI layouts.
+    // `docker load` looks for this file where it does not read OCI layouts.
     let docker = json!([{"Config": blob(&config), "RepoTags": [name], "Layers": [blob(&compressed)]}]);
     let mut entries = vec![
         Entry::file("oci-layout", 0o644, json!({"imageLayoutVersion": "1.0.0"}).to_string()),

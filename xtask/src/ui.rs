@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::workspace;
 
-/// Where the page lies that the program carries.
+/// The directory of the built page that the program carries.
 const COMMITTED: &str = "crates/warren-service/ui";
 
 #[derive(Args)]

@@ -1,4 +1,4 @@
-//! What answers are made of, and errors in the form that E2B's clients read.
+//! Bodies of answers, and errors in the form that E2B's clients read.
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 /// The body of an answer.
 pub(crate) type Body = UnsyncBoxBody<Bytes, hyper::Error>;
 
-/// Why a request is not done.
+/// The status and message for a request that is not carried out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,

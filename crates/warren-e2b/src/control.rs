@@ -23,7 +23,7 @@ const LONGEST_BODY: usize = 1 << 20;
 /// The most sandboxes of a page, and as many are on one without a limit.
 const LONGEST_PAGE: usize = 100;
 
-/// What a container has that says nothing of its limits.
+/// Reported limits of a container that sets none.
 const DEFAULT_MEMORY_MIB: u64 = 4096;
 const DEFAULT_CPUS: u64 = 2;
 const DEFAULT_DISK_MIB: u64 = 10_240;

@@ -1,4 +1,4 @@
-//! What a client asks for in a new sandbox. What cannot be given is refused with the field named, never ignored.
+//! Requests for a new sandbox. A field that cannot be honoured is refused by name, never ignored.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::answer::Refusal;
 
-/// How long a sandbox lives whose client does not say it; what E2B's SDKs document.
+/// The lifetime of a sandbox if its client names none. E2B's SDKs document this value.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// The longest time that a client can ask for.
 const LONGEST_TIMEOUT: u64 = 30 * 24 * 3600;

@@ -33,21 +33,22 @@ const CONNECTIONS: usize = 4096;
 /// A connection that does not finish a request's head in so long is closed.
 const HEAD: Duration = Duration::from_secs(60);
 
-/// How to serve.
+/// The settings of the server.
 pub struct Config {
     /// The home.
     pub client: Client,
     /// The namespace of all sandboxes; the client's default without one.
     pub namespace: Option<String>,
-    /// What clients of the control API must send.
+    /// The key that clients of the control API must send.
     pub key: ApiKey,
-    /// What host names of sandboxes end in, with the port: `PORT-ID.` comes before it.
+    /// The end of sandboxes' host names, with the port. `PORT-ID.` comes before it.
     pub domain: String,
-    /// What sandboxes from the default template reach (`warren.dev/network`), if not the home's default.
+    /// The network of sandboxes from the default template (`warren.dev/network`), if not the home's
+    /// default.
     pub network: Option<String>,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 struct Server {
     sandboxes: Sandboxes,
     key: ApiKey,

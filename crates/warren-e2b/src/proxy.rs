@@ -28,7 +28,7 @@ use crate::keys::Link;
 use crate::request::{Target, parameters};
 use crate::sandboxes::Seen;
 
-/// How long it may take to reach a port.
+/// The longest time that it may take to reach a port.
 const DIAL: Duration = Duration::from_secs(10);
 /// The longest head of an answer, and its most headers.
 const LONGEST_HEAD: usize = 64 << 10;
@@ -175,7 +175,7 @@ fn outbound(target: &Target, request: Request<Incoming>, protocol: Option<Header
         headers.remove(name);
     }
     set_upgrade(headers, protocol);
-    // What clients called the sandbox is kept: pages make links from it.
+    // The client's `Host` is kept: pages make links from it.
     let host = format!("localhost:{}", target.port);
     if !headers.contains_key(HOST)
         && let Ok(host) = HeaderValue::from_str(&host)

@@ -24,9 +24,9 @@ use crate::{Config, keys, request};
 
 /// The image of the local home for which nothing has to be fetched: this machine's own `/usr`.
 const HOST_IMAGE: &str = "warren.dev/host";
-/// How long a sandbox may take to become Ready, or to stop for a pause.
+/// The longest time that a sandbox may take to become Ready, or to stop for a pause.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a paused sandbox is kept, unless it is connected to.
+/// The time that a paused sandbox is kept, unless it is connected to.
 const KEPT_WHILE_PAUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The sandboxes of one home.

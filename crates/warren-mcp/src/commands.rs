@@ -16,7 +16,7 @@ const MOST_RUNNING: usize = 16;
 /// Commands whose output is kept after their end; the oldest is forgotten first.
 const MOST_ENDED: usize = 32;
 
-/// How far a command is.
+/// The state of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// It runs.

@@ -35,22 +35,22 @@ pub trait Connect: Send + Sync + 'static {
     fn reconnect(&self) -> Connecting<'_>;
 }
 
-/// What a client gets.
+/// The settings for one client.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Marks what this client makes; a valid label value that is not guessable.
     pub session: String,
-    /// Whether the client also sees and uses sandboxes that others made.
+    /// True if the client also sees and uses sandboxes that others made.
     pub all: bool,
     /// The namespace that it works in; the client's default if none is named.
     pub namespace: Option<String>,
     /// The image of sandboxes for which the client names nothing.
     pub image: Option<String>,
-    /// Whether the home is Warren's own, with its node.
+    /// True if the home is Warren's own, with its node.
     pub local_home: bool,
-    /// How long sandboxes outlive this process if it is killed. Renewed at a third of it.
+    /// The time that sandboxes outlive this process if it is killed. Renewed at a third of it.
     pub lease: Duration,
-    /// How many sandboxes the client may have at a time.
+    /// The most sandboxes that the client may have at a time.
     pub most_sandboxes: usize,
 }
 

@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 
 use tokio::io::AsyncWrite;
 
-/// How much of a stream is kept. What a command writes beyond it is counted and dropped; the command goes on.
+/// The bytes of a stream that are kept. Output beyond them is counted and dropped; the command goes
+/// on.
 const KEPT: u64 = 16 << 20;
 
 /// One stream of a command. Clones share it.
@@ -29,7 +30,7 @@ struct Inner {
 pub struct Piece {
     /// Its text; bytes that are not UTF-8 are replaced.
     pub text: String,
-    /// Where the next piece begins.
+    /// The offset at which the next piece begins.
     pub next: u64,
 }
 

@@ -26,7 +26,8 @@ pub struct Sandboxes {
     config: Config,
     connect: Box<dyn Connect>,
     held: Mutex<BTreeMap<String, Held>>,
-    /// Whether sandboxes may still be made. Held for reading while one is: cleaning up waits for it.
+    /// True while sandboxes may still be made. A read lock is held while one is made: cleaning up
+    /// waits for it.
     open: RwLock<bool>,
 }
 

@@ -34,7 +34,7 @@ use crate::{Config, Connect, arguments};
 /// The longest line that a search shows, in characters.
 const LONGEST_LINE: usize = 500;
 
-/// How long deleting a client's sandboxes may take when it has gone.
+/// The longest time that deleting a client's sandboxes may take when the client has gone.
 const CLEANUP: Duration = Duration::from_secs(30);
 
 const INSTRUCTIONS: &str = "Isolated sandboxes to run commands and keep files in. Call `create_sandbox` first and \

@@ -99,9 +99,9 @@ impl Code {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct ProviderError {
-    /// What kind of failure it is.
+    /// The kind of the failure.
     pub code: Code,
-    /// What was tried, and why it failed.
+    /// The action that was tried, and the reason that it failed.
     pub message: String,
     /// Values that belong to the code, as an object.
     pub details: Value,

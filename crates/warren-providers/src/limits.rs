@@ -1,4 +1,4 @@
-//! What a sandbox may be asked to be: fields, ranges and defaults, checked before anything is created.
+//! The request for a sandbox: fields, ranges and defaults, checked before anything is created.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub const BLOCKED_VARIABLES: [&str; 18] = [
     "LD_LIBRARY_PATH",
 ];
 
-/// What a sandbox reaches.
+/// The network that a sandbox reaches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
@@ -76,13 +76,13 @@ pub struct Wanted {
     pub memory_mb: Option<u32>,
     /// Its processors.
     pub cpu_cores: Option<f64>,
-    /// How many processes and threads it may have.
+    /// The most processes and threads that it may have.
     pub pids_limit: Option<u32>,
-    /// How much it may write, in MiB.
+    /// The most that it may write, in MiB.
     pub disk_mb: Option<u32>,
     /// Environment variables.
     pub env: BTreeMap<String, String>,
-    /// What it reaches.
+    /// The network that it reaches.
     pub network: Option<Network>,
     /// The hosts that it reaches if its network is restricted.
     pub allowed_hosts: Option<Vec<String>>,

@@ -46,7 +46,7 @@ struct Inner {
     changing: Mutex<()>,
 }
 
-/// What is stored of a sandbox, in `sandbox.json` beside its files.
+/// The record of a sandbox, in `sandbox.json` beside its files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Stored {
     project: Option<String>,

@@ -68,17 +68,17 @@ impl Command {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecResult {
     /// Its exit code; 124 if its time was over.
     pub exit_code: i32,
-    /// What it wrote to standard output, at most [`MOST_OUTPUT`] bytes.
+    /// Its standard output, at most [`MOST_OUTPUT`] bytes.
     pub stdout: String,
-    /// What it wrote to standard error, at most as much.
+    /// Its standard error, at most as much.
     pub stderr: String,
-    /// How long it took.
+    /// The time that it took, in milliseconds.
     pub duration_ms: u64,
     /// True if it was ended because its time was over.
     pub timed_out: bool,

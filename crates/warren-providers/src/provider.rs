@@ -70,15 +70,15 @@ impl Status {
 pub struct Info {
     /// Its id.
     pub id: String,
-    /// What people call it.
+    /// Its name for people.
     pub name: String,
-    /// Where it is; empty where there are no namespaces.
+    /// Its namespace; empty where there are no namespaces.
     pub namespace: String,
     /// The project it belongs to.
     pub project_id: Option<String>,
     /// Its state.
     pub status: Status,
-    /// Why it is in that state, if that needs words.
+    /// The reason for its state, if that needs words.
     pub message: Option<String>,
     /// Its image.
     pub image: Option<String>,
@@ -90,7 +90,7 @@ pub struct Info {
     pub ports: Vec<u16>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// What it reaches.
+    /// The network that it reaches.
     pub network: Network,
 }
 
@@ -116,7 +116,7 @@ pub struct Entry {
     pub name: String,
     /// Its path.
     pub path: String,
-    /// What it is.
+    /// Its kind.
     #[serde(rename = "type")]
     pub kind: FileKind,
     /// Its size in bytes.
@@ -133,7 +133,7 @@ pub struct FileStream {
     pub parts: BoxStream<'static, Result<Vec<u8>, ProviderError>>,
 }
 
-/// What a sandbox uses.
+/// The resource usage of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metrics {
@@ -141,7 +141,7 @@ pub struct Metrics {
     pub cpu_usage_percent: f64,
     /// Its memory, in MiB.
     pub memory_usage_mb: f64,
-    /// How long it has existed, in milliseconds.
+    /// The time that it has existed, in milliseconds.
     pub uptime: u64,
 }
 
@@ -150,9 +150,9 @@ pub struct Metrics {
 pub struct Health {
     /// True if it can be used.
     pub healthy: bool,
-    /// Why not.
+    /// The reason that it cannot be used.
     pub message: Option<String>,
-    /// What is known of it, as an object.
+    /// Further facts about it, as an object.
     pub details: Value,
 }
 
@@ -178,18 +178,18 @@ impl CleanUp {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProviderEvent {
-    /// What happened.
+    /// The step that happened.
     #[serde(rename = "type")]
     pub step: Step,
     /// To which one.
     pub sandbox_id: String,
     /// The project it belongs to.
     pub project_id: Option<String>,
-    /// What went wrong, for [`Step::Error`].
+    /// The error, for [`Step::Error`].
     pub error: Option<String>,
 }
 
-/// What can happen to a sandbox.
+/// A step in the life of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Step {
     /// It is being made.
@@ -225,31 +225,31 @@ pub struct Happening {
     pub reason: String,
     /// In a sentence.
     pub message: String,
-    /// How often.
+    /// The number of times that it happened.
     pub count: i32,
     /// When last.
     pub at: Option<Timestamp>,
 }
 
-/// Why a sandbox can or cannot be used.
+/// An explanation of why a sandbox can or cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
     /// True if commands can be run in it.
     pub ready: bool,
     /// In one sentence.
     pub summary: String,
-    /// What stands in its way.
+    /// The reasons that it cannot be used.
     pub reasons: Vec<Reason>,
 }
 
 /// One thing that stands in a sandbox's way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Reason {
-    /// What is wrong.
+    /// The problem.
     pub what: String,
-    /// Why.
+    /// The cause of the problem.
     pub why: String,
-    /// What to do about it.
+    /// The next action to take about it.
     pub next: String,
 }
 

@@ -31,16 +31,17 @@ use crate::provider::{
     ProviderEvent, Status, Step,
 };
 
-/// How long one of our own commands in a sandbox may take, such as one that lists a directory.
+/// The longest time that one of our own commands in a sandbox may take, such as one that lists a
+/// directory.
 const FILE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How much of a file is fetched at a time.
+/// The bytes of a file that are fetched at a time.
 const PART: u64 = 4 << 20;
 
-/// How long a sandbox may take to become Ready before that is said to subscribers as an error.
+/// If a sandbox is not Ready after this long, subscribers are sent an error.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What sandboxes get for which a client names nothing.
+/// Values for sandboxes for which a client names nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The namespace; the client's own if none is named.
@@ -51,7 +52,7 @@ pub struct Options {
     pub local_home: bool,
     /// The class of runtime that sandboxes run on.
     pub runtime_class: Option<String>,
-    /// How many sandboxes there may be.
+    /// The most sandboxes that there may be.
     pub most_sandboxes: usize,
 }
 

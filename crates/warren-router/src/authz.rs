@@ -19,7 +19,7 @@ use self::remembered::Remembered;
 use crate::answer::Failure;
 use crate::token::{KeySet, Refused, Target};
 
-/// How long the API server may take to answer a review.
+/// The longest time that the API server may take to answer a review.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
 /// The longest token that is looked at.
 const LONGEST_TOKEN: usize = 16 << 10;
@@ -27,7 +27,7 @@ const LONGEST_TOKEN: usize = 16 << 10;
 const NO_TOKEN: &str = "A bearer token is required.";
 const WRONG_TOKEN: &str = "The token is not valid.";
 
-/// How clients are authorized.
+/// The authorization method for clients.
 #[derive(Debug, Clone, Default)]
 pub enum Authorization {
     /// Everybody may send requests to every sandbox.
@@ -42,7 +42,7 @@ pub enum Authorization {
 /// The settings of [`Authorization::TokenReview`].
 #[derive(Debug, Clone)]
 pub struct TokenReviews {
-    /// How long answers of the API server are believed.
+    /// The time that answers of the API server are trusted.
     pub ttl: Duration,
     /// The most answers that are remembered.
     pub cache_size: usize,
@@ -58,7 +58,7 @@ impl Default for TokenReviews {
     }
 }
 
-/// A request that somebody wants to send to a sandbox.
+/// A request that a client wants to send to a sandbox.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ask<'a> {
     pub(crate) namespace: &'a str,

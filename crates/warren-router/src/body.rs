@@ -68,7 +68,7 @@ impl Activity {
 pub(crate) struct RequestBody {
     body: Incoming,
     activity: Arc<Activity>,
-    /// How much may still come.
+    /// The bytes that may still come.
     room: u64,
 }
 
@@ -111,7 +111,7 @@ impl Body for RequestBody {
     }
 }
 
-/// How long an answer may take.
+/// The time limit of an answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Limit {
     /// The longest time between two pieces.

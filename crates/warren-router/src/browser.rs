@@ -1,5 +1,6 @@
-//! What browsers need that other clients do not: a cookie in place of a header, a check that the request comes from a
-//! page that may send it, and answers whose locations and cookies fit the URL that the browser sees.
+//! Features for browsers that other clients do not need: a cookie in place of a header, a check
+//! that the request comes from a page that may send it, and answers whose locations and cookies fit
+//! the URL that the browser sees.
 
 mod rewrite;
 
@@ -16,7 +17,8 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// How browsers authorize themselves. A browser cannot add headers to a navigation or to the handshake of a WebSocket.
+/// The settings for the authorization of browsers. A browser cannot add headers to a navigation or
+/// to the handshake of a WebSocket.
 #[derive(Debug, Clone, Default)]
 pub struct BrowserConfig {
     /// The name of the cookie that holds a token; `None`: no cookie is read or set.

@@ -1,4 +1,4 @@
-//! How a pod is connected to.
+//! Connects to a pod.
 
 use std::io;
 

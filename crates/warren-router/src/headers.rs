@@ -73,7 +73,7 @@ pub(crate) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(UPGRADE, protocol);
 }
 
-/// What the router knows of a client.
+/// The facts about a client that the router knows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Client<'a> {
     pub(crate) address: IpAddr,

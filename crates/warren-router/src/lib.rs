@@ -54,10 +54,10 @@ pub struct Config {
     pub max_request_body_bytes: u64,
     /// The most requests that one sandbox has at the same time, upgraded connections included.
     pub max_requests_per_sandbox: usize,
-    /// How long connecting to a pod may take.
+    /// The longest time that connecting to a pod may take.
     pub dial_timeout: Duration,
-    /// How often a failed connection is tried again. Only connecting is: a request of which something
-    /// may have been sent is never repeated.
+    /// The most times that a failed connection is tried again. Only connecting is repeated: a
+    /// request of which something may have been sent is never sent again.
     pub max_retries: u32,
     /// The pause before the first of those; each further one is twice as long.
     pub retry_initial_delay: Duration,
@@ -71,9 +71,9 @@ pub struct Config {
     pub path_routing_prefix: Option<String>,
     /// The domain of hosts `<port>-<id>.<namespace>.<domain>`; `None`: no host names a sandbox.
     pub host_routing_domain: Option<String>,
-    /// How clients are authorized.
+    /// The authorization method for clients.
     pub authorization: Authorization,
-    /// What browsers may do.
+    /// The settings for browsers.
     pub browser: BrowserConfig,
     /// The most requests that one client has at the same time, by its address; 0 for no limit.
     pub max_requests_per_client: usize,

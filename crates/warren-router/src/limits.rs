@@ -1,4 +1,4 @@
-//! How many requests a sandbox or a client has at the same time.
+//! Limits the number of requests that a sandbox or a client has at the same time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -31,9 +31,9 @@ pub const MOST_HEADER_BYTES: usize = 64 << 10;
 const HEADER_BYTES: std::ops::RangeInclusive<usize> = (8 << 10)..=(1 << 20);
 /// The most headers of a request.
 const MOST_HEADERS: usize = 256;
-/// How long a client may take to send the head of its next request.
+/// The longest time that a client may take to send the head of its next request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a client may take for the handshake of TLS.
+/// The longest time that a client may take for the handshake of TLS.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// After a connection could not be taken: there is no descriptor left, for example.
 const AFTER_ACCEPT_ERROR: Duration = Duration::from_millis(100);
@@ -41,11 +41,11 @@ const AFTER_ACCEPT_ERROR: Duration = Duration::from_millis(100);
 /// Decides by the addresses of a connection (the client's, ours) whether its client may use the router.
 pub type PeerCheck = Arc<dyn Fn(SocketAddr, SocketAddr) -> bool + Send + Sync>;
 
-/// Where a router listens, and for whom.
+/// A socket that a router listens on, with the clients and limits of its connections.
 pub struct Listener {
     /// The socket.
     pub socket: TcpListener,
-    /// Who may use it; `None` for everybody who can connect.
+    /// The check of each client; `None` admits every client that can connect.
     pub check: Option<PeerCheck>,
     /// The most connections at the same time.
     pub most_connections: usize,

@@ -1,4 +1,4 @@
-//! What the router counts, under the names of agent-sandbox's router, and the access log.
+//! The router's counters, under the names of agent-sandbox's router, and the access log.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

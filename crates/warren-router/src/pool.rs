@@ -14,9 +14,9 @@ pub(crate) type Connection = http1::SendRequest<RequestBody>;
 /// A connection that several requests can be sent on at the same time.
 pub(crate) type SharedConnection = http2::SendRequest<RequestBody>;
 
-/// How long a connection waits, as agent-sandbox's router has it.
+/// The longest time that a connection waits, as in agent-sandbox's router.
 const LONGEST_WAIT: Duration = Duration::from_secs(90);
-/// How often those that have waited too long are looked for, while there are any.
+/// The interval of the search for connections that have waited too long, while any wait.
 const SWEEP: Duration = Duration::from_secs(15);
 /// The most that wait for one port of one pod, and for all.
 const MOST_PER_PORT: usize = 16;
@@ -36,7 +36,7 @@ struct Waiting {
     connections: HashMap<PortOfPod, Vec<(Connection, Instant)>>,
     /// Those of HTTP/2, and when each was last used.
     shared: HashMap<PortOfPod, (SharedConnection, Instant)>,
-    /// How many of the first there are.
+    /// The number of connections in `connections`.
     count: usize,
     is_swept: bool,
 }

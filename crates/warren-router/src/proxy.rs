@@ -33,7 +33,7 @@ pub(crate) struct Peer {
     pub(crate) access: Access,
 }
 
-/// What the connection of a client says about its rights.
+/// The rights that a client has by its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     /// It needs nothing else.
@@ -44,7 +44,8 @@ pub(crate) enum Access {
     Stranger,
 }
 
-/// What stays until an answer has gone out: the permits of sandbox and client, and the measurement.
+/// The resources that stay until an answer has gone out: the permits of sandbox and client, and the
+/// measurement.
 struct Held {
     _permits: (Permit, Permit),
     measured: Measured,
@@ -87,7 +88,7 @@ impl Router {
     }
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 enum Outcome {
     Answered(Box<Answered>),
     /// An answer of the router's own that is no error.
@@ -100,7 +101,7 @@ struct Answered {
     /// The client's side of an upgrade, if one was asked for.
     client: Option<OnUpgrade>,
     limit: Limit,
-    /// How headers are translated for a browser.
+    /// The translation of headers for a browser.
     names: Option<Names>,
     permits: (Permit, Permit),
 }

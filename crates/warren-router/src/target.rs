@@ -8,7 +8,7 @@ use warren_decide::route::{BadRequest, UrlRoute, Wanted, parse_timeout};
 use crate::answer::Failure;
 use crate::{Config, headers};
 
-/// How a request names its sandbox.
+/// The way that a request names its sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Via {
     /// By headers, which no web page can send to another origin without being asked.

@@ -28,11 +28,11 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// The authorities of clients' certificates.
     pub client_authorities: Option<PathBuf>,
-    /// Whether clients have certificates.
+    /// The policy for client certificates.
     pub client_certificates: ClientCertificates,
 }
 
-/// Whether clients have certificates.
+/// The policy for client certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClientCertificates {
     /// They are not asked for one.
@@ -52,7 +52,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The underlying PEM error.
         #[source]
         source: pem::Error,
     },

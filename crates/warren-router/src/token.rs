@@ -24,7 +24,7 @@ const VERSION: &str = "v2";
 const LONGEST_KEY_ID: usize = 128;
 const LONGEST_TOKEN: usize = 8 << 10;
 
-/// What a token allows.
+/// The rights that a token gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claims {

@@ -19,8 +19,8 @@ const LONGEST_HEAD: usize = 64 << 10;
 /// The most headers of an answer.
 const MOST_HEADERS: usize = 256;
 
-/// How often a request is handed to another connection because the one it was handed to had just been
-/// closed, so that nothing of it was sent.
+/// The most connections that a request is handed to. It is handed to another one if the last one
+/// had just been closed, so that nothing of the request was sent.
 const MOST_CLOSED: u32 = 4;
 
 impl Shared {

@@ -8,7 +8,7 @@ use warren_client::home::{DataDir, Surroundings};
 use warren_client::kube::Client;
 use warren_mcp::{Connect, Connecting};
 
-/// Where sandboxes live.
+/// The home of sandboxes.
 #[derive(Debug)]
 pub enum Home {
     /// A data directory on this machine.
@@ -18,7 +18,7 @@ pub enum Home {
     },
     /// A cluster.
     Cluster {
-        /// How to reach it.
+        /// The kubeconfig.
         kubeconfig: PathBuf,
         /// Which part of the kubeconfig.
         context: Option<String>,

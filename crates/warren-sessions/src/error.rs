@@ -1,4 +1,4 @@
-//! Why a session could not be read or written.
+//! Errors of reading and writing sessions.
 
 /// An operation on sessions failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,9 +22,9 @@ pub enum SessionError {
     /// The request is not valid.
     #[error("`{field}` {problem}")]
     Invalid {
-        /// What is wrong.
+        /// The name of the field that is wrong.
         field: &'static str,
-        /// How.
+        /// The problem with it.
         problem: String,
     },
     /// The database failed. Nothing of the request is stored.

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Serialize, Serializer};
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     /// Input of a terminal.
@@ -61,7 +61,7 @@ impl Kind {
     }
 }
 
-/// Where an event comes from.
+/// The source of an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -91,9 +91,9 @@ impl Source {
 /// An event to append.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewEvent {
-    /// What happened.
+    /// Its kind.
     pub kind: Kind,
-    /// Where it comes from.
+    /// Its source.
     pub source: Source,
     /// The bytes: of a terminal as they came, else JSON.
     pub data: Vec<u8>,
@@ -106,9 +106,9 @@ pub struct Event {
     pub offset: u64,
     /// When it was appended.
     pub time: Timestamp,
-    /// What happened.
+    /// Its kind.
     pub kind: Kind,
-    /// Where it comes from.
+    /// Its source.
     pub source: Source,
     /// The bytes.
     pub data: Vec<u8>,
@@ -137,7 +137,7 @@ impl Serialize for Event {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NewSession {
-    /// What people call it.
+    /// Its title for people.
     pub title: String,
     /// The project it belongs to.
     pub project: Option<String>,
@@ -153,7 +153,7 @@ pub struct NewSession {
 pub struct Session {
     /// Its id.
     pub id: String,
-    /// What people call it.
+    /// Its title for people.
     pub title: String,
     /// The project it belongs to.
     pub project: Option<String>,
@@ -169,6 +169,6 @@ pub struct Session {
     pub first_offset: u64,
     /// The offset of the next event.
     pub next_offset: u64,
-    /// How many bytes its events have.
+    /// The size of its events in bytes.
     pub bytes: u64,
 }

@@ -12,10 +12,10 @@ use crate::error::SessionError;
 use crate::event::Event;
 use crate::store::Store;
 
-/// How much of a session's newest events is kept in memory for its viewers.
+/// The bytes of a session's newest events that are kept in memory for its viewers.
 const RECENT: usize = 256 << 10;
 
-/// How much a viewer gets at a time.
+/// The most bytes that a viewer gets at a time.
 const MOST_AT_ONCE: usize = 256 << 10;
 
 /// The end of a session that was deleted.

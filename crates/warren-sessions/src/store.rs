@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS turns (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// How much is stored.
+/// The limits on stored data.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The largest event.

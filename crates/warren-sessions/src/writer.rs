@@ -25,7 +25,7 @@ pub(crate) enum Request {
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, SessionError>>;
 
-/// What is due once a transaction is on disk.
+/// The action that is due once a transaction is on disk.
 enum Due {
     Done(Reply<()>, Result<(), SessionError>),
     Number(Reply<u64>, Result<u64, SessionError>),

@@ -23,7 +23,7 @@ export function SettingsPage() {
   const [saving, setSaving] = useState(false);
   const [saveError, setSaveError] = useState<Error | null>(null);
   useEffect(() => {
-    // What is being edited is not overwritten by an answer that comes later.
+    // An answer that comes later does not overwrite a setting that is being edited.
     if (data !== undefined) setSettings((before) => before ?? readSettings(data));
   }, [data]);
   const setKubernetes = useCallback((change: Kubernetes) => {

@@ -1,4 +1,4 @@
-//! Why a sandbox is in its state, and what is known of the cluster that it is in.
+//! Explains why a sandbox is in its state, and describes its cluster.
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::Deployment;

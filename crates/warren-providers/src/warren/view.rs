@@ -1,4 +1,4 @@
-//! What clients are shown of a sandbox's objects.
+//! The view of a sandbox's objects that clients are shown.
 
 use jiff::Timestamp;
 use serde_json::Value;

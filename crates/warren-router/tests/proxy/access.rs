@@ -1,4 +1,4 @@
-//! Who may send requests, and how a browser shows its token.
+//! Authorization of requests, and the ways that a browser shows its token.
 
 use std::sync::atomic::Ordering;
 
@@ -45,7 +45,8 @@ async fn a_scoped_token_opens_its_sandbox_and_stays_at_the_router() {
     let key = key();
     let setting = Setting::new(believes(&key)).await;
     let token = key.sign(&claims()).expect("sign");
-    // What published clients always send leads to the same sandbox, and is no reason to refuse.
+    // Published clients always send these headers. They lead to the same sandbox, and are no reason
+    // to refuse.
     let asked = format!(
         "GET /a HTTP/1.1\r\n{HEAD}Authorization: Bearer {token}\r\nX-Sandbox-Pod-IP: 10.9.8.7\r\n\
          X-Sandbox-UID: sandbox-default-box\r\n\r\n"

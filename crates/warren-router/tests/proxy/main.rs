@@ -57,8 +57,9 @@ fn pod(namespace: &str, name: &str, address: &str) -> Value {
     })
 }
 
-/// An API server that has the pods `box` and `two`, and another `box` in the namespace `other`. The token `alice-token`
-/// is that of `alice`, who may use `default/box`; `mallory-token` is that of somebody who may use nothing.
+/// An API server that has the pods `box` and `two`, and another `box` in the namespace `other`. The
+/// token `alice-token` is that of `alice`, who may use `default/box`; `mallory-token` is that of a
+/// user who may use nothing.
 fn api_server(reviews: Arc<AtomicUsize>) -> kube::Client {
     let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
         let reviews = Arc::clone(&reviews);
@@ -115,7 +116,7 @@ struct Setting {
     sandbox: TcpListener,
     failures: Arc<AtomicUsize>,
     dialled: Arc<AtomicUsize>,
-    /// How often the API server was asked about a client.
+    /// The number of times that the API server was asked about a client.
     reviews: Arc<AtomicUsize>,
     shutdown: CancellationToken,
     served: tokio::task::JoinHandle<()>,

@@ -21,7 +21,7 @@ use super::answer::Failure;
 /// The cookie of a login.
 pub const COOKIE_NAME: &str = "warren_session";
 
-/// How long a login lasts.
+/// The lifetime of a login.
 pub const LOGIN_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// A hash of a key or of a login's token.
@@ -42,7 +42,7 @@ pub fn secret(prefix: &str) -> Result<String, Failure> {
     Ok(format!("{prefix}{}", URL_SAFE_NO_PAD.encode(bytes)))
 }
 
-/// How a request was let in.
+/// The way that a request was let in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// By a key.

@@ -22,7 +22,7 @@ pub struct Failure {
     pub status: StatusCode,
     /// The code that programs test.
     pub code: String,
-    /// What failed, for people.
+    /// A description of the failure, for people.
     pub message: String,
     /// Values that belong to the code.
     pub details: Box<Value>,
@@ -54,7 +54,7 @@ impl Failure {
         let error = json!({ "code": self.code, "message": self.message, "details": self.details });
         let mut response = json_response(self.status, &json!({ "ok": false, "error": error }));
         if self.status == StatusCode::PAYLOAD_TOO_LARGE || self.status == StatusCode::REQUEST_TIMEOUT {
-            // What is left of the body is not read.
+            // The rest of the body is not read.
             response.headers_mut().insert(http::header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -16,7 +16,7 @@ const POLICY: &str = "default-src 'self'; connect-src 'self'; img-src 'self' dat
 pub fn file(path: &str) -> Response<Body> {
     let name = path.trim_start_matches('/');
     let found = FILES.iter().find(|(file, _)| *file == name);
-    // What looks like a file and is none is not the page.
+    // A missing file below `assets/` is not answered with the page.
     let is_asset = name.starts_with("assets/");
     let page = || FILES.iter().find(|(file, _)| *file == "index.html").filter(|_| !is_asset);
     let mut response = match found.or_else(page) {

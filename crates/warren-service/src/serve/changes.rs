@@ -31,7 +31,7 @@ pub enum Topic {
 
 const ALL: [Topic; 4] = [Topic::Sandboxes, Topic::Pools, Topic::Claims, Topic::Sessions];
 
-/// Where changes are told. Clones share it.
+/// The channel on which changes are announced. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Changes(broadcast::Sender<Topic>);
 

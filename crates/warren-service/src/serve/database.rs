@@ -1,4 +1,5 @@
-//! What the service keeps beside the sessions: hashes of keys and logins, settings, and which session is which terminal's.
+//! The service's data beside the sessions: hashes of keys and logins, settings, and the session of
+//! each terminal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -38,7 +39,7 @@ pub struct TerminalRow {
     pub columns: u16,
     /// Its height.
     pub rows: u16,
-    /// How its shell ended, if it did and that is known.
+    /// The exit code of its shell, if it ended and the code is known.
     pub exit_code: Option<i32>,
     /// When it ended.
     pub ended: Option<Timestamp>,

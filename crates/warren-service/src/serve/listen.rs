@@ -26,7 +26,7 @@ const LONGEST_HEAD: usize = 32 << 10;
 const MOST_HEADERS: usize = 100;
 const AFTER_ACCEPT_ERROR: Duration = Duration::from_millis(100);
 
-/// How long requests may take to finish after the shutdown.
+/// The longest time that requests may take to finish after the shutdown.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Serves until the shutdown, and lets requests that are under way finish.

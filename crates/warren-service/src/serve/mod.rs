@@ -45,7 +45,7 @@ use terminals::Terminals;
 
 /// Everything that handlers use.
 pub struct Service {
-    /// What runs sandboxes.
+    /// The provider that runs sandboxes.
     provider: Arc<dyn Provider>,
     /// The home or cluster itself, for pools and claims, if the provider has one.
     reach: Option<Reach>,

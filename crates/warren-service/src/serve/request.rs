@@ -14,11 +14,12 @@ use super::answer::Failure;
 /// The largest body that is not a file's content.
 pub const LARGEST_JSON: usize = 256 << 10;
 
-/// How long a body may take.
+/// The longest time that a body may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How much of a body that is too large is read, and for how long. A client that is still sending does not look for its
-/// answer, and a connection that is closed before its data was read is reset.
+/// The bytes of a body that is too large that are read, and the time for that. A client that is
+/// still sending does not look for its answer, and a connection that is closed before its data was
+/// read is reset.
 const MOST_DRAINED: usize = 64 << 20;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -18,7 +18,7 @@ use super::settings::{self, Defaults, Mode};
 
 type Answer = Result<Response<Body>, Failure>;
 
-/// How long a command may take, and how long if the client says nothing.
+/// The range of a command's timeout, and the timeout if the client names none.
 const TIMEOUT_MS: std::ops::RangeInclusive<u64> = 1..=86_400_000;
 const DEFAULT_TIMEOUT_MS: u64 = 3_600_000;
 

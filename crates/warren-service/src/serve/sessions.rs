@@ -23,19 +23,19 @@ use super::terminals::is_end;
 
 type Answer = Result<Response<Body>, Failure>;
 
-/// How often a viewer hears something when nothing happens.
+/// The interval of keep-alive messages to a viewer when nothing happens.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Sessions in a list.
 const MOST_LISTED: usize = 1000;
 
-/// How much of a session is read at a time.
+/// The bytes of a session that are read at a time.
 const PART: usize = 256 << 10;
 
 /// The largest input at once.
 const LARGEST_INPUT: usize = 64 << 10;
 
-/// How many viewers each session has.
+/// The number of viewers of each session.
 #[derive(Clone, Debug, Default)]
 pub struct Viewers(Arc<Mutex<HashMap<String, usize>>>);
 

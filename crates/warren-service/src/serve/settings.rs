@@ -7,7 +7,7 @@ use warren_providers::{Wanted, check_image};
 use super::answer::Failure;
 use super::database::Database;
 
-/// What sandboxes get for which a client names nothing.
+/// The key of [`Defaults`], for sandboxes for which a client names nothing.
 pub const DEFAULTS: &str = "sandbox.defaults";
 /// The cluster.
 pub const KUBERNETES: &str = "sandbox.kubernetes";
@@ -21,7 +21,7 @@ pub const SHARED_PROJECT: &str = "default";
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Defaults {
-    /// What runs sandboxes; takes effect at the next start.
+    /// The provider that runs sandboxes. A change takes effect at the next start.
     pub provider: Option<ProviderName>,
     /// Their image.
     pub image: Option<String>,
@@ -57,7 +57,7 @@ pub struct Kubernetes {
     pub image: Option<String>,
 }
 
-/// How sandboxes belong to projects.
+/// The assignment of sandboxes to projects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {

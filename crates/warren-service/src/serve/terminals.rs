@@ -35,7 +35,8 @@ const SHELL: &str = "export TERM=xterm-256color\n\
     if command -v bash >/dev/null 2>&1; then exec bash -l; fi\n\
     exec /bin/sh";
 
-/// How often an append is tried again when the disk is full or the database busy, and how long to wait in between.
+/// The number of times that an append is tried again when the disk is full or the database busy,
+/// and the pause in between.
 const RETRIES: u32 = 150;
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 

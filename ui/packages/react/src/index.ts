@@ -1,4 +1,4 @@
-// What a product needs to show Warren's sandboxes and sessions on its own pages.
+// Everything that a product needs to show Warren's sandboxes and sessions on its own pages.
 
 export { WarrenClient, WarrenError, type WarrenClientOptions } from "./client";
 export { SessionConnection, type ConnectionSnapshot, type EventListener, wait } from "./connection";
