@@ -43,7 +43,7 @@ impl SmallDisk {
     /// One that has room for so many files.
     ///
     /// # Errors
-    /// What the tools said; not every machine has loop devices.
+    /// Fails with the output of the tools. Not every machine has loop devices.
     pub fn with_inodes(megabytes: u32, inodes: u32) -> Result<Self, String> {
         Self::ext4(megabytes, &format!("-N {inodes}"))
     }

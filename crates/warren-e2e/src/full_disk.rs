@@ -28,7 +28,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
-/// What the rounds came to.
+/// The totals of all rounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Times that the disk was filled and freed.
@@ -50,7 +50,7 @@ impl DetachedHome {
     /// Makes a disk for so many rounds and the data directory, which is the user's, else root's. Starts nothing.
     ///
     /// # Errors
-    /// What the tools said; not every machine has loop devices.
+    /// Fails with the output of the tools. Not every machine has loop devices.
     pub fn new(user: Option<OrdinaryUser>, rounds: u32) -> Result<Self, String> {
         // Each round leaves the store's file a few megabytes larger.
         let disk = SmallDisk::on_loop_device(96 + 8 * rounds)?;
@@ -83,7 +83,7 @@ impl DetachedHome {
     /// Starts the daemon; its process.
     ///
     /// # Errors
-    /// What it said.
+    /// Fails with the output of the command.
     pub fn up(&self) -> Result<u64, String> {
         let output = self.warren(&["up", "--detach", "--output", "json"]);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
@@ -208,7 +208,7 @@ impl Client {
     }
 }
 
-/// What all writers of a round have seen so far.
+/// The counts of all writers of a round so far.
 #[derive(Default)]
 struct Counts {
     acknowledged: AtomicU64,

@@ -1,4 +1,4 @@
-//! What every provider does, whatever runs its sandboxes.
+//! The behaviour that every provider has, independent of what runs its sandboxes.
 
 use std::time::Duration;
 

@@ -138,7 +138,8 @@ fn hostile_files_from_a_sandbox_are_refused_and_nothing_is_written() {
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.stderr.contains("`./evil`, which is a link that leads out of the directory"), "{seen:?}");
 
-    // What git executes is not even asked for, and a sandbox with its own idea of `tar` is not believed.
+    // Files that git executes are not even asked for. The output of a replaced `tar` in the sandbox
+    // is not trusted.
     let hooks = "mkdir -p .git/hooks; echo evil > .git/hooks/post-commit";
     assert_eq!(warren_in(&home, checkout.path(), &["run", "--sync-back", hooks]).code, Some(0));
     assert!(!checkout.path().join(".git/hooks/post-commit").exists());

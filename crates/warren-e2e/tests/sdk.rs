@@ -17,7 +17,7 @@ const EARLIER: [&str; 2] = ["1.0.0", "0.5.6"];
 
 const POOL: &str = "pool";
 
-/// What `sdk.py` sees, whatever the version and the way.
+/// The output of `sdk.py`. It is the same for every version and every way.
 const SEEN: &str = r#"active [true]
 named after the claim [false]
 run [0, "hello\n", ""]

@@ -12,7 +12,7 @@ use warren_api::conditions::{self, ConditionType};
 use warren_api::{AgentTask, Sandbox, SandboxTemplate};
 use warren_e2e::local_home::{Ended, LocalHome};
 
-/// How long a task may take to get somewhere on a busy machine.
+/// The longest time that a task may take to make progress on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn task(home: &LocalHome, words: &[&str]) -> Ended {
@@ -198,7 +198,8 @@ async fn waiting_ends_like_the_command_and_a_template_brings_its_own() {
     let waited = task(&home, &["submit", "--name", "three", "--template", "agent", "--wait"]);
     assert_eq!((waited.code, waited.stdout.as_str()), (Some(0), "own program in /work\n"), "{waited:?}");
 
-    // What cannot be meant is refused with the field's name, and a task is what it was when it was made.
+    // An invalid spec is refused with the field's name. After creation only `cancel` and
+    // `ttlSecondsAfterFinished` can be changed.
     let tasks: Api<AgentTask> = Api::namespaced(client.clone(), "default");
     let refused = async |runner: Value| {
         let wanted = json!({"apiVersion": "warren.dev/v1alpha1", "kind": "AgentTask", "metadata": {"name": "x"},

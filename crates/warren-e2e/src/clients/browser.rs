@@ -8,7 +8,8 @@ use warren_testkit::kube::Cache;
 
 use super::run;
 
-/// What the tests of the page need: Chromium on this machine, and a directory with the script and its packages.
+/// The tools for the tests of the page: Chromium on this machine, and a directory with the script
+/// and its packages.
 #[derive(Debug)]
 pub struct Browser {
     chromium: PathBuf,
@@ -19,7 +20,7 @@ impl Browser {
     /// Finds both, or installs them: Chromium by `apt-get` where we are root, the packages by `npm` into the cache.
     ///
     /// # Errors
-    /// Why there is none: no Chromium, no npm, or no way to get packages.
+    /// Fails with the reason: no Chromium, no npm, or no way to get packages.
     pub fn find() -> Result<Self, String> {
         let chromium = chromium()?;
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ui/tests");

@@ -33,7 +33,7 @@ pub fn python_with_sdk(version: &str) -> Result<Python, String> {
 /// Finds the environment with what a file in `clients` requires and one more package, or makes it; returns its Python.
 ///
 /// # Errors
-/// Why there is none: no Python here, or no way to get packages.
+/// Fails with the reason: no Python here, or no way to get packages.
 pub fn python_with(requirements: &str, package: Option<&str>) -> Result<PathBuf, String> {
     let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(requirements);
     let mut text = std::fs::read(&requirements).map_err(|error| error.to_string())?;
