@@ -53,14 +53,17 @@ fn project_file() -> Option<PathBuf> {
 /// Reads a file; none if it is not there.
 fn layer(path: &Path, project: bool) -> Result<Option<Layer>, ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-    let file = match std::fs::File::open(path) {
-        Ok(file) => file,
+    // Before it is opened: opening a named pipe would wait for a writer.
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => {}
+        Ok(_) => return Err(failed(std::io::Error::other("it is no ordinary file"))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        // A directory above it is closed to this user, as root's is to a program that gave up root
+        // and kept `HOME`. A file that is there and cannot be read is an error below.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) => return Err(failed(error)),
-    };
-    if !file.metadata().map_err(failed)?.is_file() {
-        return Err(failed(std::io::Error::other("it is no ordinary file")));
     }
+    let file = std::fs::File::open(path).map_err(failed)?;
     let mut text = String::new();
     file.take(LARGEST).read_to_string(&mut text).map_err(failed)?;
     parse(path, &text, project).map(Some)
@@ -101,4 +104,22 @@ pub fn parse(path: &Path, text: &str, project: bool) -> Result<Layer, ConfigErro
         layer.insert(key.name, text);
     }
     Ok(layer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ordinary_files_are_opened() {
+        let directory = tempfile::tempdir().expect("make a directory");
+        let pipe = directory.path().join("warren.toml");
+        assert!(layer(&pipe, true).expect("nothing is there").is_none());
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("run mkfifo");
+        assert!(made.success());
+        let error = layer(&pipe, true).expect_err("a pipe has no settings");
+        assert!(
+            std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("ordinary"))
+        );
+    }
 }
