@@ -101,7 +101,8 @@ fn token_keys(path: &Path) -> Result<KeySet, StartError> {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let text = SigningKey::generate("local").map_err(unusable)?;
-            kubeconfig::write(path, &text).map_err(|source| failed("write", path.display(), source))?;
+            warren_apiserver::pki::write_private(path, text.as_bytes())
+                .map_err(|source| failed("write", path.display(), source))?;
             text
         }
         Err(source) => return Err(failed("read", path.display(), source)),
