@@ -49,7 +49,7 @@ async def main():
     else:
         assert await background.kill()
         await fails(CommandExitException, background.wait())
-    late = await fails(TimeoutException, sandbox.commands.run("sleep 1000", timeout=1))
+    late = await fails(TimeoutException, sandbox.commands.run("sleep 1000", timeout=3))
     assert late is not None
     step("background, stdin, timeout")
 
