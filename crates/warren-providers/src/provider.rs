@@ -137,10 +137,10 @@ pub struct FileStream {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metrics {
-    /// Its share of processors, where 100 is one of them.
-    pub cpu_usage_percent: f64,
-    /// Its memory, in MiB.
-    pub memory_usage_mb: f64,
+    /// Its share of processors, where 100 is one of them. None until it was measured for the first time.
+    pub cpu_usage_percent: Option<f64>,
+    /// Its memory, in MiB. None until it was measured for the first time.
+    pub memory_usage_mb: Option<f64>,
     /// The time that it has existed, in milliseconds.
     pub uptime: u64,
 }

@@ -432,7 +432,12 @@ impl Provider for WarrenProvider {
                 format!("/apis/metrics.k8s.io/v1beta1/namespaces/{}/pods/{}", place.namespace, place.pod);
             let request = http::Request::get(path).body(Vec::new());
             let request = request.map_err(|error| failed(error.to_string()))?;
-            let used: Value = place.client.request(request).await.map_err(|error| failed(chain(&error)))?;
+            let used: Value = match place.client.request(request).await {
+                Ok(used) => used,
+                // A pod is measured some seconds after its start.
+                Err(kube::Error::Api(status)) if status.code == 404 => Value::Null,
+                Err(error) => return Err(failed(chain(&error))),
+            };
             let info = self.get_by_id(id).await?.ok_or_else(|| ProviderError::not_found(id))?;
             Ok(view::metrics(&used, info.created_at, Timestamp::now()))
         })

@@ -82,14 +82,14 @@ fn status(launched: &Launched, behind: Option<&Sandbox>) -> (Status, Option<Stri
 
 /// Reads a `PodMetrics` object.
 pub(super) fn metrics(used: &Value, created: Option<Timestamp>, now: Timestamp) -> Metrics {
-    let containers = used["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let sum = |what: &str| -> f64 {
-        containers.iter().filter_map(|container| quantity(container["usage"][what].as_str()?)).sum()
+    let sum = |what: &str| -> Option<f64> {
+        let containers = used["containers"].as_array()?.iter();
+        Some(containers.filter_map(|container| quantity(container["usage"][what].as_str()?)).sum())
     };
     let uptime = created.map_or(0, |created| now.duration_since(created).as_millis());
     Metrics {
-        cpu_usage_percent: sum("cpu") * 100.0,
-        memory_usage_mb: sum("memory") / f64::from(1 << 20),
+        cpu_usage_percent: sum("cpu").map(|cores| cores * 100.0),
+        memory_usage_mb: sum("memory").map(|bytes| bytes / f64::from(1 << 20)),
         uptime: u64::try_from(uptime).unwrap_or(0),
     }
 }
@@ -173,8 +173,8 @@ mod tests {
         ] });
         let now = Timestamp::from_second(10).expect("a time");
         let metrics = metrics(&used, Some(Timestamp::UNIX_EPOCH), now);
-        assert!((metrics.cpu_usage_percent - 75.0).abs() < 1e-6, "{metrics:?}");
-        assert!((metrics.memory_usage_mb - 2.0).abs() < 1e-6, "{metrics:?}");
+        assert_eq!(metrics.cpu_usage_percent.map(f64::round), Some(75.0), "{metrics:?}");
+        assert_eq!(metrics.memory_usage_mb.map(f64::round), Some(2.0), "{metrics:?}");
         assert_eq!(metrics.uptime, 10_000);
         assert_eq!(quantity("3x"), None);
     }
