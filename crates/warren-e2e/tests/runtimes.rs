@@ -339,7 +339,12 @@ async fn nothing_is_left_when_the_shim_is_killed() {
     kill_process(shim, Signal::KILL).expect("kill the shim");
     pods.wait("box", "ended", |pod| exit_code(pod).is_some()).await;
     delete(&pods, "box").await;
-    assert_eq!(processes(&uid), [""; 0]);
+    // A process that was killed may take a moment to give its memory back.
+    let begun = std::time::Instant::now();
+    while !processes(&uid).is_empty() {
+        assert!(begun.elapsed() < DEADLINE, "these are left: {:?}", processes(&uid));
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
     pods.home.assert_nothing_left();
 }
 

@@ -100,7 +100,6 @@ fn flags(arguments: &cli::Run) -> Layer {
     let said = [
         ("pool", arguments.pool.clone()),
         ("container", arguments.container.clone()),
-        ("workdir", arguments.workdir.clone()),
         ("exec-timeout", exact(arguments.timeout)),
         ("sandbox-ready-timeout", exact(arguments.ready_timeout)),
     ];
@@ -125,8 +124,9 @@ fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result
         }
     }
     arguments.allow_host = config.hosts(&arguments.allow_host);
-    // A lease has a directory and a container of its own.
-    if arguments.id.is_none() {
+    // A lease has a directory and a container of its own. A directory that the flag names may be any:
+    // those of the system are refused where files are sent into it.
+    if arguments.id.is_none() && arguments.workdir.is_none() {
         arguments.workdir = config.text("workdir").map(str::to_owned);
     }
     let claims = arguments.pool.is_some() || arguments.template.is_some();
