@@ -343,7 +343,7 @@ async fn nothing_is_left_when_the_shim_is_killed() {
     let begun = std::time::Instant::now();
     while !processes(&uid).is_empty() {
         assert!(begun.elapsed() < DEADLINE, "these are left: {:?}", processes(&uid));
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     pods.home.assert_nothing_left();
 }
