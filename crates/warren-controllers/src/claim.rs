@@ -91,9 +91,10 @@ impl Drop for SetAside<'_> {
     }
 }
 
-/// The names of sandboxes that the server has said do not exist, with the version of the claim for which it was asked. Who writes the
-/// claim afterwards may know better: another leader may have made one of that name, and say so.
-type Gone = BTreeMap<String, Option<String>>;
+/// The names of sandboxes that the server was asked for, with the version of the claim for which it was
+/// asked. A claim that was written since may speak of what another leader has done to the sandbox
+/// meanwhile, so the answer does not count for it.
+type Answers = BTreeMap<String, Option<String>>;
 
 impl ClaimController {
     pub(crate) fn new(
@@ -118,7 +119,7 @@ impl ClaimController {
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut offer = Offer::NotAsked;
         let mut set_aside = None;
-        let (mut confirmed_gone, mut confirmed) = (Gone::new(), BTreeSet::new());
+        let (mut confirmed_gone, mut confirmed) = (Answers::new(), Answers::new());
         let mut surprises: Vec<Failure> = Vec::new();
         for look in 0..LOOKS {
             let Some(mut world) = self.look(&key, &offer, &confirmed_gone, &confirmed) else {
@@ -176,7 +177,7 @@ impl ClaimController {
                 }
                 Next::Confirm(name) => match self.cluster.read_sandbox(&key.namespace, &name).await {
                     Ok(true) => {
-                        confirmed.insert(name);
+                        confirmed.insert(name, world.claim.metadata.resource_version.clone());
                     }
                     Ok(false) => {
                         confirmed_gone.insert(name, world.claim.metadata.resource_version.clone());
@@ -314,14 +315,16 @@ impl ClaimController {
         &self,
         key: &ObjectKey,
         offer: &Offer,
-        confirmed_gone: &Gone,
-        confirmed: &BTreeSet<String>,
+        confirmed_gone: &Answers,
+        confirmed: &Answers,
     ) -> Option<World> {
         let claim = self.cluster.claims.get(key)?;
-        let is_of_now =
-            |(_, version): &(&String, &Option<String>)| **version == claim.metadata.resource_version;
-        let confirmed_gone: BTreeSet<String> =
-            confirmed_gone.iter().filter(is_of_now).map(|(name, _)| name.clone()).collect();
+        let of_now = |answers: &Answers| -> BTreeSet<String> {
+            let is_of_now =
+                |(_, version): &(&String, &Option<String>)| **version == claim.metadata.resource_version;
+            answers.iter().filter(is_of_now).map(|(name, _)| name.clone()).collect()
+        };
+        let (confirmed_gone, confirmed) = (of_now(confirmed_gone), of_now(confirmed));
         let in_namespace = |name: &str| ObjectKey { namespace: key.namespace.clone(), name: name.to_owned() };
         let pool = self.cluster.pools.get(&in_namespace(&claim.spec.warm_pool_ref.name));
         let template = pool
@@ -357,7 +360,7 @@ impl ClaimController {
             refused,
             sandboxes,
             confirmed_gone,
-            confirmed: confirmed.clone(),
+            confirmed,
             legacy_policy: self.cluster.policies.get(&in_namespace(&policy_name(&key.name))),
             offer: offer.clone(),
             first_seen,

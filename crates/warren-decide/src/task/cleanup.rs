@@ -9,7 +9,7 @@ use serde_json::json;
 use warren_api::Sandbox;
 use warren_api::conditions::{self, ConditionType};
 
-use super::{Plan, World, attempt_name, verdict};
+use super::{OVERDUE, Plan, World, attempt_name, verdict};
 use crate::ownership;
 use crate::step::{Action, Kind, Propagation, Stage, Step};
 
@@ -17,6 +17,9 @@ use crate::step::{Action, Kind, Propagation, Stage, Step};
 /// until then, so that its log can be read.
 pub(super) fn plan(world: &World, now: Timestamp) -> Plan {
     let present = world.status().sandbox_name;
+    // A node that has not ended a pod by then does not: the sandbox goes, and its log with it.
+    let last_moment = world.status().completion_time.map(|Time(time)| time + world.grace() + OVERDUE);
+    let mut wait_for_node = None;
     let mut steps = Vec::new();
     for sandbox in mine(world) {
         let pod = world.pod_controlled_by(sandbox);
@@ -24,16 +27,19 @@ pub(super) fn plan(world: &World, now: Timestamp) -> Plan {
         match pod {
             Some(pod) if verdict::has_ended(pod) && (is_present || keeps(world)) => {}
             // Ended by its deadline, unlike deleted, the pod keeps its log.
-            Some(pod) if is_present && verdict::is_running(pod) => steps.extend(stop(pod)),
+            Some(pod)
+                if is_present
+                    && verdict::is_running(pod)
+                    && last_moment.is_some_and(|moment| now < moment) =>
+            {
+                wait_for_node = last_moment;
+                steps.extend(stop(pod));
+            }
             _ => steps.push(delete(sandbox)),
         }
     }
-    let (due, look_again) = match end(world) {
-        Some(end) if now >= end => (true, None),
-        Some(end) => (false, Duration::try_from(end.duration_since(now)).ok()),
-        None => (false, None),
-    };
-    if due {
+    let end = end(world);
+    if end.is_some_and(|end| now >= end) {
         steps = vec![Step::new(
             Stage::Subject,
             Action::Delete {
@@ -45,7 +51,10 @@ pub(super) fn plan(world: &World, now: Timestamp) -> Plan {
                 propagation: Propagation::Background,
             },
         )];
+        return Plan { steps, ..Plan::default() };
     }
+    let next = end.into_iter().chain(wait_for_node).min();
+    let look_again = next.and_then(|next| Duration::try_from(next.duration_since(now)).ok());
     Plan { steps, look_again, ..Plan::default() }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -452,6 +453,20 @@ fn an_end_never_changes() {
                 assert!(!plan.steps.iter().any(|step| is_status(&step.action)), "{plan:?}");
             }
         }
+    }
+}
+
+#[test]
+fn a_pod_that_its_node_does_not_end_goes_with_its_sandbox() {
+    // The task ended at second 10; its pod has 5 seconds of grace, and the node 15 more.
+    for limit in [json!({}), json!({"activeDeadlineSeconds": 1})] {
+        let kept = over("Failed", "Timeout", json!({"spec": {"keepOnFailure": true}}));
+        let running = pod(NAME, json!({"spec": limit}));
+        let world = world(kept, &[sandbox(NAME, json!({}))], &[running]);
+        let early = decide(&world, at(20));
+        let asked = usize::from(limit == json!({}));
+        assert_eq!((early.steps.len(), early.look_again), (asked, Some(Duration::from_secs(10))));
+        assert_eq!(acts(&decide(&world, at(30))), [format!("delete Sandbox {NAME}")]);
     }
 }
 
