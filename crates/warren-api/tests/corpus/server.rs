@@ -12,7 +12,7 @@ use warren_testkit::kube::ControlPlane;
 
 use crate::case::{Case, FieldValidation, Step};
 
-/// Long enough for a server on a busy machine to establish four CRDs.
+/// Long enough for a server on a busy machine to establish our CRDs.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Server {
@@ -59,7 +59,8 @@ impl Server {
             let body = serde_json::to_value(&crd).unwrap();
             let answer = self.send(Method::PATCH, &path, "application/apply-patch+yaml", &body).await;
             assert!(answer.code.is_success(), "register {name}: {}", answer.body);
-            let collection = format!("/apis/{}/v1beta1/{}", crd.spec.group, crd.spec.names.plural);
+            let version = &crd.spec.versions[0].name;
+            let collection = format!("/apis/{}/{version}/{}", crd.spec.group, crd.spec.names.plural);
             tokio::time::timeout(DEADLINE, async {
                 while self.send(Method::GET, &collection, "application/json", &Value::Null).await.code
                     != StatusCode::OK
