@@ -326,7 +326,7 @@ fn a_task_that_the_node_does_not_end_is_ended_without_it() {
     );
     // A minute, five seconds of grace, fifteen for the node.
     assert_eq!(verdict(&stuck, 79), "Running/Starting");
-    assert_eq!(decide(&stuck, at(70)).look_again, Some(std::time::Duration::from_secs(10)));
+    assert_eq!(decide(&stuck, at(70)).look_again, Some(Duration::from_secs(10)));
     assert_eq!(verdict(&stuck, 80), "Failed/Timeout");
     let done = world(begun(json!({})), &[sandbox(NAME, json!({}))], &[ended(0, "Completed")]);
     assert_eq!(verdict(&done, 9_999), "Succeeded/CommandSucceeded/0", "it was done before anybody looked");
@@ -368,7 +368,7 @@ fn what_cannot_run_says_so() {
     assert_eq!(verdict(&named(), 9), "ask SandboxTemplate agent");
     let missing = named().asked(Kind::SandboxTemplate, "agent");
     assert_eq!(verdict(&missing, 2), "nothing", "it may come in the same breath");
-    assert_eq!(decide(&missing, at(2)).look_again, Some(std::time::Duration::from_secs(3)));
+    assert_eq!(decide(&missing, at(2)).look_again, Some(Duration::from_secs(3)));
     assert_eq!(verdict(&missing, 5), "Failed/Invalid");
     let mut refused = world(task(json!({})), &[], &[]);
     refused.refused = Some("spec.containers[0].image: x".to_owned());
