@@ -1,10 +1,8 @@
 //! Builds `warren-shim` and `warren-guest`, programs that this crate's library embeds as bytes.
 //!
 //! A nested cargo builds them: stable cargo does not let a crate depend on another's program. They
-//! are optimised for size
-//! in every profile of the daemon, in a directory that all such builds share, and by one call, so
-//! that their common
-//! dependencies are built once.
+//! are optimised for size in every profile of the daemon, in a directory that all such builds
+//! share, and by one call, so that their common dependencies are built once.
 
 use std::env;
 use std::ffi::OsString;

@@ -1,8 +1,8 @@
 //! Makes a `kube::Client` for a home: over the data directory's unix socket, or from a kubeconfig.
 //!
 //! The unix socket needs no TLS and no token, since the server asks the kernel for the caller's
-//! identity. So commands on
-//! the same machine use it. The protocol is HTTP/1.1, because exec upgrades the connection.
+//! identity. So commands on the same machine use it. The protocol is HTTP/1.1, because exec
+//! upgrades the connection.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};

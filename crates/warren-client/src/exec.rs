@@ -1,10 +1,9 @@
 //! Runs a command in a pod's container, with separate streams.
 //!
 //! The protocol is Kubernetes' remote command protocol over WebSocket (`v5.channel.k8s.io`, or
-//! `v4`): the first byte of a
-//! message is the number of its stream. Reading and writing are concurrent and independent. A
-//! command such as `cat` answers
-//! while it is still being fed; serving one direction at a time would block both.
+//! `v4`): the first byte of a message is the number of its stream. Reading and writing are
+//! concurrent and independent. A command such as `cat` answers while it is still being fed; serving
+//! one direction at a time would block both.
 
 use bytes::Bytes;
 use futures::stream::{SplitSink, SplitStream};

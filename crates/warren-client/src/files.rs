@@ -1,10 +1,9 @@
 //! Reads and writes files in a sandbox.
 //!
 //! [`Files`] is the whole interface that tools need, so that another implementation can use a
-//! daemon inside the sandbox.
-//! [`ByExec`] uses programs that nearly every image has: `sh`, `head`, `tail`, `wc`, `stat`,
-//! `find`, `xargs` and `grep`, of
-//! GNU or BusyBox. Scripts are constants; paths and patterns are their arguments.
+//! daemon inside the sandbox. [`ByExec`] uses programs that nearly every image has: `sh`, `head`,
+//! `tail`, `wc`, `stat`, `find`, `xargs` and `grep`, of GNU or BusyBox. Scripts are constants;
+//! paths and patterns are their arguments.
 
 use std::future::Future;
 use std::io;

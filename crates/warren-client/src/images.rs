@@ -1,8 +1,8 @@
 //! Manages the images of a local home's node: lists, imports, pulls and removes them.
 //!
 //! All requests go through the API server to the node's own API (`nodes/proxy`). Only an archive
-//! uses a connection of its
-//! own: a `kube::Client` collects a body before it sends it, and archives are large.
+//! uses a connection of its own: a `kube::Client` collects a body before it sends it, and archives
+//! are large.
 
 use std::io;
 

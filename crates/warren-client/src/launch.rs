@@ -1,10 +1,9 @@
 //! Launches sandboxes for a client's own use: from an image, a pool or a template, under one name.
 //!
 //! A sandbox from an image is a `Sandbox`. One from a pool or a template is a `SandboxClaim`, so
-//! that the controllers apply
-//! the template's rules. Either has a shutdown time from the start, which its owner extends for as
-//! long as it lives
-//! ([`renew`], [`keep`]). After a `kill -9` of the owner, the controller deletes the sandbox.
+//! that the controllers apply the template's rules. Either has a shutdown time from the start,
+//! which its owner extends for as long as it lives ([`renew`], [`keep`]). After a `kill -9` of the
+//! owner, the controller deletes the sandbox.
 
 mod held;
 

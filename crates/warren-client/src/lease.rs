@@ -1,12 +1,9 @@
 //! Leases: sandboxes that outlive the command that created them.
 //!
 //! A lease is one claim or sandbox on the server and one record here. The record pins the server's
-//! answers: the UID, the
-//! pool, the end, later the sandbox, the pod and the container. Before a lease is used or ended,
-//! the live objects are
-//! compared with it ([`check_root`], [`check_chain`]). Everything in this file is pure. [`store`]
-//! keeps the records,
-//! [`cluster`] talks to the server.
+//! answers: the UID, the pool, the end, later the sandbox, the pod and the container. Before a
+//! lease is used or ended, the live objects are compared with it ([`check_root`], [`check_chain`]).
+//! Everything in this file is pure. [`store`] keeps the records, [`cluster`] talks to the server.
 
 pub mod cluster;
 pub mod store;

@@ -5,8 +5,8 @@
 //! trees ([`sync`]), and adds images to a local home ([`images`]).
 //!
 //! Every request goes through a `kube::Client`, so the same calls work on the local home and on a
-//! cluster. The library parses
-//! no arguments, prints nothing and starts no daemon. Start reading at [`sandbox`].
+//! cluster. The library parses no arguments, prints nothing and starts no daemon. Start reading at
+//! [`sandbox`].
 
 pub mod connect;
 pub mod exec;

@@ -2,8 +2,8 @@
 //! lives.
 //!
 //! Waiting uses a watch instead of polling. The watch begins at the `resourceVersion` that the
-//! create call returned, so no
-//! event in between can be missed, and it is opened while the controllers are already at work.
+//! create call returned, so no event in between can be missed, and it is opened while the
+//! controllers are already at work.
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -1,10 +1,8 @@
 //! Transfers files into and out of a sandbox, as archives over exec.
 //!
 //! [`manifest`] lists a checkout, [`pack`] makes an archive of it, and [`upload`] runs a script in
-//! the sandbox that unpacks
-//! it. [`download`] fetches an archive, and [`back`] decides which of its files may be written
-//! here. The image needs
-//! `/bin/sh` and `tar`.
+//! the sandbox that unpacks it. [`download`] fetches an archive, and [`back`] decides which of its
+//! files may be written here. The image needs `/bin/sh` and `tar`.
 
 pub mod back;
 pub mod manifest;

@@ -2,24 +2,19 @@
 //! instead of scans.
 //!
 //! Answers to our own requests are added at once, so that a controller reads its own writes without
-//! waiting for the watch.
-//! Answers and watch events arrive in any order, so versions decide: nothing older replaces
-//! anything newer. A deletion that
-//! the server has confirmed is not undone by a watch that is behind.
+//! waiting for the watch. Answers and watch events arrive in any order, so versions decide: nothing
+//! older replaces anything newer. A deletion that the server has confirmed is not undone by a watch
+//! that is behind.
 //!
 //! An object that only an answer has shown is in doubt until the watch shows it, too. A list
-//! without it may be older, or
-//! newer if the object was deleted since; only the server can tell. It is asked at once after such
-//! a list, and after
-//! [`DOUBT`] otherwise.
+//! without it may be older, or newer if the object was deleted since; only the server can tell. It
+//! is asked at once after such a list, and after [`DOUBT`] otherwise.
 //!
 //! A watch can be limited to objects with a label ([`Cache::watch_only`]). It shows no others, so
-//! these stay in doubt for as
-//! long as they are cached: the server is asked about each once in [`DOUBT`], and only that shows
-//! its end. An object that
-//! loses the label ends as far as the watch can tell, until an answer shows it again: a controller
-//! that tries to create
-//! another is told that it exists, and reads it.
+//! these stay in doubt for as long as they are cached: the server is asked about each once in
+//! [`DOUBT`], and only that shows its end. An object that loses the label ends as far as the watch
+//! can tell, until an answer shows it again: a controller that tries to create another is told that
+//! it exists, and reads it.
 
 mod found;
 #[cfg(test)]

@@ -2,8 +2,7 @@
 //! that shuts down is followed at once, and one that dies when its lease expires.
 //!
 //! Leadership only avoids conflicts. Two leaders for a moment (a paused process, a clock that
-//! jumps) are harmless: every
-//! write that must happen once is guarded by the object's own version.
+//! jumps) are harmless: every write that must happen once is guarded by the object's own version.
 
 use std::future::Future;
 use std::time::Duration;

@@ -2,14 +2,11 @@
 //! plan.
 //!
 //! They never make a choice of their own, never poll, and never reach past the Kubernetes API, so
-//! the same code runs inside
-//! `warren up` and on a cluster.
+//! the same code runs inside `warren up` and on a cluster.
 //!
 //! Start with [`Controllers`], or with [`run()`] for a program of its own. [`engine::Engine`] is
-//! everything except the tasks
-//! that run by themselves, [`cluster::Cluster`] is what every controller works with, and the loop
-//! around a key is
-//! [`queue::WorkQueue`].
+//! everything except the tasks that run by themselves, [`cluster::Cluster`] is what every
+//! controller works with, and the loop around a key is [`queue::WorkQueue`].
 
 pub mod cache;
 mod claim;

@@ -46,10 +46,8 @@ const fn rule(
 ///
 /// Owner references block the deletion of the owner. On clusters with the admission plugin
 /// `OwnerReferencesPermissionEnforcement` such a reference needs `update` of the owner's
-/// `finalizers`, although nothing
-/// updates them. It also asks for `delete` whenever the owners of an object change, so volume
-/// claims have it although they
-/// are never deleted.
+/// `finalizers`, although nothing updates them. It also asks for `delete` whenever the owners of an
+/// object change, so volume claims have it although they are never deleted.
 const FOR_SANDBOXES: &[Rule] = &[
     rule(CORE, &["persistentvolumeclaims", "pods", "services"], EVERYTHING),
     rule(SANDBOXES, &["sandboxes"], &["delete", "get", "list", "patch", "watch"]),

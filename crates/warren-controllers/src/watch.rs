@@ -20,10 +20,9 @@ use unread::Unread;
 /// with backoff.
 ///
 /// A server accepts objects that we cannot parse, for example with a number too large for its type.
-/// `tell` is called for
-/// each new problem, and returns true if it was reported; if not, it is called again when this
-/// process leads. The cache
-/// keeps the last readable state, or goes without the object. Other objects are not delayed.
+/// `tell` is called for each new problem, and returns true if it was reported; if not, it is called
+/// again when this process leads. The cache keeps the last readable state, or goes without the
+/// object. Other objects are not delayed.
 pub(crate) async fn run<K: Typed>(
     client: Client,
     config: watcher::Config,

@@ -1,31 +1,24 @@
 //! Decides about SandboxClaims: gives each claim exactly one sandbox, a warm one if there is one,
-//! and publishes its
-//! status.
+//! and publishes its status.
 //!
 //! A reconcile has several rounds: [`decide`] reads the world and plans the next write, the
-//! controller carries it out and
-//! asks again, until only the status is left. Adopting a sandbox takes two guarded writes: first
-//! the claim's
-//! `sandbox-name` annotation, then the sandbox's owner. Both are decided from state alone. If a
-//! reconcile dies between
-//! them, the same code finishes the adoption, in any controller.
+//! controller carries it out and asks again, until only the status is left. Adopting a sandbox
+//! takes two guarded writes: first the claim's `sandbox-name` annotation, then the sandbox's owner.
+//! Both are decided from state alone. If a reconcile dies between them, the same code finishes the
+//! adoption, in any controller.
 //!
 //! Differences from agent-sandbox's controller, with reasons:
 //! - The assignment write also carries `controller-first-observed-at`, and `claim-first-ready-at`
-//!   when the adopted sandbox
-//!   is ready. A warm claim needs three writes until it is Ready instead of five.
+//!   when the adopted sandbox is ready. A warm claim needs three writes until it is Ready instead
+//!   of five.
 //! - A cold start is committed on the claim first: the annotation names the sandbox to be made,
-//!   which has the claim's
-//!   name. Two controllers with different views then cannot give one claim a warm and a cold
-//! sandbox.
+//!   which has the claim's name. Two controllers with different views then cannot give one claim a
+//!   warm and a cold sandbox.
 //! - A claim that has committed to a cold start stays committed, even if the server refuses its
-//!   sandbox or the sandbox is
-//!   deleted. It makes its own again and adopts no warm one. If the commitment were withdrawn,
-//! another controller might
-//!   be creating the sandbox at that moment.
+//!   sandbox or the sandbox is deleted. It makes its own again and adopts no warm one. If the
+//!   commitment were withdrawn, another controller might be creating the sandbox at that moment.
 //! - A reference to a sandbox without a controller is dropped once the server has confirmed it: no
-//!   claim may adopt that
-//!   sandbox.
+//!   claim may adopt that sandbox.
 //! - A claim that waits for pool members to get an address is woken by them. It does not ask again
 //!   every 500 ms.
 //! - A claim may have a deadline ([`Settings::deadline`], `warren.dev/deadline`). If it is missed,
@@ -74,8 +67,7 @@ pub struct World {
     /// The pool's template, if it exists.
     pub template: Option<Arc<SandboxTemplate>>,
     /// Sandboxes by name: the one in the claim's status, the assigned one, the one that has the
-    /// claim's name, and all that
-    /// the claim controls.
+    /// claim's name, and all that the claim controls.
     pub sandboxes: BTreeMap<String, Arc<Sandbox>>,
     /// Names of sandboxes that the server itself, not only our cache, says do not exist.
     pub confirmed_gone: BTreeSet<String>,

@@ -2,10 +2,8 @@
 //! plan comes out.
 //!
 //! This crate never does I/O, never reads a clock and never uses randomness. Names, time and
-//! settings are arguments.
-//! The same world always gives the same plan, so a simulation can replay it. `warren-controllers`
-//! and, for pods,
-//! `warren-node` carry the plans out.
+//! settings are arguments. The same world always gives the same plan, so a simulation can replay
+//! it. `warren-controllers` and, for pods, `warren-node` carry the plans out.
 //!
 //! Start with [`step`], which defines the parts of a plan, then [`sandbox`], the simplest kind that
 //! uses all of them.

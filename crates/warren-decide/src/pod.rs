@@ -1,10 +1,9 @@
 //! Decides what a pod needs next on its node, and writes its status as kubelet would.
 //!
 //! [`decide`] is asked after every change of the Pod object, of the machine's report or of the
-//! time. It has no memory. After
-//! a daemon's death the state comes back from two places that survive it: the report of the shim
-//! (or the record the shim
-//! left on disk), and the last published status in the API.
+//! time. It has no memory. After a daemon's death the state comes back from two places that survive
+//! it: the report of the shim (or the record the shim left on disk), and the last published status
+//! in the API.
 
 mod backoff;
 mod conditions;
@@ -346,10 +345,9 @@ pub fn last_exit(world: &World<'_>, container: &str, now: Timestamp) -> Option<E
 /// Returns the address that a pod without a network reports.
 ///
 /// Clients treat a pod as reachable only when it has an address, so it needs one that cannot belong
-/// to another host.
-/// `100::/64` is reserved for discarded packets (RFC 6666): no router forwards it. Its 64 bits hold
-/// enough of the pod's
-/// uid to need no allocator, so that nothing can leak or get lost in a crash.
+/// to another host. `100::/64` is reserved for discarded packets (RFC 6666): no router forwards it.
+/// Its 64 bits hold enough of the pod's uid to need no allocator, so that nothing can leak or get
+/// lost in a crash.
 pub fn address_without_network(pod_uid: &str) -> Ipv6Addr {
     let hash = pod_uid.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

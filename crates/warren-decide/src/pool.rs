@@ -2,10 +2,9 @@
 //! outdated ones by its strategy.
 //!
 //! A pool has some state between reconciles ([`Memory`]): its own writes that the cache has not
-//! shown yet, when it may
-//! refill, and whether it was stuck. The memory is data: it goes in and comes out changed. Losing
-//! it (a restart) affects
-//! only pacing, never correctness, because members are counted from the cluster.
+//! shown yet, when it may refill, and whether it was stuck. The memory is data: it goes in and
+//! comes out changed. Losing it (a restart) affects only pacing, never correctness, because members
+//! are counted from the cluster.
 
 mod member;
 mod memory;

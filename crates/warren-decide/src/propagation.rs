@@ -23,8 +23,8 @@ pub struct PodMetadata {
 /// new pod).
 ///
 /// A key that was copied from the template earlier and is no longer in it is removed: tracking
-/// lists on the pod remember
-/// the copied keys. Reserved keys that an older controller let through are removed the same way.
+/// lists on the pod remember the copied keys. Reserved keys that an older controller let through
+/// are removed the same way.
 #[must_use]
 pub fn desired(sandbox: &Sandbox, present: &ObjectMeta) -> PodMetadata {
     let template = &sandbox.spec.blueprint.pod_template.metadata;

@@ -1,10 +1,9 @@
 //! Decides which sandbox pod a request to the router is for.
 //!
 //! [`Wanted::parse`] reads the routing headers, [`UrlRoute`] reads URLs that name a sandbox,
-//! [`RouteTable`] holds the pods
-//! that can be routed to, and [`RouteTable::resolve`] joins the two. A target is always a pod that
-//! the table knows: a
-//! header never adds an address to it. Start with [`RouteTable::resolve`].
+//! [`RouteTable`] holds the pods that can be routed to, and [`RouteTable::resolve`] joins the two.
+//! A target is always a pod that the table knows: a header never adds an address to it. Start with
+//! [`RouteTable::resolve`].
 
 mod table;
 #[cfg(test)]

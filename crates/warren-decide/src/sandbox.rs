@@ -2,10 +2,8 @@
 //! publishes its status.
 //!
 //! A reconcile has two halves. [`decide`] plans the writes for the children. After they have been
-//! tried, [`conclude`] reads
-//! the world again, with the failures, and plans the status. Both depend on state alone. If a
-//! reconcile dies between two
-//! writes, another one finishes the work.
+//! tried, [`conclude`] reads the world again, with the failures, and plans the status. Both depend
+//! on state alone. If a reconcile dies between two writes, another one finishes the work.
 
 mod drift;
 mod expiry;

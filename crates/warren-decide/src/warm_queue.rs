@@ -2,9 +2,8 @@
 //! without a search.
 //!
 //! A sandbox that is offered to a claim is reserved until the claim's reconcile ends, so that two
-//! workers of one process
-//! never try the same one. Between processes the guarded writes decide. The reservation only saves
-//! conflicts.
+//! workers of one process never try the same one. Between processes the guarded writes decide. The
+//! reservation only saves conflicts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -2,19 +2,16 @@
 //! evicted. When the disk is nearly full, the pod with the most files is.
 //!
 //! The kernel does not say how much each pod writes. Quotas would, but few file systems are made
-//! with them, and an image or
-//! a file system of its own for each pod would cost more than the pod's start. A file system does
-//! report its free space
-//! within a microsecond, and no pod can have grown by more than the free space has shrunk.
+//! with them, and an image or a file system of its own for each pod would cost more than the pod's
+//! start. A file system does report its free space within a microsecond, and no pod can have grown
+//! by more than the free space has shrunk.
 //!
 //! So a pod's files are counted when the disk has lost as much as the pod may still write.
-//! Otherwise, if anything was
-//! written at all, they are counted once a minute, as in kubelet, one pod after the other. A pod
-//! whose processes have not
-//! run since its last count is skipped: it has written nothing. While the free space shrinks, it is
-//! read ten times a second.
-//! Between two readings a pod can exceed its limit for a moment. The eviction frees that space, and
-//! needs none itself.
+//! Otherwise, if anything was written at all, they are counted once a minute, as in kubelet, one
+//! pod after the other. A pod whose processes have not run since its last count is skipped: it has
+//! written nothing. While the free space shrinks, it is read ten times a second. Between two
+//! readings a pod can exceed its limit for a moment. The eviction frees that space, and needs none
+//! itself.
 
 mod measure;
 

@@ -2,12 +2,10 @@
 //! nothing.
 //!
 //! Warnings are written at once. Ordinary events (scheduled, pulled, created, started, stopped) are
-//! written a moment later,
-//! when the node is not busy with starting pods: an event is a write, and four for each pod would
-//! slow down a pool's
-//! refilling and `warren run`. While many pods come and go, the oldest ordinary events are dropped.
-//! A pod that is gone
-//! before any of its events was written leaves none.
+//! written a moment later, when the node is not busy with starting pods: an event is a write, and
+//! four for each pod would slow down a pool's refilling and `warren run`. While many pods come and
+//! go, the oldest ordinary events are dropped. A pod that is gone before any of its events was
+//! written leaves none.
 
 mod backlog;
 

@@ -2,10 +2,9 @@
 //! as kubelet does, and serves kubelet's HTTP API (exec, logs) on any byte stream.
 //!
 //! It talks to the API server only through a `kube::Client`. It never forks (the zygote of
-//! `warren-oci` does) and decides
-//! nothing itself: the next steps of a pod come from `warren_decide::pod`. Pods live in shims
-//! outside this process, so
-//! stopping or killing a node leaves them running, and the next one finds them again.
+//! `warren-oci` does) and decides nothing itself: the next steps of a pod come from
+//! `warren_decide::pod`. Pods live in shims outside this process, so stopping or killing a node
+//! leaves them running, and the next one finds them again.
 //!
 //! Start with [`Node`], then `worker`, the loop around one pod.
 

@@ -1,24 +1,19 @@
 //! The pod network of a home: assigns addresses and isolates pods.
 //!
 //! Each pod with a network has a device pair of its own to the host (the shim makes it), and the
-//! host routes. The home has a
-//! bridge without ports that carries the gateway's address, and one nftables table with the rules:
-//! from pods to the name
-//! server and the proxy at the gateway, from pods with full network to the outside, between pods as
-//! policies allow, and
-//! nothing else. Names contain the home's id. Devices go with their pods, whichever process dies.
-//! Bridge and table are made
-//! for the first pod and stay while there are pods. A daemon that finds them goes on with them.
+//! host routes. The home has a bridge without ports that carries the gateway's address, and one
+//! nftables table with the rules: from pods to the name server and the proxy at the gateway, from
+//! pods with full network to the outside, between pods as policies allow, and nothing else. Names
+//! contain the home's id. Devices go with their pods, whichever process dies. Bridge and table are
+//! made for the first pod and stay while there are pods. A daemon that finds them goes on with
+//! them.
 //!
 //! An ordinary user may not make any of these. Its pods have a socket on their own loopback, whose
-//! other end this process
-//! holds ([`Reach::Sockets`]): connections to it reach the proxy. Each pod still has a lease, as
-//! rules identify pods by
-//! address, but no device has that address.
+//! other end this process holds ([`Reach::Sockets`]): connections to it reach the proxy. Each pod
+//! still has a lease, as rules identify pods by address, but no device has that address.
 //!
 //! Start with [`Network`]; then `keeper`, the loop that keeps the table in line with the policies,
-//! `proxy` and
-//! `name_server`.
+//! `proxy` and `name_server`.
 
 mod decisions;
 mod dns;

@@ -1,9 +1,8 @@
 //! A file in a pod's directory, from just before its shim is forked until its cleanup.
 //!
 //! A daemon may die right after its zygote has forked a shim, which then exists without listening
-//! yet. The mark tells the
-//! next process, another daemon or `warren down`, that a shim may be starting. A shim that no
-//! process waited for would leak.
+//! yet. The mark tells the next process, another daemon or `warren down`, that a shim may be
+//! starting. A shim that no process waited for would leak.
 
 use std::io;
 use std::path::Path;

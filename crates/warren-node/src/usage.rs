@@ -2,8 +2,7 @@
 //! `/proc`.
 //!
 //! Usage is measured only on request. Processor usage is a rate, so it takes two samples: the last
-//! one if it is recent
-//! enough, else one now and another a moment later.
+//! one if it is recent enough, else one now and another a moment later.
 
 use std::collections::HashMap;
 use std::io;

@@ -2,8 +2,7 @@
 //! for a change.
 //!
 //! A worker may be stopped at any point, like the whole process: its state is read back from the
-//! shim, from the pod's
-//! directory and from the API.
+//! shim, from the pod's directory and from the API.
 
 mod ending;
 mod starting;

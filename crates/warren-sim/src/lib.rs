@@ -3,12 +3,11 @@
 //! user and faults are simulated.
 //!
 //! A run depends on its seed alone. It is single threaded and reads no clock, so a seed that fails
-//! once fails always. Runs of
-//! different seeds share nothing. It never uses anything real, and nothing depends on it.
+//! once fails always. Runs of different seeds share nothing. It never uses anything real, and
+//! nothing depends on it.
 //!
 //! Start with [`simulation`], which chooses the next event. [`invariants`] and [`rest`] define what
-//! must hold. [`running`]
-//! drives the controllers, one wait at a time, and [`wire`] is their server.
+//! must hold. [`running`] drives the controllers, one wait at a time, and [`wire`] is their server.
 
 pub mod clock;
 pub mod invariants;

@@ -2,8 +2,8 @@
 //! it.
 //!
 //! A record is on disk before its object is created, so a killed client leaves no unknown objects.
-//! To use or end a lease, a
-//! process takes its lock and reads the record again. The lock works across processes.
+//! To use or end a lease, a process takes its lock and reads the record again. The lock works
+//! across processes.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};

@@ -3,8 +3,7 @@
 //! children of that.
 //!
 //! This is not built on the `tracing` crate's spans: the parent comes from an annotation, not from
-//! the call stack, and
-//! nothing is recorded unless `--enable-tracing` is set.
+//! the call stack, and nothing is recorded unless `--enable-tracing` is set.
 
 mod otlp;
 mod protobuf;

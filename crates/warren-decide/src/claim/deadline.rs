@@ -1,20 +1,15 @@
 //! Ends claims that miss their deadline.
 //!
 //! The deadline is the claim's own (`warren.dev/deadline`) or the default for all claims. It counts
-//! from when the claim
-//! began to wait: its creation, or the moment when it lost its sandbox. It limits only the wait for
-//! a sandbox. A claim
-//! that was served keeps its sandbox in any condition: ending it would destroy a user's work.
+//! from when the claim began to wait: its creation, or the moment when it lost its sandbox. It
+//! limits only the wait for a sandbox. A claim that was served keeps its sandbox in any condition:
+//! ending it would destroy a user's work.
 //!
 //! To clients that do not know deadlines the end looks like an expiry: `Ready` is False with
-//! `ClaimExpired`.
-//! `Finished` is True with `DeadlineExceeded`, so that `ttlSecondsAfterFinished` counts from it. As
-//! with an
-//! expiry, nothing is deleted before the reason is stored, and a later deadline revives the claim.
-//! The claim keeps its
-//! reference to a sandbox: if another controller is completing the adoption at this moment, the
-//! sandbox is still found
-//! and released.
+//! `ClaimExpired`. `Finished` is True with `DeadlineExceeded`, so that `ttlSecondsAfterFinished`
+//! counts from it. As with an expiry, nothing is deleted before the reason is stored, and a later
+//! deadline revives the claim. The claim keeps its reference to a sandbox: if another controller is
+//! completing the adoption at this moment, the sandbox is still found and released.
 
 use std::time::Duration;
 

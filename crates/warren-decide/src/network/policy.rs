@@ -1,10 +1,8 @@
 //! Turns NetworkPolicy objects into rules about addresses.
 //!
 //! Policies mean what they mean in Kubernetes, with one difference: a pod that no policy selects is
-//! closed to other pods,
-//! not open. A connection from one pod to another needs an ingress rule that allows it. If egress
-//! policies select the
-//! sender, it also needs an egress rule.
+//! closed to other pods, not open. A connection from one pod to another needs an ingress rule that
+//! allows it. If egress policies select the sender, it also needs an egress rule.
 
 mod addresses;
 mod selector;

@@ -49,8 +49,7 @@ pub struct Guest<'a> {
 /// Returns the guest daemon of a pod, if it should have one.
 ///
 /// The pod's annotation decides. Without it, pods of Sandboxes on the built-in image have one,
-/// unless a container declares
-/// the port as its own or the pod has a runtime class.
+/// unless a container declares the port as its own or the pod has a runtime class.
 pub fn guest(pod: &Pod) -> Result<Option<Guest<'_>>, GuestError> {
     let Some(spec) = &pod.spec else { return Ok(None) };
     let Some(container) = spec.containers.first() else { return Ok(None) };

@@ -175,13 +175,11 @@ impl Memory {
     /// Records the present members and returns the pace of refilling.
     ///
     /// Fewer members than last time mean that claims are adopting them. Then refilling waits, so
-    /// that it does not compete with
-    /// more claims. The first reconcile after a start never waits. A pool below its reserve is
-    /// refilled at the same time: the
-    /// emptier it is, the faster, until it keeps up with the claims. After a wait, refilling begins
-    /// with one start. The limit
-    /// doubles each time that the pause in claims has lasted as long again: a short pause does not
-    /// predict a long one.
+    /// that it does not compete with more claims. The first reconcile after a start never waits. A
+    /// pool below its reserve is refilled at the same time: the emptier it is, the faster, until it
+    /// keeps up with the claims. After a wait, refilling begins with one start. The limit doubles
+    /// each time that the pause in claims has lasted as long again: a short pause does not predict
+    /// a long one.
     pub(super) fn pace(
         &mut self,
         active: usize,

@@ -2,12 +2,10 @@
 //! come from it.
 //!
 //! The schema has no field for the verdict, so it is an annotation on the pool: a condition in
-//! JSON, like a Deployment's
-//! `Progressing`. It is False when no member has become ready for too long, else True. It is about
-//! the template, not about
-//! the pool's size: once a pool has been full of ready members of a template, claims that empty it
-//! change nothing. It is
-//! written only when the verdict changes, so a busy pool costs no writes for it.
+//! JSON, like a Deployment's `Progressing`. It is False when no member has become ready for too
+//! long, else True. It is about the template, not about the pool's size: once a pool has been full
+//! of ready members of a template, claims that empty it change nothing. It is written only when the
+//! verdict changes, so a busy pool costs no writes for it.
 
 use std::time::Duration;
 

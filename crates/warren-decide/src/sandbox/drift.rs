@@ -2,9 +2,8 @@
 //! of an edit, so the sandbox's status says that the edit has not been applied yet.
 //!
 //! The server fills in and changes the spec of a pod, so the specs cannot be compared. Instead the
-//! pod carries hashes of the
-//! template's fields from its creation. A pod without them (adopted, or made by another controller)
-//! is not judged.
+//! pod carries hashes of the template's fields from its creation. A pod without them (adopted, or
+//! made by another controller) is not judged.
 
 use std::collections::BTreeMap;
 

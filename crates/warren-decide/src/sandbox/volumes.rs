@@ -2,9 +2,8 @@
 //! the owner and our label of an existing claim are changed.
 //!
 //! Garbage collection deletes them with the sandbox, so suspending and expiring keep the data. If
-//! they are to be kept, the
-//! sandbox does not own them: only its label identifies them, and a later sandbox of the same name
-//! finds them again.
+//! they are to be kept, the sandbox does not own them: only its label identifies them, and a later
+//! sandbox of the same name finds them again.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, PodSpec, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -3,8 +3,7 @@
 //! server knows. The API server decides on its access.
 //!
 //! Anonymous access is refused. Answers of the API server are cached for a while, so that frequent
-//! requests do not cost it
-//! as many. A revoked right ends that much later.
+//! requests do not cost it as many. A revoked right ends that much later.
 
 mod subject;
 

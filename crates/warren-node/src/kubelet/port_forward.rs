@@ -1,10 +1,8 @@
 //! Port-forward: connections to the loopback of a pod's network, many over one WebSocket.
 //!
 //! Clients use one of two protocols. kubectl tunnels a SPDY session ([`tunnel`]); with an API
-//! server before 1.36 in between,
-//! there is no WebSocket around it. kube-rs and others number their messages ([`channels`]). Both
-//! make connections with the
-//! functions of this module.
+//! server before 1.36 in between, there is no WebSocket around it. kube-rs and others number their
+//! messages ([`channels`]). Both make connections with the functions of this module.
 
 mod channels;
 mod tunnel;

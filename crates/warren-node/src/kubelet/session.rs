@@ -2,8 +2,7 @@
 //! client's input.
 //!
 //! At most one message is buffered in each direction. A process that writes without end waits for
-//! its client, and a client
-//! that writes without end waits for the process.
+//! its client, and a client that writes without end waits for the process.
 
 use std::io;
 use std::os::fd::OwnedFd;

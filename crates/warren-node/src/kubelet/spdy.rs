@@ -2,8 +2,7 @@
 //! frames in both directions and their compressed headers.
 //!
 //! There is no flow control: these clients do not use it. Frames of a size that no such client
-//! sends are refused before they
-//! are read.
+//! sends are refused before they are read.
 
 use std::io;
 
@@ -116,9 +115,8 @@ fn invalid(problem: &'static str) -> io::Error {
 /// connection.
 ///
 /// `flate2`, which the rest of Warren uses, has preset dictionaries only with a second
-/// implementation of zlib. The
-/// implementation that it brings works on a window owned by the caller, and a dictionary is the
-/// window's initial content.
+/// implementation of zlib. The implementation that it brings works on a window owned by the caller,
+/// and a dictionary is the window's initial content.
 struct HeaderReader {
     state: Box<DecompressorOxide>,
     window: Box<[u8]>,

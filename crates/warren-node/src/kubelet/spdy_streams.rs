@@ -2,10 +2,8 @@
 //! `streamtype`.
 //!
 //! Commands and their streams are implemented once, over WebSocket. This module translates: it is a
-//! WebSocket client of
-//! such a session within the process, and a SPDY server to the real client. Newer API servers do
-//! the reverse for older
-//! kubelets.
+//! WebSocket client of such a session within the process, and a SPDY server to the real client.
+//! Newer API servers do the reverse for older kubelets.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,8 +1,7 @@
 //! Assigns addresses to pods.
 //!
 //! The record is the pods' directories themselves: a pod's address is in its file `network`. It is
-//! taken for exactly as long
-//! as the directory exists, so a crash can neither lose nor leak one.
+//! taken for exactly as long as the directory exists, so a crash can neither lose nor leak one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

@@ -2,8 +2,7 @@
 //! or all of the new.
 //!
 //! As in kubelet, the files lie in a directory that is named by the time, the link `..data` leads
-//! to the newest, and each
-//! visible name is a link through `..data`.
+//! to the newest, and each visible name is a link through `..data`.
 
 use std::collections::BTreeSet;
 use std::fs;

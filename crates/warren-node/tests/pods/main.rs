@@ -2,8 +2,8 @@
 //! `kube-tests`, on a real one.
 //!
 //! There is no test harness: a zygote must be forked before the process has any thread, and a
-//! harness has threads.
-//! `cargo test -p warren-node --test pods -- NAME` runs the scenarios with NAME in their name.
+//! harness has threads. `cargo test -p warren-node --test pods -- NAME` runs the scenarios with
+//! NAME in their name.
 
 #![expect(
     clippy::unwrap_used,
