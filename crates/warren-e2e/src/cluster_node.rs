@@ -1,4 +1,5 @@
-//! `warren node` for the length of a test: this machine as a node of a control plane, in a fresh data directory.
+//! Runs `warren node` for a test: this machine as a node of a control plane, with a fresh data
+//! directory.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
@@ -19,7 +20,7 @@ use warren_testkit::privileges::skip_without_root;
 use crate::controllers::harness::DEADLINE;
 use crate::local_home::warren_binary;
 
-/// A data directory and the node that works on it. Dropping it kills the node and ends its pods.
+/// A data directory and its node. Dropping it kills the node and ends its pods.
 #[derive(Debug)]
 pub struct ClusterNode {
     directory: TempDir,
@@ -27,17 +28,18 @@ pub struct ClusterNode {
     child: Option<Child>,
 }
 
-/// What a node says when it has taken up its work.
+/// A node's report that it is ready for pods.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Taken {
     /// Its process.
     pub pid: u32,
-    /// Where kubelet's API listens.
+    /// The address of kubelet's API.
     pub listen: SocketAddr,
 }
 
 impl ClusterNode {
-    /// A fresh directory for a node of this name, with nothing running. `None` where tests that make containers are left out.
+    /// Returns a fresh directory for a node of this name, with nothing running. `None` if tests
+    /// that make containers are skipped.
     pub fn new(name: &str) -> Option<Self> {
         if skip_without_root() {
             return None;
@@ -46,7 +48,7 @@ impl ClusterNode {
         Some(Self { directory, name: name.to_owned(), child: None })
     }
 
-    /// The data directory.
+    /// Returns the data directory.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
@@ -74,7 +76,7 @@ impl ClusterNode {
         serde_json::from_str(&line).with_context(|| format!("the node did not start: {}", self.log()))
     }
 
-    /// Waits until a control plane lets pods be placed on the node.
+    /// Waits until a control plane allows pods on the node.
     pub async fn wait_until_open(&self, client: &Client) -> Result<Node> {
         let nodes: Api<Node> = Api::all(client.clone());
         let open = await_condition(nodes, &self.name, |node: Option<&Node>| node.is_some_and(is_open));
@@ -82,23 +84,23 @@ impl ClusterNode {
         found.context("the node is gone")
     }
 
-    /// `kill -9`; returns when it is gone. Its pods run on.
+    /// Kills the node (`kill -9`); returns when it is gone. Its pods run on.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // One that has ended already is fine.
+            // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Asks it to stop, and waits until it has stopped.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         let mut child = self.child.take().context("the node runs")?;
         kill_process(Pid::from_child(&child), Signal::TERM).context("ask the node to stop")?;
         child.wait().context("wait for its end")
     }
 
-    /// What it has said.
+    /// Returns its log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path().join("daemon.log")).unwrap_or_default()
     }

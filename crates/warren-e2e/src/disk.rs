@@ -1,5 +1,5 @@
-//! A small disk in a mount namespace of its own, that a test can fill, make read-only and lose, without the rest of the
-//! machine noticing.
+//! A small disk in a mount namespace of its own, which a test can fill, make read-only and lose,
+//! without effects on the rest of the machine.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-/// The disk. It exists as long as the process that holds its namespace; dropping this ends that process.
+/// The disk. It exists as long as the process that holds its namespace; dropping this ends that
+/// process.
 #[derive(Debug)]
 pub struct SmallDisk {
     holder: Child,
@@ -16,33 +17,37 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// A file system in memory.
+    /// Makes a file system in memory.
     ///
     /// # Errors
-    /// What the tools said.
+    ///
+    /// Fails with the output of the tools.
     pub fn in_memory(megabytes: u32) -> Result<Self, String> {
         Self::hold(&format!("mount -t tmpfs -o size={megabytes}m,mode=0700 none \"$PLACE\""))
     }
 
-    /// One in memory from which no programs are run.
+    /// Makes one in memory that is mounted `noexec`.
     ///
     /// # Errors
-    /// What the tools said.
+    ///
+    /// Fails with the output of the tools.
     pub fn without_programs(megabytes: u32) -> Result<Self, String> {
         Self::hold(&format!("mount -t tmpfs -o size={megabytes}m,mode=0700,noexec none \"$PLACE\""))
     }
 
-    /// An ext4 file system on a loop device, over a file in memory.
+    /// Makes an ext4 file system on a loop device, over a file in memory.
     ///
     /// # Errors
-    /// What the tools said; not every machine has loop devices.
+    ///
+    /// Fails with the output of the tools. Not every machine has loop devices.
     pub fn on_loop_device(megabytes: u32) -> Result<Self, String> {
         Self::ext4(megabytes, "")
     }
 
-    /// One that has room for so many files.
+    /// Makes one with room for this number of files.
     ///
     /// # Errors
+    ///
     /// Fails with the output of the tools. Not every machine has loop devices.
     pub fn with_inodes(megabytes: u32, inodes: u32) -> Result<Self, String> {
         Self::ext4(megabytes, &format!("-N {inodes}"))
@@ -77,26 +82,27 @@ impl SmallDisk {
         Ok(Self { holder, place })
     }
 
-    /// The disk as those see it who are in its namespace.
+    /// Returns the disk's path inside its namespace.
     pub fn path(&self) -> &Path {
         self.place.path()
     }
 
-    /// The disk as seen from here.
+    /// Returns the disk's path outside its namespace.
     pub fn from_outside(&self) -> PathBuf {
         let inside = self.path().strip_prefix("/").unwrap_or(self.path());
         Path::new("/proc").join(self.holder.id().to_string()).join("root").join(inside)
     }
 
-    /// What to put in front of a command so that it runs where the disk is.
+    /// Returns the prefix of a command that runs it in the disk's namespace.
     pub fn wrapper(&self) -> Vec<OsString> {
         vec!["nsenter".into(), format!("--mount=/proc/{}/ns/mnt", self.holder.id()).into(), "--".into()]
     }
 
-    /// Runs a shell command where the disk is; `$PLACE` is its path.
+    /// Runs a shell command in the disk's namespace; `$PLACE` is the disk's path.
     ///
     /// # Errors
-    /// Its words, if it fails.
+    ///
+    /// Returns its output if it fails.
     pub fn shell(&self, script: &str) -> Result<String, String> {
         let wrapper = self.wrapper();
         let output = Command::new(&wrapper[0])
@@ -111,20 +117,22 @@ impl SmallDisk {
         }
     }
 
-    /// Leaves not a byte.
+    /// Fills the disk completely.
     ///
     /// # Errors
-    /// When it could not be filled.
+    ///
+    /// Fails if it could not be filled.
     pub fn fill(&self) -> Result<(), String> {
-        // Most of it at once, where the file system can. dd ends with an error when the disk is full, which is the point; the
-        // smaller blocks take the rest.
+        // Most of it at once, if the file system can. dd ends with an error when the disk is full,
+        // as intended; the smaller blocks take the rest.
         self.shell("fallocate -l $(($(stat -f -c '%f * %S' \"$PLACE\") - 262144)) \"$PLACE/filler\" 2>/dev/null; for size in 1M 4k 1; do dd if=/dev/zero of=\"$PLACE/filler\" bs=$size oflag=append conv=notrunc 2>/dev/null; done; test \"$(stat -f -c %a \"$PLACE\")\" -le 1").map(drop)
     }
 
-    /// Gives back what [`SmallDisk::fill`] took.
+    /// Frees the space that [`SmallDisk::fill`] took.
     ///
     /// # Errors
-    /// When it could not.
+    ///
+    /// Fails if it could not be freed.
     pub fn make_room(&self) -> Result<(), String> {
         self.shell("rm \"$PLACE/filler\"").map(drop)
     }
@@ -132,7 +140,8 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // With its last process the namespace ends, with it its mounts, and with them a loop device.
+        // With its last process the namespace ends, with it its mounts, and with them a loop
+        // device.
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }

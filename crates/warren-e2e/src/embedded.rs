@@ -1,4 +1,4 @@
-//! An embedded API server behind a unix socket, with limits of the test's choosing.
+//! An embedded API server behind a unix socket, with limits chosen by the test.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +20,8 @@ impl Embedded {
     /// Starts a server.
     ///
     /// # Panics
-    /// If it does not start: no test goes on without it.
+    ///
+    /// Panics if it does not start.
     pub async fn start(limits: Limits) -> Self {
         let directory = tempfile::tempdir().expect("make a directory");
         let config =
@@ -32,43 +33,45 @@ impl Embedded {
         Self { server, shutdown, listener, directory }
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.directory.path().join("api.sock")
     }
 
-    /// Where it logs writes.
+    /// Returns the path of its audit log.
     pub fn audit_log(&self) -> PathBuf {
         self.directory.path().join("audit.log")
     }
 
-    /// A client in process, past the listener.
+    /// Returns an in-process client that bypasses the listener.
     pub fn client(&self) -> kube::Client {
         kube::Client::new(self.server.as_user(Identity::admin()), "default")
     }
 
-    /// A connection with nothing said on it yet.
+    /// Opens a connection without sending anything.
     ///
     /// # Panics
-    /// If there is none.
+    ///
+    /// Panics if there is no connection.
     pub async fn connect(&self) -> UnixStream {
         connect(&self.socket()).await
     }
 
-    /// Ends the server; the audit log is complete afterwards.
+    /// Stops the server; the audit log is complete afterwards.
     pub async fn stop(self) -> TempDir {
         self.shutdown.cancel();
-        // One that panicked has said so.
+        // A panic was reported already.
         let _ = self.listener.await;
         self.server.shutdown().await;
         self.directory
     }
 }
 
-/// A connection to a socket. While as many as may wait to be accepted already do, it waits in line behind them.
+/// Connects to a socket. If its accept queue is full, it waits in line.
 ///
 /// # Panics
-/// If there is none.
+///
+/// Panics if there is no connection.
 pub async fn connect(socket: &Path) -> UnixStream {
     loop {
         match UnixStream::connect(socket).await {
@@ -79,7 +82,7 @@ pub async fn connect(socket: &Path) -> UnixStream {
     }
 }
 
-/// A server in memory with the definitions of our own resources.
+/// Returns the configuration of a server in memory with our own CRDs.
 pub(crate) fn config() -> Config {
     let crds = warren_api::crds().into_iter().map(serde_json::to_value);
     Config {

@@ -1,8 +1,8 @@
-//! A machine and a world around it, made of network namespaces: what a test of the pod network reaches, or fails to reach.
+//! A simulated machine and internet, made of network namespaces, for tests of the pod network.
 //!
-//! The calling thread becomes the machine: it, and every process that it starts from then on, has the machine's network, a
-//! `hosts` file of the test's own, and no resolver. Nothing leaves the two namespaces, and both are gone when the thread
-//! and its processes are.
+//! The calling thread becomes the machine: it and every process that it starts from then on have
+//! the machine's network, a `hosts` file of the test's own, and no resolver. Nothing leaves the two
+//! namespaces, and both are gone when the thread and its processes are.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -17,28 +17,29 @@ use warren_sys::network::nftables;
 use warren_sys::process::Namespaces;
 use warren_sys::{mount, namespace};
 
-/// The machine's address in the world.
+/// The machine's address in this network.
 pub const MACHINE: Ipv4Addr = Ipv4Addr::new(11, 0, 0, 1);
 /// A host on the internet.
 pub const INTERNET: Ipv4Addr = Ipv4Addr::new(11, 0, 0, 2);
-/// A host in somebody's own network.
+/// A host in a private network.
 pub const PRIVATE: Ipv4Addr = Ipv4Addr::new(192, 168, 77, 2);
-/// Where clouds have their metadata.
+/// The metadata address of clouds.
 pub const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
-/// The port on which all of the world answers with the address that it was reached at.
+/// The port on which every address answers with itself.
 pub const PORT: u16 = 80;
 
 const MACHINE_HARDWARE: [u8; 6] = [2, 0, 0, 0, 1, 1];
 const WORLD_HARDWARE: [u8; 6] = [2, 0, 0, 0, 1, 2];
 
-/// Names that lead into the world.
+/// The names of hosts in this network.
 const HOSTS: &str = "127.0.0.1 localhost\n\
                      11.0.0.2 allowed.test denied.test\n\
                      192.168.77.2 private.test\n\
                      169.254.169.254 metadata.test\n\
                      127.0.0.1 loopback.test\n";
 
-/// Makes the calling thread the machine. `false`, with a word about why, where that cannot be.
+/// Turns the calling thread into the machine. Returns false, with a printed reason, where that is
+/// not possible.
 pub fn enter(scratch: &Path) -> bool {
     match try_enter(scratch) {
         Ok(()) => true,
@@ -137,14 +138,14 @@ fn prepare_world() -> io::Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT))
 }
 
-/// Answers as an HTTP server with one thing to say.
+/// Answers as an HTTP server with a single response.
 fn answer(listener: &TcpListener) {
     while let Ok((mut stream, _)) = listener.accept() {
         std::thread::spawn(move || {
             let mut request = [0; 1024];
             let _ = stream.set_read_timeout(Some(Duration::from_secs(60)));
             let mut known = 0;
-            // To its end: closing with something unread would take back what was answered.
+            // Read to the end: closing with unread bytes would discard the answer.
             while !request[..known].ends_with(b"\r\n\r\n") {
                 match stream.read(&mut request[known..]) {
                     Ok(length) if length > 0 => known += length,
@@ -160,7 +161,7 @@ fn answer(listener: &TcpListener) {
     }
 }
 
-/// A service of the machine's own, which pods must not reach.
+/// Starts a service on the machine itself, which pods must not reach.
 pub fn serve_on(address: SocketAddr) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     let address = listener.local_addr()?;
@@ -168,7 +169,7 @@ pub fn serve_on(address: SocketAddr) -> io::Result<SocketAddr> {
     Ok(address)
 }
 
-/// What the machine itself gets from an address.
+/// Returns the machine's own answer from an address.
 pub fn get(address: impl Into<SocketAddr>) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address.into(), Duration::from_secs(60))?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
@@ -178,7 +179,7 @@ pub fn get(address: impl Into<SocketAddr>) -> io::Result<String> {
     Ok(text)
 }
 
-/// Devices of the machine whose names begin with a mark of Warren's.
+/// Returns the machine's devices whose names begin with one of Warren's marks.
 pub fn devices() -> Vec<String> {
     let links = Netlink::route().and_then(|mut netlink| netlink.links()).expect("list the devices");
     links.into_iter().map(|(_, name)| name).filter(|name| name.starts_with("wrn")).collect()

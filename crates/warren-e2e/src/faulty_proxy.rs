@@ -1,4 +1,5 @@
-//! A proxy before a home's API that loses answers or refuses requests, as a network between a client and a cluster does.
+//! A proxy in front of a home's API that loses answers or refuses requests, like a network between
+//! a client and a cluster.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,12 +11,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The fault that the proxy injects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     #[default]
     None,
-    /// The answer to the next POST whose path has this end is lost. The server has carried it out.
+    /// The answer to the next POST whose path ends with this is lost. The server has carried it
+    /// out.
     LoseAnswerToPost(&'static str),
-    /// The answer to the next POST whose path has this end never comes, and the connection stays open.
+    /// The answer to the next POST whose path ends with this never comes, and the connection stays
+    /// open.
     HoldAnswerToPost(&'static str),
     /// Each DELETE is answered with 403, and does not reach the server.
     RefuseDelete,
@@ -46,17 +49,18 @@ impl FaultyProxy {
         proxy
     }
 
-    /// Sets what goes wrong from now on.
+    /// Sets the fault from now on.
     pub fn set(&self, fault: Fault) {
         *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
     }
 
-    /// Returns true if an answer was lost since the last time this was asked.
+    /// Returns true if an answer was lost since the last call.
     pub fn has_lost_an_answer(&self) -> bool {
         self.lost.swap(false, Ordering::SeqCst)
     }
 
-    /// Writes a kubeconfig whose context `test` leads here, and whose current context leads nowhere.
+    /// Writes a kubeconfig whose context `test` uses the proxy, and whose current context is
+    /// invalid.
     pub fn write_kubeconfig(&self, path: &Path) {
         let kubeconfig = serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "nowhere",
@@ -74,7 +78,7 @@ impl FaultyProxy {
     }
 }
 
-/// Carries one connection in both directions. Requests of this size come in one piece.
+/// Forwards one connection in both directions. Requests of this size arrive in one piece.
 fn carry(client: TcpStream, server: UnixStream, fault: &Mutex<Fault>, lost: &Arc<AtomicBool>) {
     let swallow = Arc::new(AtomicBool::new(false));
     let mut answers = (server.try_clone().expect("clone"), client.try_clone().expect("clone"));

@@ -1,4 +1,5 @@
-//! `warren up` in the foreground, as a child that a test can kill at any moment, on a data directory that outlives it.
+//! Runs `warren up` in the foreground, as a child that a test can kill at any moment, on a data
+//! directory that outlives it.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
@@ -17,18 +18,18 @@ pub struct Foreground {
     log: PathBuf,
 }
 
-/// What a daemon says when it is ready.
+/// A daemon's report that it is ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ready {
     /// The process that runs the home: not the child, if the home was already running.
     pub pid: u32,
-    /// Whether the child runs it.
+    /// True if the child runs it.
     pub started: bool,
 }
 
 impl Foreground {
-    /// Starts `warren up` with more arguments, perhaps through another program (`wrapper`) that ends in running it. What
-    /// it says goes to `log`.
+    /// Starts `warren up` with more arguments, optionally by another program (`wrapper`) that
+    /// finally executes it. Its log goes to `log`.
     pub fn spawn(data_dir: &Path, wrapper: &[OsString], arguments: &[&str], log: &Path) -> Self {
         let mut words = wrapper.to_vec();
         words.push(warren_binary().into());
@@ -47,7 +48,7 @@ impl Foreground {
         Self { child, log: log.to_owned() }
     }
 
-    /// The child's process.
+    /// Returns the child's process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -62,10 +63,11 @@ impl Foreground {
         Some(Ready { pid, started: report["started"] == true })
     }
 
-    /// Like [`Foreground::wait_ready`], for a daemon that has to get there.
+    /// Does the same for a daemon that must become ready.
     ///
     /// # Panics
-    /// If it ends instead, with its last words.
+    ///
+    /// Panics with its log if it ends instead.
     pub fn expect_ready(&mut self) -> Ready {
         self.wait_ready().unwrap_or_else(|| {
             let words = std::fs::read_to_string(&self.log).unwrap_or_default();
@@ -73,7 +75,7 @@ impl Foreground {
         })
     }
 
-    /// `kill -9`; returns when it is gone.
+    /// Kills it (`kill -9`); returns when it is gone.
     pub fn kill(mut self) {
         self.end();
     }
@@ -83,7 +85,7 @@ impl Foreground {
         kill_process(Pid::from_child(&self.child), signal).expect("send a signal");
     }
 
-    /// Waits for its end; `None` if that takes longer than `patience`.
+    /// Waits for its end; `None` after `patience`.
     pub fn wait(&mut self, patience: Duration) -> Option<ExitStatus> {
         let handle =
             rustix::process::pidfd_open(Pid::from_child(&self.child), rustix::process::PidfdFlags::empty())
@@ -97,7 +99,7 @@ impl Foreground {
     }
 
     fn end(&mut self) {
-        // One that has ended already is fine.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -109,7 +111,7 @@ impl Drop for Foreground {
     }
 }
 
-/// The process that forks shims: the daemon's only child.
+/// Returns the process that forks shims: the daemon's only child.
 pub fn zygote_of(daemon: u32) -> u32 {
     let children =
         std::fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).expect("read children");

@@ -1,7 +1,8 @@
-//! A detached home whose disk is filled and freed again and again while clients write. The log of the daemon is on that disk, too.
+//! Fills and frees the disk of a detached home repeatedly while clients write. The daemon's log is
+//! on that disk, too.
 //!
-//! Every write has to be answered: with success, and then it stays, or with a refusal, and then nothing of it stays. The same
-//! daemon has to serve all rounds.
+//! Every write must be answered: with success, and then it persists, or with a refusal, and then
+//! nothing of it persists. The same daemon has to survive all rounds.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -21,9 +22,9 @@ use crate::disk::SmallDisk;
 use crate::local_home::OwnBinary;
 
 const WRITERS: usize = 6;
-/// Answers of each kind that a round waits for.
+/// The number of answers of each kind that a round waits for.
 const ENOUGH: u64 = 30;
-/// Generous: everything that is waited for takes a fraction of a second on an idle machine.
+/// The deadline of every wait: each takes a fraction of a second on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(120);
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -31,15 +32,15 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 /// The totals of all rounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Times that the disk was filled and freed.
+    /// The number of times that the disk was filled and freed.
     pub rounds: u32,
-    /// Writes that were acknowledged, all of which were found afterwards.
+    /// Acknowledged writes, all of which were found afterwards.
     pub acknowledged: u64,
-    /// Writes that were refused, of which nothing was found afterwards.
+    /// Refused writes, none of which was found afterwards.
     pub refused: u64,
 }
 
-/// A home that was started with `up --detach` on a small disk. Dropping it takes the home down.
+/// A home that was started with `up --detach` on a small disk. Dropping it stops the home.
 pub struct DetachedHome {
     disk: SmallDisk,
     binary: OwnBinary,
@@ -47,24 +48,26 @@ pub struct DetachedHome {
 }
 
 impl DetachedHome {
-    /// Makes a disk for so many rounds and the data directory, which is the user's, else root's. Starts nothing.
+    /// Makes a disk for this number of rounds and the data directory, owned by the user, else by
+    /// root. Starts nothing.
     ///
     /// # Errors
+    ///
     /// Fails with the output of the tools. Not every machine has loop devices.
     pub fn new(user: Option<OrdinaryUser>, rounds: u32) -> Result<Self, String> {
-        // Each round leaves the store's file a few megabytes larger.
+        // Each round makes the store's file a few megabytes larger.
         let disk = SmallDisk::on_loop_device(96 + 8 * rounds)?;
         let owner = user.map_or(0, OrdinaryUser::uid);
         disk.shell(&format!("mkdir -m 700 \"$PLACE/home\" && chown {owner}:{owner} \"$PLACE/home\""))?;
         Ok(Self { disk, binary: OwnBinary::make(), user })
     }
 
-    /// The disk.
+    /// Returns the disk.
     pub fn disk(&self) -> &SmallDisk {
         &self.disk
     }
 
-    /// Runs `warren` with these arguments to its end, where the disk is.
+    /// Runs `warren` with these arguments to its end, in the disk's namespace.
     pub fn warren(&self, arguments: &[&str]) -> Output {
         let home = self.disk.path().join("home");
         let mut words = self.disk.wrapper();
@@ -75,14 +78,15 @@ impl DetachedHome {
         }
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).arg(self.binary.path()).args(arguments);
-        // Many lines, so that the log meets the full disk as well.
+        // A verbose log also meets the full disk.
         command.env("WARREN_HOME", &home).env("HOME", &home).env("WARREN_LOG", "debug").current_dir("/");
         command.output().expect("run warren")
     }
 
-    /// Starts the daemon; its process.
+    /// Starts the daemon; returns its process.
     ///
     /// # Errors
+    ///
     /// Fails with the output of the command.
     pub fn up(&self) -> Result<u64, String> {
         let output = self.warren(&["up", "--detach", "--output", "json"]);
@@ -91,15 +95,16 @@ impl DetachedHome {
         report["pid"].as_u64().filter(|_| output.status.success()).ok_or_else(|| format!("up: {words}"))
     }
 
-    /// The end of the daemon's log.
+    /// Returns the end of the daemon's log.
     pub fn log(&self) -> String {
         self.disk.shell("tail -c 3000 \"$PLACE/home/daemon.log\"").unwrap_or_default()
     }
 
-    /// A client of the API.
+    /// Returns a client of the API.
     ///
     /// # Errors
-    /// If there is no kubeconfig.
+    ///
+    /// Fails if there is no kubeconfig.
     pub fn client(&self) -> Result<Client, String> {
         let path = self.disk.from_outside().join("home/kubeconfig");
         let access = kubeconfig::read(&path).map_err(|error| error.to_string())?;
@@ -122,10 +127,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Sends one request; the status and the body of its answer.
+    /// Sends one request; returns the status and the body of its answer.
     ///
     /// # Errors
-    /// If no answer comes.
+    ///
+    /// Fails if no answer comes.
     pub async fn send(
         &self,
         method: Method,
@@ -152,7 +158,8 @@ impl Client {
         Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
     }
 
-    /// Creates a large object, or is refused. The store's file has room of its own, which small objects would take long to use up.
+    /// Creates a large object, which may be refused. The store's file has free pages, which small
+    /// objects would take long to use up.
     async fn hog(&self, name: &str) -> Result<(), String> {
         let padding = "x".repeat(900_000);
         let object =
@@ -163,7 +170,7 @@ impl Client {
         }
     }
 
-    /// Every object of the writers with its value.
+    /// Returns every object of the writers with its value.
     async fn list(&self) -> Result<BTreeMap<String, u64>, String> {
         let path = format!("{PATH}?labelSelector=test%3Dfull");
         let (status, list) = self.send(Method::GET, &path, &Value::Null).await?;
@@ -208,7 +215,7 @@ impl Client {
     }
 }
 
-/// The counts of all writers of a round so far.
+/// The counts of all writers in a round so far.
 #[derive(Default)]
 struct Counts {
     acknowledged: AtomicU64,
@@ -216,10 +223,11 @@ struct Counts {
     stop: AtomicBool,
 }
 
-/// Fills and frees the disk of a home so many times.
+/// Fills and frees the disk of a home this number of times.
 ///
 /// # Errors
-/// The first thing that did not hold, with the end of the daemon's log.
+///
+/// Returns the first violation, with the end of the daemon's log.
 pub async fn run(home: &DetachedHome, rounds: u32) -> Result<Outcome, String> {
     rounds_of(home, rounds).await.map_err(|error| format!("{error}\n--- daemon.log\n{}", home.log()))
 }
@@ -251,7 +259,7 @@ async fn rounds_of(home: &DetachedHome, rounds: u32) -> Result<Outcome, String> 
         };
         let phases = async {
             until("acknowledged at first", &counts.acknowledged, ENOUGH).await?;
-            // Writers take and give back blocks meanwhile, so that it may not be full to the last byte.
+            // Writers use and free blocks meanwhile, so the last byte may stay free.
             let _ = tokio::task::block_in_place(|| home.disk.fill());
             let begun = tokio::time::Instant::now();
             for number in 0_u64.. {
@@ -300,7 +308,8 @@ async fn rounds_of(home: &DetachedHome, rounds: u32) -> Result<Outcome, String> 
     Ok(outcome)
 }
 
-/// Creates, changes and deletes objects of its own until told to stop; what is there then.
+/// Creates, changes and deletes objects of its own until told to stop; returns the objects that
+/// exist then.
 async fn write(
     client: Client,
     prefix: String,

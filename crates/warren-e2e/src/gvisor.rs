@@ -1,4 +1,4 @@
-//! Homes whose pods may have gVisor's kernel.
+//! Homes whose pods can use gVisor's kernel.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,16 @@ use warren_testkit::kube::{Cache, find_runsc};
 
 use crate::streams::DEADLINE;
 
-/// The class that a home has by itself where it finds `runsc`.
+/// The runtime class that a home adds by default if it finds `runsc`.
 pub const CLASS: &str = "gvisor";
 
-/// The `runsc` to test with, which may be an old release of a distribution; `None`, with a printed reason, where there is none.
+/// Returns the `runsc` to test with, which may be an old release of a distribution; `None`, with a
+/// printed reason, if there is none.
 pub fn runsc() -> Option<PathBuf> {
     find(std::env::var_os("PATH"))
 }
 
-/// The `runsc` that was built for tests, for those that want more of it than old releases can do.
+/// Returns the `runsc` that was built for tests, for tests that need more than old releases can do.
 pub fn built_runsc() -> Option<PathBuf> {
     find(None)
 }
@@ -34,7 +35,7 @@ fn find(search_path: Option<OsString>) -> Option<PathBuf> {
     found
 }
 
-/// What `warren up --runtime` is given for it.
+/// Returns its argument for `warren up --runtime`.
 pub fn named(runsc: &Path) -> OsString {
     let mut words = OsString::from(format!("{CLASS}="));
     words.push(runsc);

@@ -1,10 +1,11 @@
-//! End-to-end suites: what a user of Warren sees, checked against a running home or a real control plane.
+//! End-to-end suites: behaviour that a user of Warren observes, checked against a running home or a
+//! real control plane.
 //!
-//! This crate holds scenarios and the means to run them; it is never depended on by the product. It opens no
-//! privileged door: whatever it does, any client with the same kubeconfig could do.
-//! Start reading at [`conformance`], which holds the embedded API server against a real kube-apiserver,
-//! at [`controllers`], which shows what the controllers do on both homes,
-//! or at [`local_home`], which runs the real binary in a fresh data directory ([`cluster_node`]: as a node of a control plane).
+//! This crate holds scenarios and the means to run them; the product never depends on it. It has no
+//! privileged access: any client with the same kubeconfig could do the same. Start reading at
+//! [`conformance`], which compares the embedded API server with a real kube-apiserver, at
+//! [`controllers`], which tests the controllers on both homes, or at [`local_home`], which runs the
+//! real binary in a fresh data directory ([`cluster_node`]: as a node of a control plane).
 
 pub mod clients;
 pub mod cluster_node;

@@ -1,4 +1,4 @@
-//! A local home for the length of a test: the real binary, a fresh data directory, and its end.
+//! A local home for a test: the real binary and a fresh data directory, cleaned up at the end.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,15 +14,15 @@ use warren_testkit::kube::Cache;
 use warren_testkit::leaks;
 use warren_testkit::privileges::{OrdinaryUser, skip_without_root};
 
-/// A data directory and the binary that works on it. Dropping it takes the home down.
+/// A data directory and its binary. Dropping it stops the home.
 #[derive(Debug)]
 pub struct LocalHome {
     directory: TempDir,
-    /// Whose it is, if not this process's.
+    /// Its user, if not this process's.
     user: Option<(OrdinaryUser, OwnBinary)>,
 }
 
-/// The binary where everybody finds it: the one that was built may lie below somebody's home.
+/// The binary at a place that every user can read: the built one may be below another user's home.
 #[derive(Debug)]
 pub struct OwnBinary {
     path: PathBuf,
@@ -42,20 +42,20 @@ impl OwnBinary {
         Self { path, _directory: directory }
     }
 
-    /// The program.
+    /// Returns the program's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// How a command ended, with its streams as text.
+/// The result of a command, with its streams as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Its exit code; none if a signal ended it.
+    /// Its exit code; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// What it wrote to standard output.
+    /// Its standard output.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Its standard error.
     pub stderr: String,
 }
 
@@ -70,7 +70,8 @@ impl From<Output> for Ended {
 }
 
 impl LocalHome {
-    /// A fresh directory, with nothing running. `None` where tests that make containers are left out.
+    /// Returns a fresh directory, with nothing running. `None` if tests that make containers are
+    /// skipped.
     pub fn new() -> Option<Self> {
         if skip_without_root() {
             return None;
@@ -78,7 +79,8 @@ impl LocalHome {
         Some(Self { directory: tempfile::tempdir().expect("make a data directory"), user: None })
     }
 
-    /// The same for a user who is not root. `None`, with a printed reason, where such users can have no home.
+    /// Returns a home of a user who is not root. `None`, with a printed reason, where such users
+    /// can have no home.
     pub fn of_an_ordinary_user() -> Option<Self> {
         let user = OrdinaryUser::find()?;
         let directory = tempfile::tempdir().expect("make a data directory");
@@ -86,12 +88,12 @@ impl LocalHome {
         Some(Self { directory, user: Some((user, OwnBinary::make())) })
     }
 
-    /// Whose home it is, if not root's.
+    /// Returns its user, if that is not root.
     pub fn user(&self) -> Option<OrdinaryUser> {
         self.user.as_ref().map(|(user, _)| *user)
     }
 
-    /// Makes any command one of the user's whose home it is.
+    /// Makes a command run as the home's user.
     pub fn as_its_user<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         match self.user() {
             Some(user) => user.run(command),
@@ -99,12 +101,12 @@ impl LocalHome {
         }
     }
 
-    /// The data directory.
+    /// Returns the data directory.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// `warren` with this home, to be given arguments.
+    /// Returns `warren` for this home, without arguments.
     pub fn command(&self) -> Command {
         let mut command = match &self.user {
             Some((_, binary)) => Command::new(&binary.path),
@@ -164,7 +166,8 @@ impl LocalHome {
         u32::try_from(report["pid"].as_u64().expect("a pid")).expect("a small number")
     }
 
-    /// A client of the API, over the home's socket; of a home that is another user's, by its kubeconfig.
+    /// Returns a client of the API, over the home's socket; for another user's home, by its
+    /// kubeconfig.
     pub async fn client(&self) -> Client {
         if self.user.is_some() {
             let kubeconfig = self.path().join("kubeconfig");
@@ -174,7 +177,8 @@ impl LocalHome {
         warren_client::connect::local(&data_dir).await.expect("connect")
     }
 
-    /// `kubectl` with this home's kubeconfig: the one that was built for the control-plane tests.
+    /// Returns `kubectl` with this home's kubeconfig: the one that was built for the control-plane
+    /// tests.
     pub fn kubectl(&self) -> Command {
         let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
         let cache = Cache::locate(named, |name| std::env::var_os(name)).expect("find the cache of programs");
@@ -199,7 +203,7 @@ impl Drop for LocalHome {
     }
 }
 
-/// The binary: `WARREN_BIN`, or the one beside this test, built if need be.
+/// Returns the binary: `WARREN_BIN`, or the one beside this test, built if necessary.
 pub fn warren_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("WARREN_BIN") {
@@ -208,7 +212,8 @@ pub fn warren_binary() -> &'static Path {
     })
 }
 
-/// The second program: `warren-service` beside `WARREN_BIN`, or the one beside this test, built if need be.
+/// Returns the second program: `warren-service` beside `WARREN_BIN`, or the one beside this test,
+/// built if necessary.
 pub fn service_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("WARREN_BIN") {

@@ -1,6 +1,6 @@
-//! How much memory a process has, as the kernel says.
+//! Reads the memory usage of a process from the kernel.
 
-/// The resident set of a process in bytes.
+/// Returns the resident set of a process in bytes.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

@@ -1,4 +1,4 @@
-//! The behaviour that every provider has, independent of what runs its sandboxes.
+//! The contract of every provider, whatever runs its sandboxes.
 
 use std::time::Duration;
 
@@ -36,7 +36,8 @@ async fn until(provider: &dyn Provider, id: &str, wanted: Option<Status>) {
     tokio::time::timeout(DEADLINE, waiting).await.unwrap_or_else(|_| panic!("{id} is never {wanted:?}"));
 }
 
-/// Goes through a sandbox's whole life. `again` makes a second provider over the same sandboxes, as after a restart.
+/// Tests a sandbox's whole life. `again` makes a second provider over the same sandboxes, as after
+/// a restart.
 pub async fn life_of_a_sandbox(
     provider: &dyn Provider,
     again: impl Fn() -> Box<dyn Provider>,
@@ -66,7 +67,6 @@ pub async fn life_of_a_sandbox(
         assert_eq!((event.step, event.sandbox_id.as_str()), (step, id.as_str()));
     }
 
-    // Commands.
     let ran =
         provider.exec(&id, shell("echo \"$GREETING\"; echo err >&2; exit 7"), DEADLINE).await.expect("ran");
     assert_eq!((ran.exit_code, ran.stdout.as_str(), ran.stderr.as_str()), (7, "it's\n", "err\n"));
@@ -92,7 +92,7 @@ pub async fn life_of_a_sandbox(
     assert!(ran.truncated && ran.stdout.len() == warren_providers::MOST_OUTPUT, "{}", ran.stdout.len());
     assert_eq!(code(provider.exec("none", shell("true"), DEADLINE).await), Some(Code::SandboxNotFound));
 
-    // A command with its input, and one that is ended.
+    // A command with its input, and one that is killed.
     let mut cat =
         provider.exec_stream(&id, Command { stdin: true, ..Command::new("cat", []) }).await.expect("started");
     let mut stdin = cat.stdin.take().expect("an input");
@@ -108,7 +108,7 @@ pub async fn life_of_a_sandbox(
     let ended = tokio::time::timeout(DEADLINE, sleep.wait()).await.expect("ended in time");
     assert_eq!(code(ended), Some(Code::SandboxExecFailed));
     let size = TerminalSize { width: 91, height: 17 };
-    // The size follows the command's start.
+    // The size is set after the command's start.
     let sized = "until [ \"$(stty size)\" = '17 91' ]; do sleep 0.01; done; stty size";
     let terminal = provider.exec_stream(&id, Command { terminal: Some(size), ..shell(sized) }).await;
     match (terminals, terminal) {
@@ -123,7 +123,6 @@ pub async fn life_of_a_sandbox(
         }
     }
 
-    // Files.
     assert_eq!(content(provider, &id, "/made/here/f").await.expect("read"), b"0123\xff");
     let big: Vec<u8> = (0..5_000_000_u32).map(|number| (number % 251) as u8).collect();
     provider.write(&id, "/made/big", big.clone()).await.expect("written");

@@ -1,4 +1,4 @@
-//! `warren serve` for the length of a test, and an HTTP client that says exactly what a test wants said.
+//! `warren serve` for a test, and an HTTP client with full control over its requests.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
@@ -15,17 +15,17 @@ use tokio::net::TcpStream;
 use crate::local_home::{LocalHome, service_binary};
 use crate::streams::DEADLINE;
 
-/// A service that runs. Dropping it kills it.
+/// A running service. Dropping it kills it.
 #[derive(Debug)]
 pub struct Served {
     child: Child,
     /// `127.0.0.1:PORT`.
     pub address: String,
-    /// The key that it has shown, if it has.
+    /// The key that it printed, if it did.
     pub key: Option<String>,
 }
 
-/// An answer, all of it.
+/// A complete answer.
 #[derive(Clone, Debug)]
 pub struct Answered {
     /// The HTTP status.
@@ -42,14 +42,14 @@ impl Answered {
         serde_json::from_slice(&self.body).unwrap_or(Value::Null)
     }
 
-    /// Returns the data of an answer that has to be a success.
+    /// Returns the data of an answer that must be a success.
     pub fn data(&self) -> Value {
         let json = self.json();
         assert!(self.status.is_success() && json["ok"] == true, "{} {json}", self.status);
         json["data"].clone()
     }
 
-    /// Returns the status and the code of an answer that has to be a failure.
+    /// Returns the status and the code of an answer that must be a failure.
     pub fn failure(&self) -> (u16, String) {
         let json = self.json();
         assert_eq!(json["ok"], false, "{} {json}", self.status);
@@ -60,7 +60,7 @@ impl Answered {
 impl Served {
     /// Starts `warren serve` on a free port of loopback.
     pub fn start(home: &LocalHome, arguments: &[&str]) -> Self {
-        // `warren serve` looks for it beside itself.
+        // `warren serve` looks for it in its own directory.
         service_binary();
         let mut child = home
             .command()
@@ -83,8 +83,8 @@ impl Served {
         self.child.wait().expect("wait");
     }
 
-    /// Sends a request as it is, on a connection of its own, and returns the answer with its body to come, and the connection,
-    /// which ends when it is dropped.
+    /// Sends a request unchanged, on a connection of its own. Returns the answer with its unread
+    /// body, and the connection, which ends when it is dropped.
     pub async fn open(
         &self,
         request: Request<Full<Bytes>>,
@@ -137,7 +137,7 @@ impl Drop for Served {
     }
 }
 
-/// A viewer of a session: the events that came, in order.
+/// A viewer of a session: its events, in order.
 #[derive(Debug)]
 pub struct Viewer {
     body: Incoming,
@@ -162,7 +162,7 @@ impl Viewer {
         Self { body, text: String::new(), events: Vec::new(), ended: false, _connection: connection }
     }
 
-    /// Reads what comes next. False when the stream is over.
+    /// Reads the next events. Returns false when the stream is over.
     pub async fn read(&mut self) -> bool {
         let Some(Ok(frame)) = self.body.frame().await else { return false };
         let Ok(data) = frame.into_data() else { return true };
@@ -200,13 +200,13 @@ impl Viewer {
         }
     }
 
-    /// Returns what the terminal has shown.
+    /// Returns the text that the terminal has shown.
     pub fn shown(&self) -> String {
         shown(&self.events)
     }
 }
 
-/// Returns what a terminal has shown by these events.
+/// Returns the text that a terminal has shown by these events.
 pub fn shown(events: &[Value]) -> String {
     let bytes: Vec<u8> = events
         .iter()

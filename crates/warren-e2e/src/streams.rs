@@ -1,4 +1,4 @@
-//! Pods whose streams, ports and numbers tests look at, through the API alone.
+//! Pods whose streams, ports and usage tests examine, through the API alone.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use warren_client::kube::{Client, ResourceExt as _};
 
 use crate::local_home::LocalHome;
 
-/// How long to wait for anything: long on a machine that is busy with other things.
+/// The deadline of every wait, long enough for a busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Prints what it gets back, on each connection to a port of its loopback. In Perl, which every Debian has.
+/// Echoes its input on each connection to a port of its loopback. In Perl, which every Debian has.
 pub const ECHO: &str = r#"
 use IO::Socket::INET;
 $| = 1;
@@ -41,7 +41,7 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// A home that runs. `None` where such tests are left out.
+    /// Starts a home. `None` if such tests are skipped.
     pub async fn up() -> Option<Pods> {
         let home = LocalHome::new()?;
         home.up();
@@ -62,7 +62,8 @@ impl Pods {
         self.wait(name, "runs", |pod| state(pod).is_some_and(|state| state.running.is_some())).await;
     }
 
-    /// Starts a pod that prints back what it gets on this port of its loopback. `false` where there is no Perl.
+    /// Starts a pod that echoes its input on this port of its loopback. Returns false where there
+    /// is no Perl.
     pub async fn start_echo(&self, name: &str, port: u16) -> bool {
         if !std::path::Path::new("/usr/bin/perl").exists() {
             eprintln!("skipped: no Perl on this machine");
@@ -74,7 +75,7 @@ impl Pods {
         true
     }
 
-    /// Waits until a pod is as it should be.
+    /// Waits until a pod meets a condition.
     pub async fn wait(&self, name: &str, what: &str, condition: impl Fn(&Pod) -> bool) {
         let condition = |pod: Option<&Pod>| pod.is_some_and(&condition);
         let waited = wait::await_condition(self.api.clone(), name, condition);
@@ -87,7 +88,7 @@ impl Pods {
         }
     }
 
-    /// Waits until a pod's log holds this.
+    /// Waits until a pod's log contains this.
     pub async fn wait_for_log(&self, name: &str, wanted: &str) {
         let waited = async {
             loop {
@@ -102,12 +103,12 @@ impl Pods {
     }
 }
 
-/// The state of a pod's only container.
+/// Returns the state of a pod's only container.
 pub fn state(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerState> {
     pod.status.as_ref()?.container_statuses.as_ref()?.first()?.state.as_ref()
 }
 
-/// How a pod's only container ended.
+/// Returns the exit code of a pod's only container.
 pub fn exit_code(pod: &Pod) -> Option<i32> {
     Some(state(pod)?.terminated.as_ref()?.exit_code)
 }

@@ -1,4 +1,4 @@
-//! Commands on a terminal, as a person would run them.
+//! Runs commands on a terminal, as a user would.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::pty::OpenptFlags;
 use rustix::termios::{Winsize, tcsetwinsize};
 
-/// A command on a terminal of ours.
+/// A command on a terminal of the test's.
 #[derive(Debug)]
 pub struct OnTerminal {
     child: Child,
@@ -35,20 +35,20 @@ impl OnTerminal {
         Self { child, terminal: terminal.into(), seen: String::new() }
     }
 
-    /// Gives the terminal another size.
+    /// Resizes the terminal.
     pub fn resize(&self, rows: u16, columns: u16) {
         resize(&self.terminal, rows, columns);
-        // It is not the controlling terminal of the command, so the signal is ours to send.
+        // It is not the command's controlling terminal, so the signal is sent from here.
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::WINCH).expect("tell of the size");
     }
 
-    /// Types.
+    /// Types a text.
     pub fn type_in(&mut self, text: &str) {
         self.terminal.write_all(text.as_bytes()).expect("type");
     }
 
-    /// Reads until this has come, and forgets what came before.
+    /// Reads until this text has come, and forgets the text before it.
     pub fn read_until(&mut self, wanted: &str) -> String {
         while !self.seen.contains(wanted) {
             let mut buffer = [0; 4096];
@@ -59,9 +59,9 @@ impl OnTerminal {
         std::mem::take(&mut self.seen)
     }
 
-    /// Waits for its end, and gives its exit code.
+    /// Waits for its end, and returns its exit code.
     pub fn end(mut self) -> Option<i32> {
-        // What it has to say must be read, or it would wait for us.
+        // Its output must be read, or it would block.
         let mut rest = Vec::new();
         let _ = self.terminal.read_to_end(&mut rest);
         self.child.wait().expect("wait").code()

@@ -1,4 +1,5 @@
-//! Real clients, unmodified, do and see the same on a real control plane and on the local home.
+//! Tests that real, unmodified clients behave the same on a real control plane and on the local
+//! home.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -47,10 +48,10 @@ fn kubectl_says_the_same() {
     assert!(differences.is_empty(), "{differences}");
     assert!(ours.lines().filter(|line| line.starts_with("$ ")).count() > 100);
 
-    // Ours serves less, and nothing that is not served in the same way there.
+    // Ours serves less, but everything in the same way.
     let theirs = served_resources(&sides.real, directory.path());
     for row in served_resources(&sides.ours, directory.path()) {
-        // What is used is known to a server of its own there, which a bare control plane does not have.
+        // Metrics are served by a separate server there, which a bare control plane does not have.
         let own = ["agents.x-k8s.io", "metrics.k8s.io", " warren.dev/"].iter().any(|of| row.contains(of));
         assert!(own || theirs.contains(&row), "only ours has: {row}");
     }

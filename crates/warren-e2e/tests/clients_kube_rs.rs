@@ -1,5 +1,5 @@
-//! kube-rs's watcher and controller runtime on a real control plane and on the local home: the same events, the same
-//! work, the same end.
+//! Tests kube-rs's watcher and controller runtime on a real control plane and on the local home:
+//! the same events, actions and results.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -40,12 +40,13 @@ fn map(name: &str, value: &str) -> ConfigMap {
     from(json!({"metadata": {"name": name, "labels": {"test": "kube-rs"}}, "data": {"value": value}}))
 }
 
-/// What a watcher sees of three writes, in one of its two ways of starting.
+/// Returns a watcher's events for three writes, in one of its two ways of starting.
 async fn watched(client: &Client, config: watcher::Config, prefix: &str) -> Vec<String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let there = format!("{prefix}-there");
     maps.create(&PostParams::default(), &map(&there, "0")).await.expect("create");
-    // A watcher starts from what the server has in its cache, and a real one's is a little behind its store.
+    // A watcher starts from the server's cache, which on a real server is slightly behind its
+    // store.
     let cached = ListParams::default().match_any();
     let is_cached = async {
         while !maps.list(&cached).await.expect("list").iter().any(|map| map.name_any() == there) {
@@ -86,7 +87,7 @@ async fn watched(client: &Client, config: watcher::Config, prefix: &str) -> Vec<
     seen
 }
 
-/// A reflector, and waiting for a condition.
+/// Uses a reflector, and waits for a condition.
 async fn waited(client: &Client) -> Vec<String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let waiting = wait::await_condition(maps.clone(), "waited", |object: Option<&ConfigMap>| {
@@ -104,7 +105,7 @@ async fn waited(client: &Client) -> Vec<String> {
     maps.delete("waited", &DeleteParams::default()).await.expect("delete");
     let mut stream =
         Box::pin(watcher(maps, watcher::Config::default().labels("test=kube-rs")).applied_objects());
-    // Nothing is left, so nothing comes.
+    // Nothing is left, so no event comes.
     let nothing = tokio::time::timeout(Duration::from_millis(300), stream.next()).await.is_err();
     vec![format!("{:?} {} {nothing}", found.data, managers.len())]
 }
@@ -118,7 +119,7 @@ struct Context {
 #[error(transparent)]
 struct Failed(#[from] kube::Error);
 
-/// Keeps a secret beside each map, and cleans up before the map goes.
+/// Keeps a secret beside each map, and cleans up before the map is deleted.
 async fn reconcile(map: Arc<ConfigMap>, context: Arc<Context>) -> Result<Action, finalizer::Error<Failed>> {
     let maps: Api<ConfigMap> = Api::namespaced(context.client.clone(), NAMESPACE);
     let secrets: Api<Secret> = Api::namespaced(context.client.clone(), NAMESPACE);
@@ -144,7 +145,8 @@ async fn reconcile(map: Arc<ConfigMap>, context: Arc<Context>) -> Result<Action,
     .await
 }
 
-/// A controller of maps that owns secrets: one is changed, one is deleted, one of the secrets is taken away.
+/// Runs a controller of maps that owns secrets: one map is changed, one is deleted, one of the
+/// secrets is deleted.
 async fn controlled(client: &Client) -> Vec<String> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
@@ -154,7 +156,8 @@ async fn controlled(client: &Client) -> Vec<String> {
         .owns(secrets.clone(), watcher::Config::default())
         .run(reconcile, |_, _, _| Action::requeue(Duration::from_millis(100)), Arc::clone(&context))
         .for_each(|outcome| {
-            // Tried again after a moment; what does not go away shows by what never happens, and is explained by this.
+            // It is retried after a moment. A permanent error makes a later wait fail, and this
+            // line explains it.
             if let Err(error) = outcome {
                 eprintln!("{error:?}");
             }
@@ -185,7 +188,7 @@ async fn controlled(client: &Client) -> Vec<String> {
         .await
         .expect("patch");
     until(r#"made first Some("2")"#, Some("first")).await;
-    // Taken away, it comes back: the controller hears of what it owns.
+    // A deleted secret is made again: the controller watches its own objects.
     let before = secrets.get("first").await.expect("get").uid();
     secrets.delete("first", &DeleteParams::default()).await.expect("delete");
     let back = async {
@@ -198,7 +201,7 @@ async fn controlled(client: &Client) -> Vec<String> {
     tokio::time::timeout(DEADLINE, back).await.expect("it comes back");
     maps.delete("second", &DeleteParams::default()).await.expect("delete");
     until("cleaned second", None).await;
-    // The garbage collector takes what was owned.
+    // The garbage collector deletes the owned secret.
     let gone = wait::await_condition(secrets.clone(), "second", |object: Option<&Secret>| object.is_none());
     tokio::time::timeout(DEADLINE, gone).await.expect("in time").expect("no error");
     maps.delete("first", &DeleteParams::default()).await.expect("delete");

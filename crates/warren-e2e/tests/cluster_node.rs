@@ -1,4 +1,5 @@
-//! `warren node` on a real control plane: what kube-apiserver and kubectl see of it, who may reach it, and how it ends.
+//! Tests `warren node` on a real control plane: its view by kube-apiserver and kubectl, access to
+//! it, and its shutdown.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -19,7 +20,7 @@ use warren_e2e::streams::{DEADLINE, ECHO};
 use warren_e2e::terminal::OnTerminal;
 use warren_testkit::kube::ControlPlane;
 
-/// A node that takes pods, its control plane, and a client of that.
+/// A node that takes pods, its control plane, and a client.
 struct Cluster {
     control_plane: &'static ControlPlane,
     client: Client,
@@ -66,12 +67,12 @@ impl Cluster {
         found.expect("watch the pod").expect("the pod is there")
     }
 
-    /// What kubectl prints.
+    /// Returns kubectl's output.
     fn kubectl(&self, arguments: &[&str]) -> String {
         tokio::task::block_in_place(|| self.control_plane.kubectl(arguments)).expect("kubectl")
     }
 
-    /// Makes kube-apiserver speak to the node in this way.
+    /// Makes kube-apiserver use this protocol to the node.
     async fn speak(&self, wire: Wire) {
         if wire == Wire::Translated {
             let nodes: Api<Node> = Api::all(self.client.clone());
@@ -80,7 +81,7 @@ impl Cluster {
         }
     }
 
-    /// kubectl, to be given arguments.
+    /// Returns kubectl, without arguments.
     fn command(&self, wire: Wire) -> Command {
         let mut command = Command::new(&self.control_plane.record().kubectl);
         command.arg("--kubeconfig").arg(self.control_plane.kubeconfig());
@@ -91,7 +92,7 @@ impl Cluster {
         command
     }
 
-    /// Runs kubectl with input to its end.
+    /// Runs kubectl with an input to its end.
     fn run(&self, wire: Wire, arguments: &[&str], input: &str) -> Ended {
         let mut command = self.command(wire);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -99,7 +100,7 @@ impl Cluster {
         let mut stdin = child.stdin.take().expect("piped");
         tokio::task::block_in_place(|| {
             std::thread::scope(|scope| {
-                // One that ends early breaks the pipe; how it ended says more than that.
+                // A command that ends early breaks the pipe; its own status says more than that.
                 scope.spawn(move || stdin.write_all(input.as_bytes()));
                 child.wait_with_output().expect("wait for kubectl").into()
             })
@@ -116,18 +117,18 @@ impl Cluster {
     }
 }
 
-/// How streams come to the node.
+/// The protocol of streams to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wire {
-    /// As kubectl speaks today; kube-apiserver passes it on as it is.
+    /// kubectl's present protocol; kube-apiserver passes it on unchanged.
     WebSocket,
-    /// As older ones speak, passed on as well.
+    /// The protocol of older clients, also passed on.
     Spdy,
-    /// As API servers before 1.36 make SPDY of WebSockets.
+    /// The translation of WebSockets to SPDY by API servers before 1.36.
     Translated,
 }
 
-/// In the order in which they can be had: a node that is no longer said to know WebSockets stays so.
+/// In the only possible order: a node that is no longer marked as knowing WebSockets stays so.
 const WIRES: [Wire; 3] = [Wire::WebSocket, Wire::Spdy, Wire::Translated];
 
 fn container_id(pod: &Pod) -> Option<String> {
@@ -164,7 +165,7 @@ async fn kubectl_reaches_pods_through_kube_apiserver() {
         assert!(attached.code == Some(0) && attached.stdout.contains("got a line"), "{wire:?}: {attached:?}");
         cluster.kubectl(&["delete", "pod", &name]);
     }
-    // What Kubernetes gives every pod is where programs look for it.
+    // The files that Kubernetes gives every pod are at their usual place.
     let path = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
     assert_eq!(cluster.kubectl(&["exec", "shell", "--", "cat", path]), "default");
     cluster.kubectl(&["delete", "pod", "shell"]);
@@ -174,7 +175,7 @@ async fn kubectl_reaches_pods_through_kube_apiserver() {
 #[tokio::test(flavor = "multi_thread")]
 async fn terminals_files_and_followed_logs_are_as_on_any_node() {
     let Some(cluster) = Cluster::up("usual").await else { return };
-    // Whoever copies files needs `tar`, which the host image has from the host.
+    // Copying files needs `tar`, which the host image has from the host.
     let script = "echo one; while ! test -e /tmp/go; do sleep 0.05; done; echo two";
     cluster.start("usual", json!({"command": ["sh", "-c", script]})).await;
     for wire in WIRES {
@@ -255,7 +256,7 @@ async fn ports_are_forwarded_through_kube_apiserver() {
     }
 }
 
-/// Asks the node itself, past the API server, and gives the status of its answer.
+/// Sends a request directly to the node, and returns the status of its answer.
 async fn status_of(listen: SocketAddr, token: Option<&str>, path: &str) -> u16 {
     let mut config = kube::Config::new(format!("https://{listen}").parse().expect("an address"));
     config.accept_invalid_certs = true;
@@ -304,7 +305,8 @@ async fn only_those_whom_the_cluster_lets_reach_the_node() {
     cluster.kubectl(&["create", "clusterrolebinding", "scraper", "--clusterrole=scraper", subject]);
     let token = |name: &str| cluster.kubectl(&["create", "token", name]).trim().to_owned();
     let (stranger, scraper) = (token("stranger"), token("scraper"));
-    // The node believes a no for a while, so it is asked once its API server has seen the binding.
+    // The node caches a refusal for a while, so it is asked once its API server has seen the
+    // binding.
     wait_until_allowed(&cluster.client, "system:serviceaccount:default:scraper").await;
     assert_eq!(status_of(listen, Some(&stranger), "/metrics/resource").await, 403);
     assert_eq!(status_of(listen, Some(&scraper), "/metrics/resource").await, 200);
@@ -320,7 +322,7 @@ async fn pods_outlive_a_killed_node_and_leave_one_that_is_asked_to_stop() {
     cluster.taken =
         tokio::task::block_in_place(|| cluster.node.start(cluster.control_plane.kubeconfig(), &[]))
             .expect("start the node again");
-    // Its port is another one now, which the API server knows when the node has announced it.
+    // Its port has changed; the API server knows the new one when the node has announced it.
     let port = i32::from(cluster.taken.listen.port());
     let announced = |node: Option<&Node>| {
         let endpoints = node.and_then(|node| node.status.as_ref()?.daemon_endpoints.as_ref());

@@ -1,5 +1,6 @@
-//! Plays the conformance scenarios against the embedded server and holds its answers against those of a real
-//! kube-apiserver, as recorded. `conformance_real.rs` checks the recording and compares the two directly.
+//! Plays the conformance scenarios on the embedded server and compares its answers with the recorded
+//! ones of a real kube-apiserver. `conformance_real.rs` checks the recording and compares the two
+//! directly.
 //!
 //! | variable | effect |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Plays the conformance scenarios against a real control plane, holds its answers against the recorded ones, and those
-//! of the embedded server against both.
+//! Plays the conformance scenarios on a real control plane, compares its answers with the recorded
+//! ones, and those of the embedded server with both.
 //!
 //! | variable | effect |
 //! |---|---|

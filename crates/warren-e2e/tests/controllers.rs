@@ -1,4 +1,4 @@
-//! The controllers' suite on the local home: a real daemon, real containers.
+//! Runs the controllers' suite on the local home: a real daemon, real containers.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,5 @@
-//! The controllers' suite on a real control plane with this machine as its node: real containers.
+//! Runs the controllers' suite on a real control plane with this machine as its node: real
+//! containers.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The controllers' suite on a real control plane with simulated nodes.
+//! Runs the controllers' suite on a real control plane with simulated nodes.
 
 use std::process::ExitCode;
 

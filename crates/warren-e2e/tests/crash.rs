@@ -1,9 +1,10 @@
-//! Whoever is killed, whenever: sandboxes that run go on, what was asked for comes about, and nothing is left behind.
+//! Tests kills of any process at any time: running sandboxes go on, requests are completed, and
+//! nothing is left behind.
 
 use warren_e2e::crash;
 use warren_e2e::local_home::LocalHome;
 
-/// Every victim at every moment once. A round takes about a second when nobody else uses the machine.
+/// Every victim at every moment once. A round takes about a second on an idle machine.
 const ROUNDS: u64 = 15;
 
 fn number(name: &str) -> Option<u64> {

@@ -1,4 +1,5 @@
-//! A full disk and a read-only disk give errors, not corruption, and room again is all it takes.
+//! Tests that a full disk and a read-only disk cause errors, not corruption, and that freeing space
+//! is enough to recover.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +19,7 @@ const PATH: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A pod of one container that runs this, or what its image says.
+/// Returns a pod with one container that runs this command, or its image's own.
 fn pod(name: &str, command: Option<&[&str]>) -> Value {
     json!({
         "metadata": {"name": name},
@@ -87,7 +88,7 @@ impl Home {
         list["metadata"]["resourceVersion"].as_str().expect("a version").parse().expect("a number")
     }
 
-    /// The status of a pod once it is in this phase, or gone.
+    /// Returns the status of a pod once it is in this phase, or gone.
     async fn until(&self, name: &str, phase: &str) -> Value {
         let begun = std::time::Instant::now();
         loop {
@@ -107,7 +108,7 @@ impl Home {
         self.until(name, "gone").await;
     }
 
-    /// Creates objects until one is refused; the acknowledged names and the refusal.
+    /// Creates objects until one is refused; returns the acknowledged names and the refusal.
     async fn create_until_refused(
         &self,
         prefix: &str,
@@ -158,12 +159,12 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_goes_on_when_there_is_room
     let message = refusal["message"].as_str().expect("a message");
     assert!(message.contains("the disk of the store is full, nothing was written"), "{message}");
 
-    // It still answers, and tells the truth.
+    // It still answers correctly.
     assert_eq!(home.send(Method::GET, "/readyz", &Value::Null).await.0, StatusCode::OK);
     assert_eq!(home.names().await, acknowledged);
     let version = home.version().await;
 
-    // Killed while it is full, and while several writes are refused at once.
+    // Killed while the disk is full, and while several writes are refused at once.
     let refused = futures::future::join_all((0..16).map(|number| {
         let home = &home;
         async move { home.create(&format!("at-once-{number}"), 100_000).await }
@@ -183,7 +184,7 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_goes_on_when_there_is_room
     assert_eq!(status, StatusCode::CREATED, "{after}");
     acknowledged.insert("after".to_owned());
 
-    // Full again; this time room comes back while it runs.
+    // Full again; this time space is freed while it runs.
     home.disk.fill().expect("fill the disk");
     let (created, (status, _)) = home.create_until_refused("again", 100_000).await;
     acknowledged.extend(created);
@@ -194,7 +195,7 @@ async fn a_full_disk_refuses_writes_loses_nothing_and_goes_on_when_there_is_room
     acknowledged.insert("room-again".to_owned());
     assert_eq!(home.names().await, acknowledged);
 
-    // The audit log may have lost lines, and has no broken ones but those that were cut off.
+    // The audit log may have lost lines, but only the last of a sequence may be incomplete.
     home.daemon.as_ref().expect("a daemon").signal(Signal::TERM);
     assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));
     let audit =
@@ -220,7 +221,8 @@ async fn a_full_disk_does_not_keep_it_from_starting() {
     assert_eq!(home.create("after", 1000).await.0, StatusCode::CREATED);
 }
 
-/// A detached home on a small disk. `None`, with a printed reason, where there are no loop devices.
+/// Starts a detached home on a small disk. `None`, with a printed reason, where there are no loop
+/// devices.
 fn detached(user: Option<OrdinaryUser>, rounds: u32) -> Option<DetachedHome> {
     match DetachedHome::new(user, rounds) {
         Ok(home) => Some(home),
@@ -231,7 +233,8 @@ fn detached(user: Option<OrdinaryUser>, rounds: u32) -> Option<DetachedHome> {
     }
 }
 
-/// Rounds on one disk. The store's file keeps the room that it once had, and each round has to use that up first.
+/// The number of rounds on one disk. The store's file keeps its size, and each round has to use up
+/// its free pages first.
 const ROUNDS_ON_A_DISK: u32 = 10;
 
 /// `WARREN_FULL_DISK_ROUNDS=50` makes it longer.
@@ -274,7 +277,7 @@ async fn a_detached_home_starts_on_a_full_disk_whose_log_takes_nothing() {
     home.up().expect("start");
     assert!(home.warren(&["down"]).status.success());
     home.disk().fill().expect("fill the disk");
-    // Not even the last block of the log has room.
+    // Not even the log's last block has free space.
     let fill =
         "dd if=/dev/zero of=\"$PLACE/home/daemon.log\" bs=1 oflag=append conv=notrunc 2>/dev/null; true";
     home.disk().shell(fill).expect("fill the log");
@@ -285,13 +288,14 @@ async fn a_detached_home_starts_on_a_full_disk_whose_log_takes_nothing() {
     assert_eq!(answer.expect("an answer").0, StatusCode::CREATED);
 }
 
-/// The controllers go ahead of the disk, and what they count on may be lost there. Then they begin again.
+/// The controllers run ahead of the disk, and their writes may be lost there. Then they repeat
+/// them.
 #[tokio::test]
 async fn what_the_controllers_lose_on_a_full_disk_they_do_again() {
     if skip_without_root() {
         return;
     }
-    // How soon the disk is full is for the machine to say.
+    // The time until the disk is full depends on the machine.
     for seconds in [8, 20, 45] {
         if loses_an_expiry_after(seconds).await {
             return;
@@ -300,7 +304,7 @@ async fn what_the_controllers_lose_on_a_full_disk_they_do_again() {
     panic!("the disk was never full in time");
 }
 
-/// False if the sandbox expired before the disk was full.
+/// Returns false if the sandbox expired before the disk was full.
 async fn loses_an_expiry_after(seconds: i64) -> bool {
     const SANDBOXES: &str = "/apis/agents.x-k8s.io/v1beta1/namespaces/default/sandboxes";
     let mut home = Home::new(SmallDisk::in_memory(64).expect("make a disk"));
@@ -320,8 +324,8 @@ async fn loses_an_expiry_after(seconds: i64) -> bool {
         let conditions = sandbox["status"]["conditions"].as_array().cloned().unwrap_or_default();
         conditions.into_iter().find(|condition| condition["type"] == "Ready").unwrap_or_default()
     };
-    // The time is set while there is room, and comes when there is none. There is no pod to delete first, which nobody does ahead of the
-    // disk, and what is written is larger than what was refused before.
+    // The time is set while there is space, and comes when there is none. There is no pod to delete
+    // first, which would wait for the disk, and this write is larger than the refused ones.
     let shutdown = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds);
     let sandbox = json!({
         "apiVersion": "agents.x-k8s.io/v1beta1",
@@ -352,8 +356,8 @@ async fn loses_an_expiry_after(seconds: i64) -> bool {
     true
 }
 
-/// With a pod's own limit far away, the disk is full at once; the pod is evicted all the same, although at first nobody can
-/// write down that it is.
+/// The pod's own limit is high, so the disk is full first. The pod is evicted, although its status
+/// cannot be written at first.
 #[tokio::test]
 async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
     if skip_without_root() {
@@ -377,7 +381,7 @@ async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
     let message = evicted["message"].as_str().expect("a message");
     assert!(message.starts_with("The node was low on resource: ephemeral-storage. "), "{message}");
     assert!(message.contains("Container main was using "), "{message}");
-    // Nothing but its logs is left of it, although it had left a message to be told.
+    // Only its logs are left, although it had left a termination message.
     let (_, pod) = home.send(Method::GET, &format!("{PODS}/large"), &Value::Null).await;
     let directory =
         home.disk.from_outside().join("pods").join(pod["metadata"]["uid"].as_str().expect("a uid"));
@@ -393,7 +397,7 @@ async fn a_pod_that_fills_the_disk_is_evicted_and_the_home_goes_on() {
     assert!(home.daemon.as_mut().expect("a daemon").wait(DEADLINE).is_some_and(|status| status.success()));
 }
 
-/// Empty files take no bytes, and each an inode.
+/// Empty files take no bytes, but an inode each.
 #[tokio::test]
 async fn a_pod_that_takes_all_inodes_is_evicted_and_others_start_again() {
     if skip_without_root() {
@@ -465,7 +469,8 @@ async fn a_disk_that_turns_read_only_refuses_writes_and_keeps_what_it_has() {
         assert_eq!(home.create(&format!("before-{number}"), 10_000).await.0, StatusCode::CREATED);
         acknowledged.insert(format!("before-{number}"));
     }
-    // What the kernel does when it meets an error: the file system is read-only at once, with files open for writing.
+    // The kernel's reaction to an error: the file system is read-only at once, with files open for
+    // writing.
     home.disk.shell("mount -o remount,abort \"$PLACE\"").expect("abort the file system");
     let (created, (status, refusal)) = home.create_until_refused("broken", 100_000).await;
     assert_eq!(created, BTreeSet::new());
@@ -475,7 +480,7 @@ async fn a_disk_that_turns_read_only_refuses_writes_and_keeps_what_it_has() {
     assert_eq!(home.names().await, acknowledged);
     home.kill();
 
-    // As after a repair: mounted again, it has what was acknowledged.
+    // As after a repair: mounted again, it has all acknowledged writes.
     home.disk
         .shell("umount \"$PLACE\" && mount -o loop,errors=remount-ro \"$PLACE/image\" \"$PLACE\"")
         .expect("mount it again");

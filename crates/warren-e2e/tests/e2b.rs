@@ -1,4 +1,5 @@
-//! `warren e2b` with E2B's published SDKs, unmodified: every call, versions old and new, a restart, and what strangers may do.
+//! Tests `warren e2b` with E2B's published, unmodified SDKs: every call, old and new versions, a
+//! restart, and access without a key.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ use warren_testkit::kube::Cache;
 /// Tests run at the same time; one of them makes an environment.
 static ENVIRONMENTS: Mutex<()> = Mutex::new(());
 
-/// A home, and a Python with a version of the SDK. `None`, with a printed reason, where there is none.
+/// Sets up a home, and a Python with a version of the SDK. `None`, with a printed reason, if there
+/// is none.
 fn set_up(version: &str) -> Option<(LocalHome, PathBuf)> {
     let home = LocalHome::new()?;
     let _one = ENVIRONMENTS.lock().expect("no test has panicked here");
@@ -38,7 +40,7 @@ struct Server {
 
 impl Server {
     fn start(home: &LocalHome) -> Server {
-        // `warren e2b` looks for it beside itself.
+        // `warren e2b` looks for it in its own directory.
         service_binary();
         let mut child = home
             .command()
@@ -109,7 +111,8 @@ fn sdk_with_the_older_transport_makes_every_call() {
     every_call_works("2.25.1");
 }
 
-/// Finds the SDK for JavaScript in the cache, or gets it; returns the directory that it is found from.
+/// Finds the SDK for JavaScript in the cache, or downloads it; returns the directory that it is
+/// found from.
 fn javascript_sdk(version: &str) -> Result<PathBuf, String> {
     let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
     let cache = Cache::locate(named, |name| std::env::var_os(name)).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! What a new controller gets wrong first, on the local home: a real daemon, real containers.
+//! Runs the rows of `docs/compatibility.md` on the local home: a real daemon, real containers.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What a new controller gets wrong first, on a real control plane with simulated nodes.
+//! Runs the rows of `docs/compatibility.md` on a real control plane with simulated nodes.
 
 use std::process::ExitCode;
 

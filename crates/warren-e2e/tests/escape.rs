@@ -1,4 +1,4 @@
-//! What hostile code in a sandbox tries, on the local home: a real daemon, real containers.
+//! Runs the break-out suite on the local home: a real daemon, real containers.
 
 use std::process::ExitCode;
 

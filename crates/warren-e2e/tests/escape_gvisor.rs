@@ -1,4 +1,4 @@
-//! What hostile code in a sandbox tries, where the sandbox has gVisor's kernel (`runtimeClassName: gvisor`).
+//! Runs the break-out suite in sandboxes with gVisor's kernel (`runtimeClassName: gvisor`).
 
 use std::process::ExitCode;
 

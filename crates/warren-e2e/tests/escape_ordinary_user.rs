@@ -1,4 +1,4 @@
-//! What hostile code in a sandbox tries, on the home of somebody who is not root.
+//! Runs the break-out suite on the home of a user who is not root.
 
 use std::process::ExitCode;
 

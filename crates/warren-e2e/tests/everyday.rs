@@ -1,4 +1,5 @@
-//! Commands of every day with the real binary: `pool`, `template`, `top`, `suspend`, `resume`, `history`, `doctor` for a cluster, help.
+//! Tests everyday commands with the real binary: `pool`, `template`, `top`, `suspend`, `resume`,
+//! `history`, `doctor` for a cluster, help.
 
 use serde_json::Value;
 use warren_e2e::faulty_proxy::FaultyProxy;
@@ -13,7 +14,7 @@ fn json(home: &LocalHome, arguments: &[&str]) -> Value {
     serde_json::from_str(&seen.stdout).unwrap_or_else(|_| panic!("{arguments:?}: {seen:?}"))
 }
 
-/// Waits for something with a deadline that no working home comes near.
+/// Waits for a condition with a generous deadline.
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..600 {
         if holds() {

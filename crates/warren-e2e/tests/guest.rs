@@ -1,4 +1,4 @@
-//! The guest daemon in sandboxes: the runtime API that agent-sandbox's clients speak, through the API
+//! Tests the guest daemon in sandboxes: the runtime API of agent-sandbox's clients, through the API
 //! server's port-forward, on both kinds of homes.
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use warren_client::kube::api::{Api, PostParams};
 use warren_client::sandbox;
 use warren_e2e::local_home::LocalHome;
 
-/// Generous: everything here takes a fraction of a second on an idle machine.
+/// The deadline of every wait: each takes a fraction of a second on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(120);
 const PORT: u16 = 8888;
 
@@ -73,7 +73,7 @@ impl Guest {
                 "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
             );
             let head = match head.split_once(" HTTP/1.1\r\n") {
-                // Further headers are behind a line's end.
+                // Further headers follow after a line break.
                 Some((line, rest)) if line.contains('\n') => {
                     let (line, headers) = line.split_once('\n').expect("checked above");
                     format!("{line} HTTP/1.1\r\n{headers}\r\n{rest}")
@@ -152,7 +152,7 @@ async fn commands_and_files_work(guest: &Guest) {
     assert_eq!(guest.get("/download/dir").await.status, 404);
     assert_eq!(guest.get("/list/other").await.status, 404);
 
-    // Nothing leads out: by names, encoded once and twice, or by links.
+    // No path leads out: neither by names, encoded once and twice, nor by links.
     let links = "ln -s /etc absolute; ln -s ../etc relative; ln -s ../etc/new new";
     assert_eq!(guest.run(&format!("sh -c '{links}'")).await.0, 0);
     let escapes = [
@@ -177,7 +177,7 @@ async fn commands_and_files_work(guest: &Guest) {
     assert_eq!(guest.run("ls /etc/new").await.0, 2);
 }
 
-/// sandboxd's REST API, and that its gRPC port speaks HTTP/2.
+/// Tests sandboxd's REST API, and that its gRPC port speaks HTTP/2.
 async fn sandboxd_apis_work(guest: &Guest) {
     let rest = async |head: &str, body: &[u8]| {
         guest.try_ask_on(8080, head, body).await.unwrap_or_else(|| panic!("{head}: no answer"))
@@ -237,7 +237,7 @@ fn sandboxes_have_the_runtime_api_and_keep_it() {
         commands_and_files_work(&guest).await;
         sandboxd_apis_work(&guest).await;
 
-        // It comes back when it is killed, and does not need the daemon to live on.
+        // It is restarted when it is killed, and does not depend on the daemon.
         let kill = "sh -c 'for p in /proc/[0-9]*; do [ \"$(readlink $p/exe)\" = /.warren/guest ] && \
                     kill -9 ${p#/proc/}; done'";
         let head = "POST /execute";
@@ -251,7 +251,7 @@ fn sandboxes_have_the_runtime_api_and_keep_it() {
         assert_eq!(guest.run("cat dir/../dir/text").await.0, 1);
         assert_eq!(guest.run("echo still").await.1, "still\n");
 
-        // Only where it belongs.
+        // Only in the pods that should have it.
         let disabled = json!({"warren.dev/guest": "disabled"});
         let without = start(&client, &manifest("without", disabled, json!({}))).await;
         assert!(without.try_ask("GET /", b"").await.is_none(), "the port is closed");

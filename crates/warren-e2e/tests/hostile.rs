@@ -1,4 +1,4 @@
-//! Hostile clients: they get refusals, and everybody else gets on.
+//! Tests hostile clients: they are refused, and other clients are served.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ use warren_e2e::fuzz::{self, Kind};
 const DEADLINE: Duration = Duration::from_secs(60);
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// Requests of each kind. Enough that a decoder without a bound shows, little enough for every run of the tests; `cargo run
-/// --package warren-e2e --bin fuzz` goes on for as long as one likes.
+/// The number of requests of each kind: enough to reveal a decoder without a bound, and few enough
+/// for every run of the tests. `cargo run --package warren-e2e --bin fuzz` runs as long as needed.
 const REQUESTS: u64 = 250;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -62,7 +62,7 @@ async fn answer(stream: &mut UnixStream) -> (u16, String) {
 }
 
 async fn say(stream: &mut UnixStream, text: &str) {
-    // A server that has closed the connection says why in its answer.
+    // A server that has closed the connection gives the reason in its answer.
     let _ = stream.write_all(text.as_bytes()).await;
 }
 
@@ -72,7 +72,7 @@ async fn get(server: &Embedded, path: &str) -> (u16, String) {
     answer(&mut stream).await
 }
 
-/// A create whose body is announced and does not come.
+/// Sends a create whose body is announced and does not come.
 async fn stuck(server: &Embedded) -> UnixStream {
     let mut stream = server.connect().await;
     let head = format!("POST {CONFIG_MAPS} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{");
@@ -80,7 +80,7 @@ async fn stuck(server: &Embedded) -> UnixStream {
     stream
 }
 
-/// Asks again until the answer is the one that must come.
+/// Repeats a request until the expected answer comes.
 async fn until(server: &Embedded, path: &str, code: u16) -> String {
     let asking = async {
         loop {
@@ -95,7 +95,7 @@ async fn until(server: &Embedded, path: &str, code: u16) -> String {
 
 #[tokio::test]
 async fn slow_clients_are_given_up() {
-    // Long enough that this test itself is never the slow one, also on a busy machine.
+    // Long enough that this test itself is never the slow one, even on a busy machine.
     let time = Duration::from_secs(2);
     let server = Embedded::start(Limits { body_time: time, head_time: time, ..Limits::default() }).await;
     let (code, text) = answer(&mut stuck(&server).await).await;
@@ -134,7 +134,7 @@ async fn one_client_has_so_many_requests_and_watches_under_way() {
         watches.push(stream);
     }
     assert_eq!(get(&server, &watch).await.0, 429);
-    // Whoever goes away makes room.
+    // A client that disconnects frees its place.
     drop(watches.pop());
     let mut again = server.connect().await;
     tokio::time::timeout(DEADLINE, async {

@@ -1,4 +1,5 @@
-//! Hostile clients of a real home: thousands of idle watches, and terminals that send nonsense.
+//! Tests hostile clients of a real home: thousands of idle watches, and terminals that send invalid
+//! frames.
 
 use std::time::Duration;
 
@@ -13,12 +14,12 @@ use warren_e2e::local_home::LocalHome;
 use warren_e2e::memory::resident_bytes;
 
 const DEADLINE: Duration = Duration::from_secs(120);
-/// What one user may have, by default.
+/// The default limit on one user's watches.
 const WATCHES: usize = 5000;
-/// What an idle watch may cost the daemon, in a debug build.
+/// The most memory that an idle watch may cost the daemon, in a debug build.
 const BYTES_PER_WATCH: u64 = 64 << 10;
 
-/// Reads until the given text has come; everything read.
+/// Reads until the given text has come; returns everything read.
 async fn read_until(stream: &mut UnixStream, text: &str) -> String {
     let reading = async {
         let mut all = Vec::new();
@@ -65,7 +66,7 @@ async fn thousands_of_idle_watches_are_cheap_and_bounded() {
     println!("{WATCHES} idle watches take {} MB, {} KB each", grown >> 20, (grown / WATCHES as u64) >> 10);
     assert!(grown < WATCHES as u64 * BYTES_PER_WATCH, "{WATCHES} idle watches take {} MB", grown >> 20);
 
-    // One more is one too many; everything else goes on.
+    // One more is refused; everything else goes on.
     let mut another = connect(&socket).await;
     another.write_all(head.as_bytes()).await.expect("ask");
     let refused = read_until(&mut another, "}").await;
@@ -84,7 +85,7 @@ async fn thousands_of_idle_watches_are_cheap_and_bounded() {
     }
 }
 
-/// A WebSocket frame as a client sends it, right or nearly.
+/// Returns a client's WebSocket frame, valid or nearly.
 fn frame(random: &mut fastrand::Rng) -> Vec<u8> {
     let payload: Vec<u8> = match random.u8(..6) {
         0 => b"\x04{\"Width\":65536,\"Height\":-1}".to_vec(),
@@ -153,7 +154,7 @@ async fn nonsense_on_the_channels_of_an_exec_harms_nobody() {
         let answer = read_until(&mut stream, "\r\n\r\n").await;
         assert!(answer.starts_with("HTTP/1.1 101"), "{answer}");
         for _ in 0..random.usize(1..30) {
-            // Once it has heard enough it closes the connection.
+            // After enough invalid frames it closes the connection.
             if stream.write_all(&frame(&mut random)).await.is_err() {
                 break;
             }

@@ -1,4 +1,5 @@
-//! Images through the whole product: brought from archives and registries, run as they say, refused when they are hostile.
+//! Tests images in the whole product: imported from archives and pulled from registries, run by
+//! their configuration, refused when they are hostile.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -17,10 +18,10 @@ use warren_e2e::streams::{DEADLINE, Pods, state};
 use warren_testkit::images::{Layer, TestImage, digest};
 use warren_testkit::registry::{Access, TestRegistry};
 
-/// What our images are made of: the machine's own shell and some programs, with the libraries that they name.
+/// The content of our images: the machine's own shell and some programs, with their libraries.
 const PROGRAMS: [&str; 4] = ["/bin/sh", "/bin/cat", "/bin/sleep", "/usr/bin/id"];
 
-/// A layer with programs. Nothing has to be installed for it.
+/// Returns a layer with programs. No packages need to be installed for it.
 fn programs() -> Layer {
     let mut files = BTreeSet::new();
     for program in PROGRAMS {
@@ -40,7 +41,7 @@ fn programs() -> Layer {
 
 const PASSWD: &[u8] = b"root:x:0:0:root:/root:/bin/sh\nweb:x:33:44:web:/srv:/bin/sh\n";
 
-/// An image that says how it wants to be run.
+/// Returns an image with a full configuration.
 fn tool() -> TestImage {
     let run = json!({
         "User": "web", "WorkingDir": "/srv", "Env": ["PATH=/usr/bin:/bin", "GREETING=hello"],
@@ -50,7 +51,7 @@ fn tool() -> TestImage {
     TestImage::new(run, vec![programs(), own])
 }
 
-/// The archive of an image, in a file.
+/// Writes the archive of an image into a file.
 fn archive(image: &TestImage, name: Option<&str>) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().expect("make a file");
     std::fs::write(file.path(), image.layout(name)).expect("write the archive");
@@ -77,7 +78,7 @@ async fn create_pod(pods: &Pods, name: &str, spec: Value) {
     pods.api.create(&PostParams::default(), &pod).await.expect("create the pod");
 }
 
-/// What a pod printed, once it has ended well.
+/// Returns a pod's output, once it has succeeded.
 async fn output(pods: &Pods, name: &str) -> String {
     pods.wait(name, "ended", |pod| state(pod).is_some_and(|state| state.terminated.is_some())).await;
     let log = pods.api.logs(name, &LogParams::default()).await.expect("read the log");
@@ -87,7 +88,7 @@ async fn output(pods: &Pods, name: &str) -> String {
     log
 }
 
-/// Waits until a pod waits for this reason, and says what it says.
+/// Waits until a pod has this waiting reason, and returns its message.
 async fn waits(pods: &Pods, name: &str, reason: &str) -> String {
     let waiting = |pod: &Pod| {
         let waiting = state(pod)?.waiting.clone()?;
@@ -96,7 +97,7 @@ async fn waits(pods: &Pods, name: &str, reason: &str) -> String {
     let condition = |pod: Option<&Pod>| pod.is_some_and(|pod| waiting(pod).is_some());
     let waited = wait::await_condition(pods.api.clone(), name, condition);
     match tokio::time::timeout(DEADLINE, waited).await {
-        // The one that was seen: the next look may find it further on.
+        // Use the observed state: a later one may differ.
         Ok(found) => waiting(&found.expect("watch the pod").expect("it was there")).expect("it waited"),
         Err(_) => panic!("{name} never waited for {reason}: {:?}", pods.api.get(name).await),
     }
@@ -108,7 +109,7 @@ async fn delete(pods: &Pods, name: &str) {
     tokio::time::timeout(DEADLINE, gone).await.expect("the pod goes").expect("watch the pod");
 }
 
-/// Waits until an event with this reason about a pod is there. Events are written beside the work.
+/// Waits for an event with this reason about a pod. Events are written in the background.
 async fn event(pods: &Pods, pod: &str, reason: &str) -> String {
     let events: Api<Event> = Api::default_namespaced(pods.api.clone().into_client());
     let selector = ListParams::default().fields(&format!("involvedObject.name={pod}"));
@@ -129,7 +130,7 @@ fn entries(directory: &Path) -> usize {
     std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
-/// What is in the node's store: layers, documents, and what was not finished.
+/// Counts the files in the node's store: layers, documents, and unfinished ones.
 fn stored(home: &LocalHome) -> [usize; 3] {
     ["layers", "documents", "unfinished"].map(|kind| entries(&home.path().join("images").join(kind)))
 }
@@ -183,7 +184,7 @@ async fn layers_are_shared_and_nothing_that_a_pod_writes_reaches_them() {
             assert_eq!(note, "for web\n");
         }
     }
-    // One that runs keeps what it stands on, also when its image is removed.
+    // A running pod keeps its layers, even when its image is removed.
     create(&pods, "three", name, json!({"args": ["cat note; sleep 1000"]})).await;
     pods.wait("three", "runs", |pod| state(pod).is_some_and(|state| state.running.is_some())).await;
     pods.wait_for_log("three", "for web").await;
@@ -195,7 +196,7 @@ async fn layers_are_shared_and_nothing_that_a_pod_writes_reaches_them() {
         delete(&pods, pod).await;
     }
     pods.home.assert_nothing_left();
-    // What nobody needs any more goes with the next start.
+    // Unused files are removed at the next start.
     assert_eq!(pods.home.warren(&["down"]).code, Some(0));
     pods.home.up();
     assert_eq!(stored(&pods.home), [0, 0, 0]);
@@ -208,7 +209,7 @@ async fn run_takes_any_image_and_waits_for_it() {
     registry.put("own/tool", "1", &tool());
     let name = registry.image("own/tool", "1");
     let run = |image: &str, script: &str| home.warren(&["run", "--image", image, "--", "sh", "-c", script]);
-    // Nothing runs yet: the home is started and the image pulled on the way.
+    // Nothing runs yet: the home is started and the image pulled first.
     let ended = run(&name, "echo $GREETING; pwd; id -u; cat note; exit 3");
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(3), "hello\n/srv\n33\nfor web\n"), "{ended:?}");
     assert_eq!(ended.stderr, "");
@@ -313,7 +314,7 @@ async fn a_pod_pulls_its_image_with_its_own_secret() {
     create_pod(&pods, "known", spec).await;
     assert_eq!(output(&pods, "known").await, "hello\n/srv\n/srv\n33\n44\nfor web\n");
     assert!(event(&pods, "known", "Pulled").await.starts_with("Successfully pulled image"));
-    // It is here now, which the one that waited learns at once.
+    // It is present now, and the waiting pod starts at once.
     output(&pods, "stranger").await;
 }
 
@@ -348,10 +349,10 @@ async fn what_cannot_be_pulled_says_why_and_heals() {
     event(&pods, "unknown", "BackOff").await;
     assert_eq!(stored(&pods.home), [0, 0, 0]);
 
-    // The registry gets it: found by the next try.
+    // Once the registry has it, the next try finds it.
     registry.put("tool", "later", &image);
     output(&pods, "unknown").await;
-    // Somebody brings it: found at once, by the one that never pulls as well.
+    // Once it is imported, it is found at once, even by the pod that never pulls.
     output(&pods, "never").await;
     import(&pods.home, &image, "127.0.0.1:7/tool:1");
     output(&pods, "unreachable").await;
@@ -362,7 +363,7 @@ async fn what_cannot_be_pulled_says_why_and_heals() {
     assert_eq!(stored(&pods.home)[2], 0);
 }
 
-/// Debian's registry, where it is installed: the protocol as others understand it.
+/// Debian's registry, where it is installed: an independent implementation of the protocol.
 #[tokio::test]
 async fn a_pod_pulls_from_a_registry_that_is_not_ours() {
     let Some(pods) = Pods::up().await else { return };
@@ -389,7 +390,8 @@ struct DebianRegistry {
 impl DebianRegistry {
     async fn start() -> Option<Self> {
         let directory = tempfile::tempdir().expect("make a directory");
-        // Free a moment ago; whoever takes it in between makes the registry end, and the test fail by that.
+        // It was free a moment ago. If another process takes it in between, the registry ends, and
+        // the test fails by that.
         let port =
             TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port").port();
         let config = directory.path().join("config.yml");
@@ -428,7 +430,7 @@ impl DebianRegistry {
         assert_eq!(self.send("PUT", &path, kind, &image.manifest).0, 201);
     }
 
-    /// The status of an answer, and where it leads.
+    /// Returns the status of an answer, and its location.
     fn send(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> (u16, Option<String>) {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("connect");
         let head = format!(

@@ -1,8 +1,8 @@
-//! What a sandbox cannot see and cannot do, asked from the inside.
+//! Tests the isolation of a sandbox from the inside.
 
 use warren_e2e::local_home::LocalHome;
 
-/// Runs a script in a sandbox and returns what it printed.
+/// Runs a script in a sandbox and returns its output.
 fn inside(home: &LocalHome, script: &str) -> String {
     let ended = home.shell(script);
     assert_eq!(ended.code, Some(0), "{script}: {ended:?}");
@@ -14,7 +14,7 @@ fn a_sandbox_sees_only_its_own() {
     let Some(home) = LocalHome::new() else { return };
     std::fs::write(home.path().join("secret"), "of the host").expect("write");
 
-    // Root inside is somebody else outside.
+    // Root inside is another user outside.
     let map = inside(&home, "cat /proc/self/uid_map");
     let fields: Vec<u64> =
         map.split_ascii_whitespace().map(|field| field.parse().expect("numbers")).collect();
@@ -35,7 +35,7 @@ fn a_sandbox_sees_only_its_own() {
     let host_shadow = std::fs::read_to_string("/etc/shadow").unwrap_or_default();
     assert!(shadow.is_empty() || shadow != host_shadow, "the host's /etc/shadow is there");
 
-    // Routes to the egress proxy and to other pods, of which none lets it in; no default route.
+    // Routes to the egress proxy and to other pods, all of which refuse; no default route.
     let routes = inside(&home, "tail -n +2 /proc/net/route | cut -f2");
     assert!(!routes.lines().any(|destination| destination == "00000000"), "a route out: {routes}");
     let devices = inside(&home, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | sort");
@@ -60,7 +60,7 @@ fn a_sandbox_cannot_reach_out() {
         let ended = home.shell(attempt);
         assert!(ended.code != Some(0), "`{attempt}` succeeded: {ended:?}");
     }
-    // A file of the host can be written inside, and stays as it was outside.
+    // A file of the host can be written inside, and is unchanged outside.
     let mark = "/usr/warren-was-here";
     inside(&home, &format!("echo x > {mark} && rm /usr/bin/yes && test -e {mark}"));
     assert!(!std::path::Path::new(mark).exists(), "{mark} is on the host");

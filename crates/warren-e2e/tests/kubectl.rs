@@ -1,4 +1,4 @@
-//! The published command line against the local home's kubeconfig.
+//! Tests the published `kubectl` with the local home's kubeconfig.
 
 use std::process::Command;
 

@@ -1,5 +1,6 @@
-//! Leases with the real binary on a real local home: `warmup`, `run --id`, `status`, `stop` and `cleanup`, and what must
-//! not happen to objects that are not the lease's. One home serves all, since its start is the slow part.
+//! Tests leases with the real binary on a real local home: `warmup`, `run --id`, `status`, `stop`
+//! and `cleanup`, and that objects of others are never touched. One home serves all tests, since
+//! its start is the slow part.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::PathBuf;
@@ -74,7 +75,7 @@ impl World {
         serde_json::from_str(&seen.stdout).unwrap_or_else(|_| panic!("{seen:?}"))
     }
 
-    /// Runs `warren` on the context of the proxy.
+    /// Runs `warren` in the proxy's context.
     fn through_proxy(&self, arguments: &[&str]) -> Ended {
         let kubeconfig = self.kubeconfig.to_str().expect("UTF-8");
         let target = ["--kubeconfig", kubeconfig, "--context", "test"];
@@ -88,7 +89,7 @@ impl World {
     }
 }
 
-/// Waits for something with a deadline that no working home comes near.
+/// Waits for a condition with a generous deadline.
 async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     for _ in 0..600 {
         if holds().await {
@@ -168,7 +169,7 @@ async fn lease_serves_many_commands_and_ends_when_it_is_stopped(world: &World) {
     assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "plain\n"), "{seen:?}");
     assert_eq!(home.warren(&["run", "--id", "plain", "--no-sync", "pwd"]), said(0, "/workspace\n"));
     assert_eq!(home.warren(&["stop", "plain"]), said(0, "plain\n"));
-    // One of a template has an empty pool of its own, which goes with it.
+    // A lease of a template has an empty pool of its own, which is deleted with it.
     let seen = home.warren(&["warmup", "--id", "form", "--template", "warm"]);
     assert_eq!(seen.code, Some(0), "{seen:?}");
     assert_eq!(home.warren(&["stop", "form"]), said(0, "form\n"));
@@ -289,7 +290,8 @@ async fn claim_whose_answer_was_lost_is_adopted(world: &World) {
         .filter(|claim| claim.labels().get("warren.dev/slug").is_some_and(|slug| slug == "again"));
     assert_eq!(ours.count(), 1, "it was made once");
     assert_eq!(world.through_proxy(&["run", "--id", "again", "--no-sync", "echo in"]), said(0, "in\n"));
-    // The lease belongs to the context, not to the local home, though both lead to the same server.
+    // The lease belongs to the context, not to the local home, although both lead to the same
+    // server.
     assert_refused(&world.home.warren(&["stop", "again"]), 1, "there is no lease `again`");
     assert_eq!(world.through_proxy(&["stop", "again"]), said(0, "again\n"));
 }
@@ -305,7 +307,7 @@ async fn claim_whose_maker_was_killed_is_adopted(world: &World) {
         warmup.kill().expect("kill");
         warmup.wait().expect("wait");
         world.proxy.set(Fault::None);
-        // The record was there first, and leads to the claim; the lock has ended with its holder.
+        // The record was written first, and leads to the claim; the lock has ended with its holder.
         assert_refused(&world.through_proxy(&words_of(slug)), 1, "there is a lease");
         if slug == "orphan" {
             let seen = world.through_proxy(&["run", "--id", slug, "--no-sync", "echo in"]);
@@ -339,7 +341,7 @@ async fn lease_that_cannot_be_deleted_stays_for_stop(world: &World) {
     let name = of_lease.expect("the claim is there").name_any();
     assert_eq!(world.through_proxy(&["stop", "stuck"]), said(0, "stuck\n"));
     until("the claim is gone", async || world.claims().get_opt(&name).await.expect("read").is_none()).await;
-    // Without the fault nothing is left at once.
+    // Without the fault everything is removed at once.
     assert_refused(&world.through_proxy(&words), 1, "was not Ready within 1 s");
     assert_eq!(world.records(), 0);
     let words = ["warmup", "--pool", "none", "--id", "stuck"];

@@ -1,4 +1,4 @@
-//! What the README and issue 3 promise of the local home, with the real binary.
+//! Tests the promises of the README and of issue 3 for the local home, with the real binary.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ fn ended(code: i32, stdout: &str, stderr: &str) -> Ended {
 #[test]
 fn streams_stay_apart_and_the_exit_code_is_passed_on() {
     let Some(home) = LocalHome::new() else { return };
-    // The first command starts the home by itself, and says nothing about it.
+    // The first command starts the home by itself, and prints nothing about it.
     assert_eq!(home.shell("echo out; echo err >&2; exit 7"), ended(7, "out\n", "err\n"));
     assert_eq!(home.warren(&["run", "--", "true"]), ended(0, "", ""));
     home.assert_nothing_left();
@@ -45,7 +45,7 @@ fn an_interrupted_run_leaves_nothing() {
 #[test]
 fn fifty_runs_at_once_all_succeed() {
     let Some(home) = LocalHome::new() else { return };
-    // Nobody started the home before: fifty commands find out at once that it does not run.
+    // The home was never started: fifty commands notice at once that it does not run.
     let children: Vec<_> = (0..50)
         .map(|number| home.spawn(&["run", "--", "sh", "-c", &format!("cat; exit {number}")]))
         .collect();

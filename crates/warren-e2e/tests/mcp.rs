@@ -1,4 +1,5 @@
-//! `warren mcp` with the official Python client: every tool, its limits, and nothing left behind.
+//! Tests `warren mcp` with the official Python client: every tool, its limits, and that nothing is
+//! left behind.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use warren_e2e::clients::python_with;
 use warren_e2e::local_home::{LocalHome, service_binary, warren_binary};
 use warren_e2e::streams::DEADLINE;
 
-/// A home, and a Python with the client. `None`, with a printed reason, where there is none.
+/// Sets up a home, and a Python with the client. `None`, with a printed reason, if there is none.
 fn set_up() -> Option<(LocalHome, PathBuf)> {
     let home = LocalHome::new()?;
     // Tests run at the same time; one of them makes the environment.
@@ -25,7 +26,7 @@ fn set_up() -> Option<(LocalHome, PathBuf)> {
             return None;
         }
     };
-    // `warren mcp` looks for it beside itself.
+    // `warren mcp` looks for it in its own directory.
     service_binary();
     Some((home, python))
 }
@@ -48,7 +49,7 @@ fn holder(home: &LocalHome, python: &Path, arguments: &[&str]) -> (Child, String
     (child, line.trim().to_owned())
 }
 
-/// Waits until no sandbox and no claim is left, but those of the pool.
+/// Waits until no sandbox and no claim is left, except those of the pool.
 async fn wait_until_nothing_is_left(client: &Client) {
     let started = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! The pod network, in a world of network namespaces that each test makes for itself: what pods reach, what reaches pods,
-//! and what is left of it all.
+//! Tests the pod network, in network namespaces that each test makes for itself: the destinations
+//! of pods, access to pods, and the cleanup.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -15,10 +15,10 @@ use warren_client::kube::api::{Api, DeleteParams, Patch, PostParams};
 use warren_e2e::fake_world::{self, INTERNET, MACHINE, METADATA, PORT, PRIVATE};
 use warren_e2e::local_home::{LocalHome, warren_binary};
 
-/// Generous: everything here takes a fraction of a second on an idle machine.
+/// The deadline of every wait: each takes a fraction of a second on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Runs a test on a machine of its own, with a home on it.
+/// Runs a test on a simulated machine with a home.
 fn on_a_machine(test: impl AsyncFnOnce(&LocalHome)) {
     let Some(home) = LocalHome::new() else { return };
     for program in ["/bin/bash", "/usr/bin/perl", "/usr/bin/getent"] {
@@ -27,13 +27,13 @@ fn on_a_machine(test: impl AsyncFnOnce(&LocalHome)) {
             return;
         }
     }
-    // Before the network is gone: it may have to be built.
+    // While there is a network: it may have to be built.
     warren_binary();
     let scratch = tempfile::tempdir().expect("make a directory");
     if !fake_world::enter(scratch.path()) {
         return;
     }
-    // The world is as the test says.
+    // The simulated network works as intended.
     for address in [INTERNET, PRIVATE, METADATA] {
         let answer = fake_world::get((address, PORT)).expect("the machine reaches the world");
         assert!(answer.contains(&format!("reached {address}")), "{answer}");
@@ -50,7 +50,7 @@ fn on_a_machine(test: impl AsyncFnOnce(&LocalHome)) {
     assert_eq!(fake_world::devices(), Vec::<String>::new(), "the home's own bridge goes with the home");
 }
 
-/// A pod that answers on port 8080 with its name.
+/// Returns a pod that answers on port 8080 with its name.
 fn pod(name: &str, annotations: Value) -> Pod {
     let server = "use IO::Socket::INET; $s = IO::Socket::INET->new(LocalPort => 8080, Listen => 9, ReuseAddr => 1) or \
                   die; while ($c = $s->accept) { while (<$c>) { last if /^\\s*$/ } print $c \"this is $ENV{NAME}\\n\"; close $c }";
@@ -71,7 +71,7 @@ fn pods(client: &Client) -> Api<Pod> {
     Api::namespaced(client.clone(), "default")
 }
 
-/// Looks again until there is something to see.
+/// Repeats until there is a result.
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let seen = async {
         loop {
@@ -90,7 +90,7 @@ async fn start(client: &Client, pod: Pod) -> Ipv4Addr {
     address_of(client, &name).await
 }
 
-/// The address of a pod that runs and has its server up.
+/// Returns the address of a pod that runs and whose server is up.
 async fn address_of(client: &Client, name: &str) -> Ipv4Addr {
     let address = until("the pod runs with an address", async || {
         let status = pods(client).get(name).await.expect("get the pod").status?;
@@ -120,8 +120,8 @@ async fn sh(client: &Client, pod: &str, script: &str) -> (i32, String) {
     (code, String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr))
 }
 
-/// What a pod gets from an address, or that it gets nothing. Where packets are refused this is told at once; where they
-/// are dropped, the pod would wait for minutes.
+/// Returns a pod's answer from an address, if it gets one. Refused packets end at once; dropped
+/// ones would let the pod wait for minutes.
 async fn get(client: &Client, pod: &str, address: impl Into<SocketAddr>) -> Option<String> {
     let address = address.into();
     let script = format!(
@@ -133,7 +133,7 @@ async fn get(client: &Client, pod: &str, address: impl Into<SocketAddr>) -> Opti
     (code == 0).then_some(output)
 }
 
-/// What the proxy says to a request.
+/// Returns the proxy's answer to a request.
 async fn ask_proxy(client: &Client, pod: &str, request: &str) -> String {
     let script = format!(
         "proxy=${{HTTP_PROXY#http://}}; exec 3<>/dev/tcp/${{proxy%:*}}/${{proxy#*:}}; printf '{request}' >&3; cat <&3"
@@ -156,18 +156,18 @@ fn pods_are_reached_by_their_machine_and_kept_apart_until_a_policy_lets_them() {
         let third = start(&client, inside("third")).await;
         assert!(first != second && second != third);
 
-        // From the machine, each is reached under its own address.
+        // From the machine, each is reached at its own address.
         assert_eq!(fake_world::get((first, 8080)).unwrap(), "this is first\n");
         assert_eq!(fake_world::get((second, 8080)).unwrap(), "this is second\n");
-        // Pods know their own address, and nothing of version 6.
+        // Pods reach their own address, and have no IPv6.
         assert_eq!(get(&client, "first", (first, 8080)).await.as_deref(), Some("this is first\n"));
         let (_, version_6) = sh(&client, "first", "grep -v ' lo$' /proc/net/if_inet6").await;
         assert_eq!(version_6, "");
-        // Nor would they if one of them gave itself an address.
+        // They would not have it even if one of them assigned itself an address.
         let (_, off) = sh(&client, "first", "cat /proc/sys/net/ipv6/conf/eth0/disable_ipv6 || echo 1").await;
         assert_eq!(off, "1\n");
 
-        // No way to neighbours, nor to anything of the machine.
+        // No access to neighbours, nor to any address of the machine.
         assert_eq!(get(&client, "first", (second, 8080)).await, None);
         let everywhere =
             fake_world::serve_on((Ipv4Addr::UNSPECIFIED, 0).into()).expect("a service of the machine");
@@ -182,7 +182,8 @@ fn pods_are_reached_by_their_machine_and_kept_apart_until_a_policy_lets_them() {
             assert_eq!(get(&client, "first", (own, api.port())).await, None, "{own}");
         }
 
-        // A policy lets one of them in to one port of another, while they run; and its name is known to that one.
+        // A policy allows one of them to reach one port of another, while they run; and only that
+        // one can resolve its name.
         let service = json!({"metadata": {"name": "boxes"}, "spec": {
             "clusterIP": "None", "selector": {"app": "second"}, "ports": [{"port": 8080}]}});
         let services: Api<Service> = Api::namespaced(client.clone(), "default");
@@ -207,7 +208,7 @@ fn pods_are_reached_by_their_machine_and_kept_apart_until_a_policy_lets_them() {
         }
         assert_ne!(sh(&client, "third", &format!("getent ahostsv4 {name}")).await.0, 0);
 
-        // The daemon dies and comes back: addresses, connections and policies are as before.
+        // The daemon dies and is restarted: addresses, connections and policies are unchanged.
         let pid = home_pid(home);
         kill_process(pid, Signal::KILL).expect("kill the daemon");
         until("the daemon is gone", async || {
@@ -241,11 +242,11 @@ fn a_restricted_pod_reaches_what_its_list_allows_and_a_full_one_the_world() {
         start(&client, pod("restricted", json!({"warren.dev/network-allowed-hosts": hosts}))).await;
         start(&client, pod("full", json!({"warren.dev/network": "full"}))).await;
 
-        // Restricted: nothing by itself.
+        // Restricted: no direct access.
         for address in [INTERNET, PRIVATE, METADATA] {
             assert_eq!(get(&client, "restricted", (address, PORT)).await, None, "{address}");
         }
-        // By the proxy: what the list names, if it leads to the internet.
+        // By the proxy: the names on the list, if they lead to the internet.
         let reached = get_by_proxy(&client, "restricted", "http://allowed.test/").await;
         assert!(reached.starts_with("HTTP/1.1 200 ") && reached.contains("reached 11.0.0.2"), "{reached}");
         let tunnel = "CONNECT allowed.test:80 HTTP/1.1\\r\\nHost: allowed.test:80\\r\\n\\r\\nGET / HTTP/1.0\\r\\n\\r\\n";
@@ -264,14 +265,14 @@ fn a_restricted_pod_reaches_what_its_list_allows_and_a_full_one_the_world() {
             let answer = get_by_proxy(&client, "restricted", url).await;
             assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains(reason), "{url}: {answer}");
         }
-        // Names that it may not have do not exist; of those it may, only what it could reach.
+        // Forbidden names do not exist; allowed ones resolve only to addresses that it could reach.
         let known = async |pod: &str, name: &str| sh(&client, pod, &format!("getent ahostsv4 {name}")).await;
         assert!(known("restricted", "allowed.test").await.1.starts_with("11.0.0.2"));
         for name in ["denied.test", "private.test", "metadata.test"] {
             assert_ne!(known("restricted", name).await.0, 0, "{name}");
         }
 
-        // What the list says now is what holds, without a restart.
+        // A changed list takes effect without a restart.
         let patch = json!({"metadata": {"annotations": {"warren.dev/network-allowed-hosts": "denied.test, 192.168.77.0/24, private.test"}}});
         let patch = Patch::Merge(patch);
         pods(&client).patch("restricted", &Default::default(), &patch).await.expect("patch the pod");
@@ -289,7 +290,7 @@ fn a_restricted_pod_reaches_what_its_list_allows_and_a_full_one_the_world() {
                 .contains("reached 192.168.77.2")
         );
 
-        // Full: out, also to private networks; not to the machine, its link or its pods.
+        // Full: out, including private networks; not to the machine, its link or its pods.
         for address in [INTERNET, PRIVATE] {
             let reached = get(&client, "full", (address, PORT)).await;
             assert!(reached.is_some_and(|text| text.contains(&format!("reached {address}"))), "{address}");
@@ -305,7 +306,7 @@ fn a_restricted_pod_reaches_what_its_list_allows_and_a_full_one_the_world() {
         assert!(known("full", "denied.test").await.1.starts_with("11.0.0.2"));
         assert_ne!(known("full", "metadata.test").await.0, 0);
 
-        // An egress policy narrows it while it runs.
+        // An egress policy restricts it while it runs.
         let policy = json!({"metadata": {"name": "narrow"}, "spec": {
             "podSelector": {"matchLabels": {"app": "full"}}, "policyTypes": ["Egress"],
             "egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["192.168.0.0/16"]}}]}]}});
@@ -364,7 +365,7 @@ fn a_pod_without_a_network_has_none_and_a_wrong_wish_is_refused() {
     });
 }
 
-/// The machine's address as a pod sees it.
+/// Returns the machine's address as a pod sees it.
 async fn gateway(client: &Client, pod: &str) -> Ipv4Addr {
     let (_, text) = sh(client, pod, "sed -n 's/^nameserver //p' /etc/resolv.conf").await;
     text.trim().parse().expect("an address")

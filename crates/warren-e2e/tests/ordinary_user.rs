@@ -1,5 +1,6 @@
-//! A home without root: what it can do, what it says that it cannot, and what a sandbox in it reaches. Root runs these as
-//! somebody else; where such a user can make no user namespaces, they are left out with a printed reason.
+//! Tests a home without root: its abilities, its reported limits, and the reach of a sandbox in it.
+//! Root runs these as another user; where such a user cannot make user namespaces, they are skipped
+//! with a printed reason.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,10 +14,10 @@ use warren_client::kube::api::{Api, DeleteParams, LogParams, PostParams};
 use warren_e2e::fake_world::{self, INTERNET, PORT};
 use warren_e2e::local_home::{LocalHome, warren_binary};
 
-/// Generous: everything here takes a fraction of a second on an idle machine.
+/// The deadline of every wait: each takes a fraction of a second on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Whether a script finds what it needs in a sandbox.
+/// Returns true if a sandbox lacks programs that a script needs.
 fn lacks_programs() -> bool {
     let missing = ["/bin/bash", "/usr/bin/perl"].into_iter().find(|program| !Path::new(program).exists());
     if let Some(program) = missing {
@@ -45,7 +46,7 @@ fn pod(name: &str, annotations: Value, container: Value) -> Pod {
     serde_json::from_value(pod).expect("a valid pod")
 }
 
-/// Looks again until there is something to see.
+/// Repeats until there is a result.
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let seen = async {
         loop {
@@ -58,7 +59,7 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     tokio::time::timeout(DEADLINE, seen).await.unwrap_or_else(|_| panic!("waited in vain for: {what}"))
 }
 
-/// A pod's status once it runs or has failed.
+/// Returns a pod's status once it runs or has failed.
 async fn start(client: &Client, pod: Pod) -> PodStatus {
     let created = pods(client).create(&PostParams::default(), &pod).await.expect("create the pod");
     let name = created.metadata.name.expect("a name");
@@ -102,7 +103,7 @@ async fn end(client: &Client, name: &str) {
     .await;
 }
 
-/// The real, effective and file system user of a process.
+/// Returns the real, effective and file system user of a process.
 fn users(pid: u32) -> Vec<String> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("read the status");
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("a user");
@@ -118,12 +119,12 @@ fn a_command_runs_in_a_sandbox() {
     let output = home.warren_with_input(&["run", "--", "cat"], b"data");
     assert_eq!(output.stdout, b"data");
 
-    // What it writes is its own, and gone with it.
+    // Its files are its own, and are deleted with it.
     let ended = home.shell("echo x > /root/here && echo y > /tmp/there && cat /root/here /tmp/there");
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "x\ny\n"), "{ended:?}");
     assert_ne!(home.shell("cat /root/here").code, Some(0));
 
-    // To the machine, the daemon is the user and nobody else, and so is the sandbox's root.
+    // For the machine, the daemon has only the user's uid, and so has the sandbox's root.
     let uid = home.user().expect("a user").uid().to_string();
     assert_eq!(users(home.up()), vec![uid; 4]);
     home.assert_nothing_left();
@@ -151,7 +152,7 @@ fn isolation_is_what_root_has_but_for_what_is_said() {
         assert_ne!(inside(&format!("readlink {path}")).trim(), host.to_string_lossy(), "{namespace}");
     }
     assert_eq!(inside("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '"), "lo\n");
-    // Hostile or not, it cannot fork without end.
+    // It cannot fork without limit.
     let limits = inside("grep 'Max processes' /proc/self/limits");
     let limit: u64 =
         limits.split_ascii_whitespace().nth(3).and_then(|hard| hard.parse().ok()).expect("a limit");
@@ -172,7 +173,7 @@ fn the_data_directory_is_the_users() {
     run(&["up", "--detach"]);
     assert!(home.path().join("warren/api.sock").exists());
     assert_eq!(run(&["run", "--", "echo", "here"]), "here\n");
-    // While there is somebody to remove what a run leaves: it does not wait for that.
+    // The daemon removes the remains of a run, which does not wait for that.
     warren_testkit::leaks::assert_nothing_left(&home.path().join("warren"));
     run(&["down"]);
 }
@@ -264,7 +265,7 @@ fn the_proxy_is_the_only_way_out() {
     if lacks_programs() {
         return;
     }
-    // Before the network is gone: it may have to be built.
+    // While there is a network: it may have to be built.
     warren_binary();
     let scratch = tempfile::tempdir().expect("make a directory");
     if !fake_world::enter(scratch.path()) {
@@ -275,7 +276,7 @@ fn the_proxy_is_the_only_way_out() {
     home.up();
     runtime().block_on(async {
         let client = home.client().await;
-        // It asks at once: the way out is there before the first program runs.
+        // It connects at once: the proxy's socket exists before the first program runs.
         let early = "proxy=${HTTP_PROXY#http://}; exec 3<>/dev/tcp/${proxy%:*}/${proxy#*:} && \
                      printf 'GET http://allowed.test/ HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3; \
                      exec sleep 1000";
@@ -295,7 +296,7 @@ fn the_proxy_is_the_only_way_out() {
             let answer = get_by_proxy(&client, "out", url).await;
             assert!(answer.starts_with("HTTP/1.1 403 "), "{url}: {answer}");
         }
-        // And without it, nothing.
+        // Without the proxy, nothing is reachable.
         let direct = format!("timeout 20 bash -c 'exec 3<>/dev/tcp/{INTERNET}/{PORT}'");
         assert_ne!(sh(&client, "out", &direct).await.0, 0);
 

@@ -1,4 +1,5 @@
-//! What a pod may ask for, seen through the API alone: settings, volumes, claims, init containers, sidecars, probes, hooks.
+//! Tests a pod's features through the API alone: settings, volumes, claims, init containers,
+//! sidecars, probes, hooks.
 
 use k8s_openapi::api::authentication::v1::TokenReview;
 use k8s_openapi::api::core::v1::{
@@ -13,17 +14,18 @@ use warren_client::kube::runtime::wait;
 use warren_e2e::local_home::LocalHome;
 use warren_e2e::streams::{DEADLINE, Pods};
 
-/// A container that runs a script on the host image, with more said of it.
+/// Returns a container that runs a script on the host image, with more fields.
 fn container(name: &str, script: &str, more: Value) -> Value {
     let mut container = json!({"name": name, "image": "warren.dev/host", "command": ["sh", "-c", script]});
     container.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     container
 }
 
-/// Runs until it is asked to end. The first process of a container hears only what it listens for.
+/// Runs until it is asked to end. The first process of a container gets only signals that it
+/// handles.
 const UNTIL_ASKED: &str = "trap 'exit 0' TERM; while :; do sleep 0.05; done";
 
-/// Creates a pod that is never started again.
+/// Creates a pod that is never restarted.
 async fn create(pods: &Pods, name: &str, spec: Value) {
     let mut whole = json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0});
     whole.as_object_mut().expect("an object").extend(spec.as_object().expect("an object").clone());
@@ -42,7 +44,7 @@ fn of<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
     lists.into_iter().flatten().flatten().find(|status| status.name == container)
 }
 
-/// Why a container waits, and what it says.
+/// Returns a container's waiting reason and message.
 fn waits(pod: &Pod, container: &str) -> Option<String> {
     let waiting = of(pod, container)?.state.as_ref()?.waiting.as_ref()?;
     Some(format!("{}: {}", waiting.reason.as_deref()?, waiting.message.as_deref().unwrap_or_default()))
@@ -57,7 +59,7 @@ async fn log(pods: &Pods, pod: &str, container: &str) -> String {
     pods.api.logs(pod, &parameters).await.expect("read the log")
 }
 
-/// The log of a pod's only container, once it has ended well.
+/// Returns the log of a pod's only container, once it has succeeded.
 async fn output(pods: &Pods, name: &str) -> String {
     pods.wait(name, "ended well", |pod| ["Succeeded", "Failed"].contains(&phase(pod))).await;
     let log = log(pods, name, "main").await;
@@ -89,7 +91,7 @@ async fn make_secret(pods: &Pods, name: &str, data: Value) {
     secrets.create(&PostParams::default(), &object).await.expect("create the secret");
 }
 
-/// Waits until there is an event about a pod.
+/// Waits for an event about a pod.
 async fn wait_for_event(pods: &Pods, pod: &str, reason: &str, message: &str) {
     let events: Api<Event> = Api::default_namespaced(pods.api.clone().into_client());
     let waited = async {
@@ -178,7 +180,7 @@ async fn volumes_show_other_objects_and_follow_them() {
     make_secret(&pods, "keys", json!({"token": "hush", "other": "x"})).await;
     pods.wait("box", "runs", |pod| is_ready(pod, "main")).await;
     pods.wait_for_log("box", "settled").await;
-    // Root's, readable by the pod's group, in memory; and nothing there can be written.
+    // Owned by root, readable by the pod's group, in memory, and not writable.
     let seen = log(&pods, "box", "main").await;
     assert_eq!(seen, "11hushapp=\"box\"1\n440 0 2000\ntmpfs\nsettled\n");
 
@@ -186,7 +188,7 @@ async fn volumes_show_other_objects_and_follow_them() {
     let patch = Patch::Merge(&change);
     config_maps(&pods).patch("settings", &PatchParams::default(), &patch).await.expect("change");
     let seen = output(&pods, "box").await;
-    // What a path inside a volume shows stays as it was.
+    // A file mounted by its path inside a volume does not change.
     assert!(seen.ends_with("settled\n1two is gone\n3\n"), "{seen}");
     delete(&pods, "box").await;
     pods.home.assert_nothing_left();
@@ -266,10 +268,10 @@ async fn a_claim_keeps_its_data_from_pod_to_pod_and_takes_it_along() {
             "terminationGracePeriodSeconds": 60,
         })
     };
-    // The hook before the end has the time that it takes, and writes where it is still seen afterwards.
+    // The hook before the end takes its time, and writes a file that outlives the pod.
     let hook = json!({
         "lifecycle": {"preStop": {"exec": {"command": ["sh", "-c", "echo bye >> /data/said"]}}},
-        // Without it, the container is ready before its program has said anything.
+        // Without it, the container is ready before its program has printed anything.
         "readinessProbe": {"exec": {"command": ["test", "-s", "/data/said"]}, "periodSeconds": 1},
     });
     create(&pods, "first", with(&format!("echo hello > /data/said; {UNTIL_ASKED}"), hook)).await;
@@ -279,7 +281,7 @@ async fn a_claim_keeps_its_data_from_pod_to_pod_and_takes_it_along() {
     let script = "cat /data/said; stat -c '%u %g' /data/said";
     create(&pods, "second", with(script, json!({}))).await;
     assert_eq!(output(&pods, "second").await, "hello\nbye\n0 0\n");
-    // A user who is not root gets in by the pod's group.
+    // A user who is not root has access by the pod's group.
     let mut third = with("cat /data/said; touch /data/by-group && stat -c %g /data/by-group", json!({}));
     third["securityContext"] = json!({"runAsUser": 1000, "fsGroup": 3000});
     create(&pods, "third", third).await;
@@ -300,7 +302,7 @@ async fn a_claim_keeps_its_data_from_pod_to_pod_and_takes_it_along() {
     pods.home.assert_nothing_left();
 }
 
-/// A pod is asked to end the moment its program has begun, before the program can have a handler for that.
+/// A pod is deleted the moment its program has begun, before the program can have a signal handler.
 #[tokio::test]
 async fn a_pod_that_is_deleted_at_once_does_not_take_its_grace_period() {
     const GRACE: std::time::Duration = std::time::Duration::from_secs(600);
@@ -388,7 +390,7 @@ async fn init_containers_come_first_and_sidecars_stay_to_the_end() {
     assert_eq!(names, ["helper", "first", "proxy", "last"]);
     delete(&pods, "box").await;
 
-    // While one is under way, and when one fails for good.
+    // While one is running, and when one fails for good.
     let slow = container("slow", "sleep 1000", json!({}));
     create(
         &pods,
@@ -421,7 +423,7 @@ async fn init_containers_come_first_and_sidecars_stay_to_the_end() {
 async fn probes_decide_who_is_ready_and_who_has_to_start_again() {
     let Some(pods) = Pods::up().await else { return };
     let probe = |file: &str| json!({"exec": {"command": ["sh", "-c", format!("cat {file}")]}, "periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 30});
-    // Ready when it says so, not before; and ended when it says that it is not well.
+    // Ready only when its probe succeeds, and restarted when its liveness probe fails.
     let script = "touch /tmp/alive; until test -e /tmp/go; do sleep 0.05; done; exec sleep 1000";
     let main = container(
         "main",
@@ -470,7 +472,7 @@ async fn probes_decide_who_is_ready_and_who_has_to_start_again() {
     pods.home.assert_nothing_left();
 }
 
-/// Answers `/ready` by whether a file is there, and ends when it is told so.
+/// Answers `/ready` by the existence of a file, and ends when it is asked to.
 const SERVER: &str = r#"
 use IO::Socket::INET;
 $SIG{PIPE} = 'IGNORE';
@@ -581,7 +583,8 @@ async fn a_security_context_is_kept_to() {
     pods.home.assert_nothing_left();
 }
 
-/// As on a cluster where accounts do not hand it out by themselves: sandboxes have no business with the API.
+/// As on a cluster whose accounts do not mount tokens by default: sandboxes have no use for the
+/// API.
 #[tokio::test]
 async fn a_pod_that_asks_for_it_has_a_token_of_its_account() {
     let Some(pods) = Pods::up().await else { return };
@@ -649,7 +652,7 @@ async fn directories_of_the_host_are_shown_where_they_are_allowed_and_nothing_be
     refused("closed", &closed, "allowed by this node for reading only").await;
     refused("secret", &secret, "which this node does not allow").await;
     refused("above", host.path(), "which this node does not allow").await;
-    // A link inside leads nowhere, and what is not there is not made.
+    // A link inside is not followed, and a missing directory is not made.
     for (name, path) in [("link", open.join("link")), ("missing", open.join("missing"))] {
         create(&pods, name, pod(&path, false, "ls /host")).await;
         pods.wait(name, "waits", |pod| {
@@ -696,7 +699,7 @@ async fn kernel_parameters_aliases_and_mount_options_are_set() {
     assert!(status.message.expect("a message").contains("spec.securityContext.sysctls"));
 }
 
-/// All that was said of a pod so far, as `reason: message`.
+/// Returns all events about a pod so far, as `reason: message`.
 async fn events_about(pods: &Pods, pod: &str) -> Vec<String> {
     let events: Api<Event> = Api::default_namespaced(pods.api.clone().into_client());
     let all = events.list(&ListParams::default()).await.expect("list events").items;
@@ -713,7 +716,7 @@ async fn a_healthy_pod_has_kubelets_events_and_one_that_keeps_ending_backs_off()
         "resources": {"requests": {"storage": "1Mi"}}}});
     let claim: PersistentVolumeClaim = serde_json::from_value(claim).expect("a claim");
     let claims: Api<PersistentVolumeClaim> = Api::default_namespaced(pods.api.clone().into_client());
-    // The pod comes first, and so has to wait for it.
+    // The pod comes first, and so has to wait for the claim.
     let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
     let main = container("main", UNTIL_ASKED, mounts);

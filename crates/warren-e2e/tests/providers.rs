@@ -1,4 +1,4 @@
-//! The contract of providers, over each that there is.
+//! Tests the contract of providers for each provider.
 
 use futures::FutureExt as _;
 use futures::future::BoxFuture;

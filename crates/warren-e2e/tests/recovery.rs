@@ -1,4 +1,4 @@
-//! Sandboxes and the daemon do not depend on each other's lives.
+//! Tests that sandboxes and the daemon survive each other's deaths.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use warren_e2e::foreground::zygote_of;
 use warren_e2e::local_home::LocalHome;
 use warren_testkit::leaks;
 
-/// Generous: everything here takes a fraction of a second on an idle machine.
+/// The deadline of every wait: each takes a fraction of a second on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn manifest(name: &str, container: Value) -> Sandbox {
@@ -54,7 +54,7 @@ async fn exec(client: &Client, sandbox: &Sandbox, script: &str) -> (i32, String)
     (code, String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Waits until a pod satisfies a condition; the last state seen is in the panic.
+/// Waits until a pod meets a condition; the last state is in the panic.
 async fn pod_until(client: &Client, name: &str, condition: impl Fn(&Pod) -> bool) -> Pod {
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
     let wait = async {
@@ -77,7 +77,7 @@ fn process(pid: u32) -> Pid {
     Pid::from_raw(i32::try_from(pid).expect("a small number")).expect("a process")
 }
 
-/// The processes of a marker command, as the host sees them.
+/// Returns the processes of a marker command, as the host sees them.
 fn processes(marker: &str) -> Vec<i32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").expect("read /proc").flatten() {
@@ -91,7 +91,7 @@ fn processes(marker: &str) -> Vec<i32> {
     found
 }
 
-/// `kill -9`; returns when the process has ended.
+/// Kills a process (`kill -9`); returns when it has ended.
 fn kill(pid: u32) {
     let pid = process(pid);
     let handle =
@@ -112,7 +112,7 @@ async fn a_sandbox_outlives_a_killed_daemon_and_is_found_again() {
     assert_eq!(code, 0);
     let before = processes(marker);
     assert_eq!(before.len(), 1, "one process of the sandbox");
-    // What the checker will look for afterwards is there now, and it sees it.
+    // The objects that the checker will look for exist now, and it finds them.
     let seen = leaks::find(home.path()).expect("look");
     assert!(seen.processes.len() >= 2 && !seen.cgroups.is_empty() && seen.files.len() == 1, "{seen:#?}");
 

@@ -1,4 +1,5 @@
-//! The router of the local home: who may use it, how it is found, and that restarts do not move it.
+//! Tests the router of the local home: access, its URL, and that restarts do not change its
+//! address.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -23,7 +24,7 @@ fn url(home: &LocalHome) -> String {
     home.warren(&["router-url"]).stdout.trim().to_owned()
 }
 
-/// Sends a request with some headers to a URL and returns everything that came back.
+/// Sends a request with some headers to a URL and returns the whole answer.
 fn ask(url: &str, headers: &str) -> String {
     let address = url.strip_prefix("http://").expect("a URL");
     let mut stream = TcpStream::connect(address).expect("connect");
@@ -71,7 +72,7 @@ fn other_users_of_the_machine_are_refused() {
         eprintln!("skipped: only root can be two users");
         return;
     }
-    // The home of an ordinary user: root is another one there.
+    // The home of an ordinary user: for it, root is another user.
     let Some(home) = LocalHome::of_an_ordinary_user() else { return };
     home.up();
     let url = url(&home);
@@ -133,7 +134,7 @@ async fn become_ready(client: &Client, names: &[&str]) {
     tokio::time::timeout(Duration::from_secs(120), ready).await.expect("the pods become ready");
 }
 
-/// Root is another user there than the one whose home it is.
+/// Root is another user there than the home's owner.
 #[tokio::test]
 async fn another_user_gets_in_with_a_token_for_one_sandbox() {
     if !rustix::process::geteuid().is_root() {
@@ -213,7 +214,7 @@ async fn a_sandbox_is_reached_by_its_name_and_no_other_pod_is() {
     let client = home.client().await;
     create_box(&client).await;
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
-    // A pod with the label of a sandbox's and no Sandbox.
+    // A pod with a sandbox's label but no Sandbox.
     let pod = json!({
         "metadata": {"name": "pretender", "labels": {"agents.x-k8s.io/sandbox-name-hash": "0"}},
         "spec": pod_spec(),
@@ -233,7 +234,8 @@ async fn a_sandbox_is_reached_by_its_name_and_no_other_pod_is() {
     }
 }
 
-/// Answers of `warren router`, a process of its own, that asks the home's API server about its clients.
+/// Runs `warren router` as a process of its own, which asks the home's API server about its
+/// clients.
 #[tokio::test]
 async fn users_of_the_cluster_reach_the_sandboxes_that_their_roles_name() {
     if !rustix::process::geteuid().is_root() {

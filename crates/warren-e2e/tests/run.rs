@@ -1,4 +1,4 @@
-//! `warren run` on a checkout, and the commands for sandboxes that exist, with the real binary.
+//! Tests `warren run` on a checkout, and the commands for existing sandboxes, with the real binary.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -19,7 +19,7 @@ fn git(directory: &Path, arguments: &[&str]) {
     assert!(status.expect("run git").success(), "{arguments:?}");
 }
 
-/// A checkout with a tracked file, a script, a link, an ignored file and a directory.
+/// Returns a checkout with a tracked file, a script, a link, an ignored file and a directory.
 fn checkout() -> TempDir {
     let directory = tempfile::tempdir().expect("make a directory");
     let path = directory.path();
@@ -138,7 +138,7 @@ fn hostile_files_from_a_sandbox_are_refused_and_nothing_is_written() {
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.stderr.contains("`./evil`, which is a link that leads out of the directory"), "{seen:?}");
 
-    // Files that git executes are not even asked for. The output of a replaced `tar` in the sandbox
+    // Files that git executes are not even requested. The output of a replaced `tar` in the sandbox
     // is not trusted.
     let hooks = "mkdir -p .git/hooks; echo evil > .git/hooks/post-commit";
     assert_eq!(warren_in(&home, checkout.path(), &["run", "--sync-back", hooks]).code, Some(0));
@@ -211,7 +211,7 @@ fn signals_reach_the_command() {
     assert_eq!(child.wait().expect("wait").code(), Some(9));
     home.assert_nothing_left();
 
-    // One that does not listen is ended by the second.
+    // A command that ignores the first signal is ended by the second.
     let mut child =
         home.spawn(&["run", "--", "sh", "-c", "trap 'echo no' INT; echo ready; while :; do sleep 0.1; done"]);
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);

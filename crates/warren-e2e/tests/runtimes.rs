@@ -1,4 +1,5 @@
-//! Pods that another OCI runtime runs: `runsc` as the class `gvisor`, which is there by itself, and `runc` by configuration.
+//! Tests pods of other OCI runtimes: `runsc` as the class `gvisor`, which exists by default, and
+//! `runc` by configuration.
 
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -19,10 +20,10 @@ use warren_e2e::gvisor;
 use warren_e2e::local_home::{Ended, LocalHome};
 use warren_e2e::streams::{DEADLINE, Pods, exit_code, state};
 
-/// Runs until it is asked to end, and then ends in a way of its own.
+/// Runs until it is asked to end, and then ends with an exit code of its own.
 const UNTIL_ASKED: &str = "echo hello; trap 'echo asked; exit 7' TERM; while :; do sleep 0.05; done";
 
-/// Prints back what it gets on a port of all its addresses.
+/// Echoes its input on a port of all its addresses.
 const ECHO: &str = r#"
 use IO::Socket::INET;
 $| = 1;
@@ -42,7 +43,7 @@ fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
 }
 
-/// What makes a class: `runsc` is found by itself, others are named.
+/// The source of a class: `runsc` is found by default, others are configured.
 enum Runtime {
     Found(PathBuf),
     Named(PathBuf),
@@ -69,12 +70,12 @@ impl Runtime {
     }
 }
 
-/// A home whose pods can have the class.
+/// Starts a home whose pods can have the class.
 async fn home_with(runtime: &Runtime) -> Option<Pods> {
     Some(up(LocalHome::new()?, runtime).await)
 }
 
-/// The same home with another daemon, whose predecessor had no time to say anything.
+/// Kills the home's daemon and starts another.
 async fn with_another_daemon(pods: Pods, runtime: &Runtime) -> Pods {
     let lock = std::fs::read(pods.home.path().join("lock")).expect("read who holds the lock");
     let holder: Value = serde_json::from_slice(&lock).expect("JSON");
@@ -125,7 +126,7 @@ async fn start(pods: &Pods, class: &str, name: &str, container: Value, more: Val
     pods.wait(name, "runs", |pod| state(pod).is_some_and(|state| state.running.is_some())).await;
 }
 
-/// Runs a script in a pod: what it printed, and whether it ended well.
+/// Runs a script in a pod; returns its output, and true if it succeeded.
 async fn run(pods: &Pods, name: &str, script: &str) -> (String, bool) {
     let parameters = AttachParams::default().stderr(true);
     let mut process = pods.api.exec(name, ["sh", "-c", script], &parameters).await.expect("exec");
@@ -144,7 +145,7 @@ async fn delete(pods: &Pods, name: &str) {
     tokio::time::timeout(DEADLINE, gone).await.expect("the pod goes").expect("watch the pod");
 }
 
-/// Processes whose command line holds this.
+/// Returns the processes whose command line contains this.
 fn processes(marker: &str) -> Vec<String> {
     let all = std::fs::read_dir("/proc").expect("read /proc").flatten();
     let commands = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
@@ -154,7 +155,7 @@ fn processes(marker: &str) -> Vec<String> {
         .collect()
 }
 
-/// What a pod's shim wrote down about itself. It tells of a start before it writes it down.
+/// Returns the pid in a pod's shim's record. The shim reports a start before it writes the record.
 async fn shim_pid(pods: &Pods, uid: &str) -> i32 {
     let path = pods.home.path().join("pods").join(uid).join("state.json");
     let written = async {
@@ -172,7 +173,7 @@ async fn shim_pid(pods: &Pods, uid: &str) -> i32 {
     i32::try_from(state["shim"]["pid"].as_i64().expect("a pid")).expect("a small number")
 }
 
-/// Everything that a pod of a class has to do.
+/// Tests everything that a pod of a class has to do.
 async fn lives(runtime: &Runtime) -> Option<Pods> {
     let class = runtime.class();
     let pods = home_with(runtime).await?;
@@ -214,7 +215,6 @@ async fn lives(runtime: &Runtime) -> Option<Pods> {
     assert_eq!(text, "/usr/mark\n");
     assert!(!Path::new("/usr/mark").exists(), "a file of the host was written");
 
-    // A terminal.
     let mut shell = pods.api.exec("box", ["sh"], &AttachParams::interactive_tty()).await.expect("exec");
     let (mut stdin, mut stdout) = (shell.stdin().expect("stdin"), shell.stdout().expect("stdout"));
     let mut size = shell.terminal_size().expect("a terminal");
@@ -227,7 +227,7 @@ async fn lives(runtime: &Runtime) -> Option<Pods> {
     tokio::time::timeout(DEADLINE, reading).await.expect("ends").expect("read");
     assert!(seen.contains("is-42\r\n"), "{seen:?}");
 
-    // What it uses is counted in its cgroup.
+    // Its usage is counted in its cgroup.
     let path = "/apis/metrics.k8s.io/v1beta1/namespaces/default/pods/box";
     let used = async {
         loop {
@@ -246,7 +246,8 @@ async fn lives(runtime: &Runtime) -> Option<Pods> {
     Some(pods)
 }
 
-/// Ends the pod of [`lives`] by a probe that fails, so that it is asked to end, and looks for what is left.
+/// Ends the pod of [`lives`] by a failing probe, so that it is asked to end, and checks that
+/// nothing is left.
 async fn ends(pods: &Pods) {
     let uid = pods.api.get("box").await.expect("read the pod").uid().expect("a uid");
     run(pods, "box", "touch /scratch/enough").await;
@@ -339,7 +340,7 @@ async fn nothing_is_left_when_the_shim_is_killed() {
     kill_process(shim, Signal::KILL).expect("kill the shim");
     pods.wait("box", "ended", |pod| exit_code(pod).is_some()).await;
     delete(&pods, "box").await;
-    // A process that was killed may take a moment to give its memory back.
+    // A killed process may take a moment to free its memory.
     let begun = std::time::Instant::now();
     while !processes(&uid).is_empty() {
         assert!(begun.elapsed() < DEADLINE, "these are left: {:?}", processes(&uid));
@@ -353,7 +354,7 @@ async fn a_class_that_is_not_there_is_refused() {
     let Some(pods) = Pods::up().await else { return };
     let error = create(&pods, "nothing", "box", json!({}), json!({})).await.expect_err("no such class");
     assert!(error.to_string().contains("pod rejected: RuntimeClass \"nothing\" not found"), "{error}");
-    // A class that somebody made by hand, of a runtime that this machine does not have.
+    // A class that a user made, with a runtime that this machine does not have.
     let classes: Api<RuntimeClass> = Api::all(pods.api.clone().into_client());
     let class = json!({"metadata": {"name": "nothing"}, "handler": "nothing"});
     let class = serde_json::from_value(class).expect("a class");
@@ -364,7 +365,7 @@ async fn a_class_that_is_not_there_is_refused() {
         status.and_then(|status| status.reason.as_deref()) == Some("RuntimeClassNotFound")
     })
     .await;
-    // Beside it there is at most what works on this machine.
+    // Other classes exist only if they work on this machine.
     for class in classes.list(&ListParams::default()).await.expect("list") {
         let name = class.name_any();
         assert!(name == "nothing" || (name == "gvisor" && program("runsc").is_some()), "{name}");

@@ -1,4 +1,4 @@
-//! `kubectl` on a sandbox with gVisor's kernel: what it does with any pod, it does with this one.
+//! Tests `kubectl` on a sandbox with gVisor's kernel: it works as with any pod.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -9,7 +9,7 @@ use warren_e2e::gvisor;
 use warren_e2e::local_home::{Ended, LocalHome};
 use warren_e2e::terminal::OnTerminal;
 
-/// Prints back what it gets on a port of its address, and what it reads from its input.
+/// Echoes its input on a port of its address and on standard input.
 const PROGRAM: &str = r#"
 use IO::Socket::INET;
 $| = 1;
@@ -44,7 +44,7 @@ fn kubectl(home: &LocalHome, arguments: &[&str]) -> Ended {
     home.kubectl().args(arguments).stdin(Stdio::null()).output().expect("run kubectl").into()
 }
 
-/// The same where it has to end well.
+/// Returns the output of a command that must succeed.
 fn said(home: &LocalHome, arguments: &[&str]) -> String {
     let ended = kubectl(home, arguments);
     assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");

@@ -1,4 +1,4 @@
-//! The published Python SDK of agent-sandbox, unmodified, against the local home.
+//! Tests the published, unmodified Python SDK of agent-sandbox against the local home.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,13 +11,13 @@ use warren_e2e::clients::{Python, python_with_sdk};
 use warren_e2e::local_home::LocalHome;
 use warren_testkit::kube::Cache;
 
-/// The newest release, the first of the 1.0 line and the last of the one before.
+/// The newest release; then the first of the 1.0 line and the last of the one before.
 const NEWEST: &str = "1.0.8";
 const EARLIER: [&str; 2] = ["1.0.0", "0.5.6"];
 
 const POOL: &str = "pool";
 
-/// The output of `sdk.py`. It is the same for every version and every way.
+/// The output of `sdk.py`. It is the same for every version and every connection.
 const SEEN: &str = r#"active [true]
 named after the claim [false]
 run [0, "hello\n", ""]
@@ -39,7 +39,8 @@ listed after deleting all [[]]
 end []
 "#;
 
-/// A home with a warm pool, and the SDK; `None`, with the reason printed, where pip cannot install it.
+/// A home with a warm pool, and the SDK; `None`, with a printed reason, where pip cannot install
+/// it.
 struct Setting {
     home: LocalHome,
     python: Python,
@@ -89,7 +90,7 @@ impl Setting {
         Some(Setting { home, python })
     }
 
-    /// Uses the SDK and compares what it saw.
+    /// Uses the SDK and compares its output.
     fn check(&self, way: &str, kind: &str) {
         let url = self.home.warren(&["router-url"]).stdout;
         let seen = self.python.use_sdk(|command| {
@@ -104,7 +105,7 @@ impl Setting {
     }
 }
 
-/// `PATH`, with the kubectl of the control-plane tests behind the machine's own.
+/// Returns `PATH`, with the kubectl of the control-plane tests after the machine's own.
 fn path_with_kubectl() -> OsString {
     let named = std::env::var_os("WARREN_KUBE_CACHE").map(PathBuf::from);
     let cache = Cache::locate(named, |name| std::env::var_os(name)).expect("find the cache of programs");
@@ -145,8 +146,8 @@ async fn earlier_sdks_work() {
     }
 }
 
-/// There, pods have no addresses. The SDK is run by root, whom the router of another user's home refuses; the tunnel goes
-/// through the API, where root has the user's kubeconfig.
+/// Pods have no addresses there. Root runs the SDK and is refused by the router of another user's
+/// home; the tunnel uses the API, for which root has the user's kubeconfig.
 #[tokio::test]
 async fn newest_sdk_works_through_a_tunnel_in_the_home_of_an_ordinary_user() {
     if !kubectl_is_there() {

@@ -1,5 +1,5 @@
-//! `warren serve` against a real home: sandboxes, files, terminals that survive their viewers and the service's death, and
-//! what a hostile client is refused.
+//! Tests `warren serve` against a real home: sandboxes, files, terminals that survive their viewers
+//! and the service's death, and refusals of hostile clients.
 
 use std::time::Duration;
 
@@ -118,7 +118,7 @@ async fn sandbox_is_used_over_http_and_leaves_nothing() {
     within("the removal", gone).await;
     let sandboxes: Api<Sandbox> = Api::default_namespaced(home.client().await);
     assert!(sandboxes.list(&ListParams::default()).await.expect("list").items.is_empty());
-    // Its own files are no leak.
+    // Its own files are not a leak.
     served.kill();
     home.assert_nothing_left();
 }
@@ -140,7 +140,7 @@ async fn terminal_is_the_same_for_two_viewers_and_after_the_service_was_killed()
     type_in(&served, &key, &session, "stty size; printf '\\303\\244\\377'; exit 5\n").await;
     one.until_ended().await;
     assert!(one.shown().contains("30 100"), "{}", one.shown());
-    // A second viewer, from the beginning, has the same events.
+    // A second viewer, from the beginning, gets the same events.
     let mut two = Viewer::follow(&served, &key, &session, 0).await;
     two.until_ended().await;
     assert_eq!(one.events, two.events);
@@ -175,7 +175,7 @@ async fn terminal_is_the_same_for_two_viewers_and_after_the_service_was_killed()
         serde_json::from_str(after.events[stored - 1]["data"].as_str().expect("text")).expect("JSON");
     assert_eq!((&state["state"], &state["reason"]), (&json!("ended"), &json!("service restarted")));
     let text = shown(&after.events);
-    // The first one comes behind what the shell does to its prompt.
+    // The first one follows the shell's prompt sequences.
     let number = |line: &str| line.rsplit_once("line-")?.1.strip_suffix('-')?.parse::<u64>().ok();
     let lines = text.lines().filter_map(number);
     let lines: Vec<u64> = lines.collect();
@@ -207,7 +207,6 @@ async fn hostile_requests_are_refused() {
     let send = async |method: Method, path: &str, headers: &[(&str, &str)], body: &str| {
         served.send(served.request(method, path, headers, body.to_owned())).await
     };
-    // Keys.
     let bearer = format!("Bearer {key}");
     let own = ("authorization", bearer.as_str());
     assert_eq!(send(Method::GET, "/api/sandboxes", &[], "").await.failure().0, 401);
@@ -221,13 +220,13 @@ async fn hostile_requests_are_refused() {
     assert_eq!(mode & 0o777, 0o600);
     let stored = std::fs::read(&file).expect("read");
     assert!(!stored.windows(key.len()).any(|part| part == key.as_bytes()), "the key is stored as a hash");
-    // Another name for this address.
+    // Other host names for this address.
     for host in ["evil.example", "evil.example:80", "10.0.0.1"] {
         let refused = send(Method::GET, "/api/sandboxes", &[own, ("host", host)], "").await;
         assert_eq!(refused.failure(), (421, "FOREIGN_HOST".to_owned()), "{host}");
         assert_eq!(send(Method::GET, "/", &[("host", host)], "").await.status.as_u16(), 421);
     }
-    // A login, and a page of another site that has the visitor's cookie.
+    // A login, and a page of another site with the visitor's cookie.
     let origin = format!("http://{}", served.address);
     let login = json!({ "key": key }).to_string();
     let wrong = send(Method::POST, "/api/login", &[("origin", &origin)], r#"{"key":"warren_x"}"#).await;
@@ -248,7 +247,6 @@ async fn hostile_requests_are_refused() {
     }
     let made = send(Method::POST, "/api/sandboxes", &[mine, ("origin", &origin)], "{}").await.data();
     let id = made["id"].as_str().expect("an id").to_owned();
-    // Bodies.
     let huge = "x".repeat(9 << 20);
     let content = format!("/api/sandboxes/{id}/files/content?path=/f");
     let refused = send(Method::PUT, &content, &[own], &huge).await;

@@ -1,10 +1,10 @@
-//! Nothing acknowledged is lost, whenever the daemon is killed.
+//! Tests that no acknowledged write is lost, whenever the daemon is killed.
 
 use warren_e2e::local_home::warren_binary;
 use warren_e2e::storm;
 use warren_testkit::privileges::skip_without_root;
 
-/// Each round is a start, some hundred writes and a kill: about a second when nobody else uses the machine.
+/// Each round is a start, some hundred writes and a kill: about a second on an idle machine.
 const ROUNDS: u64 = 12;
 
 fn number(name: &str) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! Attach, terminals, forwarded ports, logs and what is used, as kube-rs sees them.
+//! Tests attach, terminals, forwarded ports, logs and usage with kube-rs.
 
 use futures::SinkExt as _;
 use k8s_openapi::api::core::v1::Pod;
@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use warren_client::kube::api::{AttachParams, LogParams, TerminalSize};
 use warren_e2e::streams::{DEADLINE, Pods, exit_code};
 
-/// Reads until this has come, and returns all that came.
+/// Reads until this text has come, and returns everything read.
 async fn read_until(stream: &mut (impl AsyncRead + Unpin), wanted: &str) -> String {
     let mut seen = String::new();
     let reading = async {
@@ -72,7 +72,7 @@ async fn terminals_have_the_size_of_their_clients() {
         let mut size = process.terminal_size().expect("a terminal");
         for (width, height) in [(101, 33), (120, 44)] {
             size.send(TerminalSize { width, height }).await.expect("resize");
-            // Sizes and input travel in order, but what is typed may be read before the size is looked at.
+            // Sizes and input arrive in order, but input may be read before the new size is.
             let typed = format!(
                 "until [ \"$(stty size)\" = '{height} {width}' ]; do :; done; echo is-$((6*7)); tty\n"
             );
@@ -85,7 +85,7 @@ async fn terminals_have_the_size_of_their_clients() {
         stdin.flush().await.expect("flush");
         let status = process.take_status().expect("a status");
         let status = tokio::time::timeout(DEADLINE, status).await.expect("ends").expect("a status");
-        // An exec has its own end; that of the container is in the pod's status.
+        // An exec has a status of its own; that of the container is in the pod's status.
         let reason = if exec { Some("NonZeroExitCode") } else { None };
         assert_eq!(status.reason.as_deref(), reason, "{status:?}");
     }
@@ -133,7 +133,7 @@ async fn ports_are_forwarded_both_ways_and_a_closed_one_says_so() {
 #[tokio::test]
 async fn logs_are_those_of_the_run_and_the_lines_that_were_asked_for() {
     let Some(pods) = Pods::up().await else { return };
-    // The second run, and only it, goes on.
+    // The second run, and only it, continues.
     let script = "test -e /data/again && { for n in 1 2 3 4 5; do echo second $n; done; exec sleep 1000; }; \
                   touch /data/again; echo first; exit 1";
     let pod = json!({
@@ -199,7 +199,7 @@ async fn what_pods_and_nodes_use_is_measured() {
         assert!(usage["memory"].as_str().is_some_and(|memory| memory.ends_with('i')), "{item}");
         nanocores(usage["cpu"].as_str().expect("a quantity"))
     };
-    // How much the busy one gets is the machine's affair; that it gets most of what the two use is not.
+    // The busy pod's usage depends on the machine, but it gets most of what the two use.
     assert!(cpu("busy") > 1_000_000 && cpu("busy") > 2 * cpu("idle"), "{list}");
     let selected = read("/pods?labelSelector=app%3Didle").await.expect("metrics by label");
     assert_eq!(selected["items"].as_array().map(Vec::len), Some(1), "{selected}");
@@ -219,7 +219,7 @@ async fn what_pods_and_nodes_use_is_measured() {
     assert!(page.contains(counter) && page.contains("\nscrape_error 0\n"), "{page}");
 }
 
-/// A quantity of processors in billionths.
+/// Parses a quantity of processors into billionths.
 fn nanocores(quantity: &str) -> u64 {
     let digits = quantity.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let factor = match &quantity[digits.len()..] {

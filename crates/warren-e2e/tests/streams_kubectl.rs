@@ -1,4 +1,5 @@
-//! `kubectl exec -it`, `attach -it`, `cp`, `port-forward`, `logs -f`, `top` and `describe`: the published command line on the local home.
+//! Tests `kubectl exec -it`, `attach -it`, `cp`, `port-forward`, `logs -f`, `top` and `describe` on
+//! the local home.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -55,7 +56,7 @@ async fn files_are_copied_both_ways_and_links_lead_nowhere() {
     assert_eq!(back.code, Some(0), "{back:?}");
     assert!(std::fs::read(path("back")).expect("read") == data, "the same comes back");
 
-    // What a container offers to be copied is hostile: a link out, and a file that would follow it.
+    // A container's files to copy are hostile: a link out, and a file behind it.
     let script = "mkdir -p /tmp/evil && cd /tmp/evil && ln -s ../../../../../../tmp out && ln -s /etc/passwd secret && \
                   echo fine > ok";
     let made = kubectl(&pods, &["exec", "files", "--", "sh", "-c", script]);
@@ -67,7 +68,7 @@ async fn files_are_copied_both_ways_and_links_lead_nowhere() {
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("plain text"))
         .collect();
     assert_eq!(names, ["ok"], "{copied:?}");
-    // And what is in its place inside must not lead a copy elsewhere on the host.
+    // A link inside must not lead a copy elsewhere on the host.
     let inside = kubectl(&pods, &["exec", "files", "--", "ln", "-s", "/etc/warren-was-here", "/tmp/link"]);
     assert_eq!(inside.code, Some(0), "{inside:?}");
     kubectl(&pods, &["cp", &path("evil/ok"), "files:/tmp/link"]);
@@ -112,14 +113,14 @@ async fn ports_are_forwarded_over_one_connection() {
                     back
                 });
                 stream.write_all(&data).expect("write");
-                // The end of what we say reaches the pod, which then ends as well.
+                // The end of our input reaches the pod, which then ends as well.
                 stream.shutdown(Shutdown::Write).expect("end");
                 assert!(read.join().expect("read") == data, "the same comes back");
             });
         }
     });
     let mut stream = TcpStream::connect(&closed).expect("connect");
-    // The pod's refusal shows as the end of the connection, and kubectl says why.
+    // The pod's refusal shows as the end of the connection, and kubectl prints the reason.
     let _ = stream.read(&mut [0]);
     let mut problem = String::new();
     let mut errors = BufReader::new(child.stderr.take().expect("piped"));
@@ -142,7 +143,7 @@ async fn a_followed_log_goes_on_until_its_container_ends() {
     let mut lines = BufReader::new(follower.stdout.take().expect("piped")).lines();
     assert_eq!(lines.next().expect("a line").expect("read"), "one");
     let went = kubectl(&pods, &["exec", "log", "--", "touch", "/tmp/go"]);
-    // The container may end while `touch` is still on its way out, and then takes it along.
+    // The container may end while `touch` still runs, and then kills it.
     assert!(matches!(went.code, Some(0 | 137)), "{went:?}");
     let rest: Vec<String> = lines.map(|line| line.expect("read")).collect();
     assert_eq!(rest, ["two"]);

@@ -1,4 +1,5 @@
-//! Tasks on a real local home, by `warren task`: every way in which one can end, and that nothing is left of it.
+//! Tests tasks on a real local home, by `warren task`: every way in which one can end, and that
+//! nothing is left of it.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ fn submit(home: &LocalHome, name: &str, words: &[&str]) {
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), format!("{name}\n").as_str()), "{ended:?}");
 }
 
-/// The end of a task, as `State/reason/exit code/attempts`.
+/// Returns the end of a task, as `State/reason/exit code/attempts`.
 fn end(home: &LocalHome, name: &str) -> String {
     let ended = task(home, &["wait", "--timeout", "2m", "--output", "json", name]);
     let seen: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{name}: {ended:?}"));
@@ -124,7 +125,7 @@ async fn every_task_ends_once_in_its_class_and_leaves_nothing() {
     let brief = tokio::time::timeout(PATIENCE, await_condition(tasks.clone(), "brief", gone)).await;
     brief.expect("it is deleted in time").expect("watch");
 
-    // The end of each is told in one line, and nothing changes it.
+    // The end of each is reported in one line, and does not change.
     let told = task(&home, &["result", "lost"]);
     assert_eq!(
         told.stdout,

@@ -1,4 +1,5 @@
-//! The web page of `warren serve` in a real browser, on a real home: `ui/tests/run.mjs` is what it does there.
+//! Tests the web page of `warren serve` in a real browser, on a real home: `ui/tests/run.mjs`
+//! drives it.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Stdio};
@@ -53,7 +54,7 @@ fn page_is_used_in_a_browser_from_the_first_visit_to_the_end_of_a_sandbox() {
             return;
         }
     };
-    // `warren serve` looks for it beside itself.
+    // `warren serve` looks for it in its own directory.
     service_binary();
     home.up();
     let mut service = Service::start(&home, "127.0.0.1:0");

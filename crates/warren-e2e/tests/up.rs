@@ -1,4 +1,4 @@
-//! `warren up` as a process: where it listens, and how it ends.
+//! Tests `warren up` as a process: its addresses, and its shutdown.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use warren_e2e::local_home::LocalHome;
 use warren_testkit::privileges::skip_without_root;
 
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Seconds, as promised, on a machine that may be busy. Without help a watch would go on for half an hour.
+/// The promised seconds, with time for a busy machine. An open watch would otherwise delay the end
+/// by half an hour.
 const SECONDS: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,7 +26,7 @@ async fn a_signal_ends_it_in_seconds_whatever_its_clients_do() {
         let mut daemon = Foreground::spawn(directory.path(), &[], &[], &log);
         assert!(daemon.expect_ready().started);
         let mut clients = Vec::new();
-        // A watch, a body that does not come, a connection without a word.
+        // A watch, a body that does not come, an idle connection.
         for words in [
             "GET /api/v1/pods?watch=true HTTP/1.1\r\nHost: x\r\n\r\n",
             "POST /api/v1/namespaces/default/configmaps HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
@@ -141,7 +142,7 @@ fn it_listens_where_it_is_told_and_says_when_it_cannot() {
     }
     let directory = tempfile::tempdir().expect("make a data directory");
     let log = directory.path().join("log");
-    // Another loopback address than the usual one, so that it is seen to be heeded.
+    // Another loopback address than the default one, to show that it is used.
     let taken = std::net::TcpListener::bind("127.0.0.2:0").expect("listen");
     let address = taken.local_addr().expect("an address").to_string();
     let mut daemon = Foreground::spawn(directory.path(), &[], &["--listen", &address], &log);
@@ -159,7 +160,7 @@ fn it_listens_where_it_is_told_and_says_when_it_cannot() {
     std::net::TcpStream::connect(&address).expect("somebody listens");
     daemon.kill();
 
-    // By default it is reached on loopback and nowhere else.
+    // By default it is reachable on loopback only.
     let mut daemon = Foreground::spawn(directory.path(), &[], &[], &log);
     daemon.expect_ready();
     let kubeconfig =
@@ -172,7 +173,7 @@ fn it_goes_ahead_of_what_runs_in_sandboxes() {
     if skip_without_root() {
         return;
     }
-    // On a thread, which ends with what it tried. In some containers root may not.
+    // On a thread, which ends with the attempt. In some containers root may not do this.
     let may = std::thread::spawn(|| rustix::process::nice(-1).is_ok()).join().expect("the thread");
     let ahead = if may { 10 } else { 0 };
     let directory = tempfile::tempdir().expect("make a data directory");
@@ -197,7 +198,7 @@ fn it_goes_ahead_of_what_runs_in_sandboxes() {
     }
 }
 
-/// Whether disks serve a thread before others.
+/// Returns true if disks serve a thread before others.
 fn is_first_at_disks(thread: u32) -> bool {
     let output = std::process::Command::new("ionice")
         .args(["-p", &thread.to_string()])
@@ -206,7 +207,8 @@ fn is_first_at_disks(thread: u32) -> bool {
     String::from_utf8_lossy(&output.stdout).starts_with("realtime")
 }
 
-/// Where the kernel shares the processors among sessions first, the priorities of threads say nothing to those of other sessions.
+/// If the kernel first shares the processors among sessions, the priorities of threads have no
+/// effect on other sessions.
 #[test]
 fn its_session_goes_ahead_of_those_of_sandboxes_but_never_the_terminal_it_was_started_from() {
     let (Some(home), Some(usual)) = (LocalHome::new(), session_of(std::process::id())) else { return };
@@ -237,7 +239,8 @@ fn it_starts_where_its_session_cannot_be_seen() {
     assert_eq!(daemon.expect_ready().pid, 1, "the first of its process namespace");
 }
 
-/// A process's session as the scheduler sees it, with its priority; nothing where it looks at processes alone.
+/// Returns a process's session as the scheduler sees it, with its priority; `None` if it schedules
+/// processes alone.
 fn session_of(process: u32) -> Option<String> {
     let session = std::fs::read_to_string(format!("/proc/{process}/autogroup")).ok()?;
     Some(session.trim().to_owned()).filter(|session| !session.is_empty())
@@ -248,7 +251,7 @@ fn priority_of(thread: u32) -> i32 {
     getpriority_process(thread).expect("it runs")
 }
 
-/// How long a thread runs at a time, in nanoseconds, where the kernel says so.
+/// Returns a thread's time slice in nanoseconds, if the kernel reports it.
 fn turn_of(thread: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{thread}/sched")).ok()?;
     let line = text.lines().find(|line| line.starts_with("se.slice"))?;

@@ -1,13 +1,14 @@
-//! `cargo run --package warren-e2e --bin fuzz -- [KIND…] [--seconds N] [--seed N] [--epoch SEED]`: fuzzes the embedded API
-//! server for a while, each kind in turn, and prints what was answered. A finding is printed with the seed of its epoch, and
-//! `--epoch SEED KIND` repeats just that.
+//! Fuzzes the embedded API server for a while, each kind in turn, and prints the statistics of its
+//! answers: `cargo run --package warren-e2e --bin fuzz -- [KIND…] [--seconds N] [--seed N] [--epoch
+//! SEED]`. A finding is printed with the seed of its epoch, and `--epoch SEED KIND` repeats just
+//! that.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use warren_e2e::fuzz::{Kind, Tally, resident_bytes, run_epoch};
 
-/// Requests to one server.
+/// The number of requests to one server.
 const EPOCH: u64 = 2000;
 
 struct Arguments {

@@ -17,15 +17,17 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Finds both, or installs them: Chromium by `apt-get` where we are root, the packages by `npm` into the cache.
+    /// Finds both, or installs them: Chromium by `apt-get` if this user is root, the packages by
+    /// `npm` into the cache.
     ///
     /// # Errors
+    ///
     /// Fails with the reason: no Chromium, no npm, or no way to get packages.
     pub fn find() -> Result<Self, String> {
         let chromium = chromium()?;
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../ui/tests");
         let modules = modules(&tests)?;
-        // Not in the checkout: packages are found beside the script.
+        // Not in the checkout: packages are looked up beside the script.
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         for name in ["run.mjs", "browser.mjs"] {
             std::fs::copy(tests.join(name), directory.path().join(name))
@@ -36,7 +38,8 @@ impl Browser {
         Ok(Self { chromium, directory })
     }
 
-    /// Returns the command that drives the page behind this link. It asks for a restart of the service by the line `restart`.
+    /// Returns the command that drives the page behind this link. It requests a restart of the
+    /// service by the line `restart`.
     pub fn command(&self, link: &str) -> Command {
         let mut command = Command::new("node");
         command
@@ -61,7 +64,7 @@ fn chromium() -> Result<PathBuf, String> {
     }
 }
 
-/// Returns the `node_modules` with what the lock file names, in the cache.
+/// Returns the `node_modules` in the cache with the packages of the lock file.
 fn modules(tests: &Path) -> Result<PathBuf, String> {
     let lock = std::fs::read(tests.join("package-lock.json")).map_err(|error| error.to_string())?;
     let hash = lock.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -1,4 +1,4 @@
-//! The kubectl session: everything that people do with it every day, in one namespace.
+//! Plays the kubectl session: the commands of everyday use, in one namespace.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::{Side, Transcript};
 
 const NAMESPACE: &str = "clients";
 
-/// The files that the session reads.
+/// Returns the files that the session reads.
 fn files() -> Vec<(&'static str, String)> {
     let objects = |word: &str, port: u16| {
         format!(
@@ -115,7 +115,8 @@ spec:
     ]
 }
 
-/// Plays the session on a side and gives the transcript. `directory` must be the same for both sides.
+/// Plays the session on a side and returns the transcript. `directory` must be the same for both
+/// sides.
 pub fn play(side: &Side, directory: &Path) -> String {
     for (name, text) in files() {
         std::fs::write(directory.join(name), text).expect("write a manifest");
@@ -124,7 +125,7 @@ pub fn play(side: &Side, directory: &Path) -> String {
     let plain = &mut session;
     plain.run(&["create", "namespace", NAMESPACE]);
     plain.run(&["wait", "--for=jsonpath={.status.phase}=Active", "namespace/clients", "--timeout=60s"]);
-    // A controller makes it on a real cluster, a moment after the namespace.
+    // On a real cluster a controller makes it, a moment after the namespace.
     let account = ["wait", "--for=create", "serviceaccount/default", "--timeout=60s"];
     in_namespace(plain, &account);
     writing(plain);
@@ -316,7 +317,7 @@ fn changing(session: &mut Transcript<'_>) {
     );
 }
 
-/// Deletion with dependents, by each policy.
+/// Deletes owners with dependents, by each policy.
 fn owning(session: &mut Transcript<'_>) {
     for policy in ["background", "foreground", "orphan"] {
         let (owner, owned) = (format!("owner-{policy}"), format!("owned-{policy}"));
@@ -343,7 +344,7 @@ fn owning(session: &mut Transcript<'_>) {
 fn definitions(session: &mut Transcript<'_>) {
     session.run(&["apply", "-f", "definition.yaml"]);
     session.run(&["wait", "--for=condition=Established", "crd/widgets.kubectl.example", "--timeout=60s"]);
-    // A real server serves a new definition, and describes it, a moment after it says so.
+    // A real server serves and describes a new CRD a moment after it is established.
     wait_until_served(session);
     session.run(&["api-resources", "--api-group=kubectl.example"]);
     session.run(&["api-resources", "--api-group=kubectl.example", "-o", "wide"]);
@@ -376,13 +377,13 @@ fn definitions(session: &mut Transcript<'_>) {
     session.run(&["delete", "crd", "widgets.kubectl.example", "--timeout=60s"]);
 }
 
-/// Asks, unseen, until a list and the description work.
+/// Repeats a list and the description, without recording them, until they work.
 fn wait_until_served(session: &Transcript<'_>) {
     for arguments in [["get", "widgets.kubectl.example"], ["explain", "widgets.spec.size"]] {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while !session.command(&arguments).status().is_ok_and(|status| status.success()) {
             assert!(std::time::Instant::now() < deadline, "kubectl {arguments:?} never worked");
-            // What is kept on disk about the server would be believed for ten minutes.
+            // The cached discovery would otherwise be used for ten minutes.
             let _ = std::fs::remove_dir_all(session.directory.join(session.side.name));
         }
     }
@@ -412,7 +413,7 @@ fn access(session: &mut Transcript<'_>) {
     );
 }
 
-/// The rows of `kubectl api-resources`, without how wide the columns are.
+/// Returns the rows of `kubectl api-resources`, without the widths of the columns.
 pub fn served_resources(side: &Side, directory: &Path) -> Vec<String> {
     let mut session = Transcript::new(side, directory);
     let table = session.run(&["api-resources", "--no-headers", "-o", "wide"]);

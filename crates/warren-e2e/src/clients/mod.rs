@@ -1,7 +1,8 @@
-//! Real clients, unmodified, on both homes: the same commands, and what they printed held against each other.
+//! Runs real, unmodified clients on both homes: the same commands, whose output is compared.
 //!
-//! A [`Side`] is a server with its kubeconfig. [`Transcript`] runs commands on a side and writes down what they print, with
-//! what must differ between two servers masked. Passing means that the two transcripts are the same text.
+//! A [`Side`] is a server with its kubeconfig. [`Transcript`] runs commands on a side and records
+//! their output, with the parts masked that must differ between two servers. A test passes if the
+//! two transcripts are the same text.
 
 mod browser;
 mod kubectl;
@@ -18,18 +19,18 @@ pub use browser::Browser;
 pub use kubectl::{play, served_resources};
 pub use python::{Python, python, python_with, python_with_sdk};
 
-/// A server and the tools to talk to it.
+/// A server and the tools to use it.
 #[derive(Debug, Clone)]
 pub struct Side {
-    /// What to call it in a failure.
+    /// Its name in failures.
     pub name: &'static str,
-    /// How to reach it.
+    /// The kubeconfig to reach it.
     pub kubeconfig: PathBuf,
-    /// The published command line.
+    /// The published `kubectl`.
     pub kubectl: PathBuf,
 }
 
-/// What was run on a side, and what it printed.
+/// The commands that were run on a side, with their output.
 #[derive(Debug)]
 pub struct Transcript<'a> {
     side: &'a Side,
@@ -38,12 +39,13 @@ pub struct Transcript<'a> {
 }
 
 impl<'a> Transcript<'a> {
-    /// An empty one. Files that commands read are in `directory`, which is the same for both sides.
+    /// Returns an empty transcript. Files that commands read are in `directory`, which is the same
+    /// for both sides.
     pub fn new(side: &'a Side, directory: &'a Path) -> Self {
         Self { side, directory, text: String::new() }
     }
 
-    /// What was written down.
+    /// Returns the recorded text.
     pub fn text(self) -> String {
         self.text
     }
@@ -55,7 +57,8 @@ impl<'a> Transcript<'a> {
             .arg(&self.side.kubeconfig)
             .args(arguments)
             .current_dir(self.directory)
-            // Discovery is kept on disk by address; a home of its own keeps two servers and two runs apart.
+            // Discovery is cached on disk by address; separate homes keep two servers and two runs
+            // apart.
             .env("HOME", self.directory.join(self.side.name))
             .env("KUBE_EDITOR", "sed -i s/before/after/")
             .env_remove("KUBECONFIG")
@@ -65,17 +68,17 @@ impl<'a> Transcript<'a> {
         command
     }
 
-    /// Runs `kubectl` and writes down everything; returns what it printed to standard output, unmasked.
+    /// Runs `kubectl` and records everything; returns its standard output, unmasked.
     pub fn run(&mut self, arguments: &[&str]) -> String {
         self.run_with(arguments, "")
     }
 
-    /// The same with something on standard input.
+    /// Runs `kubectl` with an input.
     pub fn run_with(&mut self, arguments: &[&str], input: &str) -> String {
         let mut child = self.command(arguments).stdin(Stdio::piped()).spawn().expect("run kubectl");
         let mut stdin = child.stdin.take().expect("stdin is piped");
         let output = std::thread::scope(|scope| {
-            // One that ends early breaks the pipe; how it ended says more than that.
+            // A command that ends early breaks the pipe; its own status says more than that.
             scope.spawn(move || stdin.write_all(input.as_bytes()));
             child.wait_with_output().expect("wait for kubectl")
         });
@@ -92,8 +95,8 @@ impl<'a> Transcript<'a> {
         stdout
     }
 
-    /// Explains a built-in kind and writes down its fields and their types. What is said about them in prose is not served
-    /// by a home: it would be the larger part of the binary.
+    /// Explains a built-in kind and records its fields and their types. A home does not serve the
+    /// descriptions: they would be the larger part of the binary.
     pub fn explain_fields(&mut self, field: &str) {
         let arguments = ["explain", field, "--recursive"];
         let output = self.command(&arguments).output().expect("run kubectl");
@@ -106,7 +109,8 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    /// Starts a command that goes on until it has printed so many lines, runs others meanwhile, and writes down the lines.
+    /// Starts a command that runs until it has printed so many lines, runs others meanwhile, and
+    /// records the lines.
     pub fn follow(
         &mut self,
         arguments: &[&str],
@@ -126,11 +130,11 @@ impl<'a> Transcript<'a> {
                 }
             }
         };
-        // What is there already has been printed: the watch is on.
+        // The present objects have been printed: the watch is established.
         read(first, &mut seen);
         meanwhile(self);
         read(lines, &mut seen);
-        // It would go on for ever.
+        // It would run for ever.
         let _ = child.kill();
         let _ = child.wait();
         self.note(&format!(
@@ -146,7 +150,8 @@ impl<'a> Transcript<'a> {
     }
 }
 
-/// What is different between two servers, or two runs, without meaning anything: in order, pattern and replacement.
+/// The differences between two servers, or two runs, that have no meaning: in order, pattern and
+/// replacement.
 static MASKS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     [
         (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "<uid>"),
@@ -154,7 +159,7 @@ static MASKS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         (r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d+)?Z", "<time>"),
         (r"(Mon|Tue|Wed|Thu|Fri|Sat|Sun), \d{2} \w{3} \d{4} \d{2}:\d{2}:\d{2} \S+", "<time>"),
         (r#"(resourceVersion"?: ?)"?\d+"?"#, "$1<version>"),
-        // Addresses of services, and how wide a column is because of them.
+        // Addresses of services, and the column's width, which depends on them.
         (r"10\.\d+\.\d+\.\d+ *", "<address> "),
         (r"127\.0\.0\.1:\d+", "<server>"),
         // Ages, in the last column of a table or alone in a column of two or more spaces.
@@ -164,16 +169,18 @@ static MASKS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
         (r"(?m)^(---|\+\+\+|diff) .*$", "$1"),
         (r"(?m)^(@@ .* @@).*$", "$1"),
         (r"(Resource Version: +)\d+", "$1<version>"),
-        // The whole object in an error, with its version in it.
+        // The whole object in an error, including its version.
         (r#"(patch: Invalid value: )"\{.*\}": json"#, "$1<the object>: json"),
-        // A refused change of a pod shows its whole specification as Go sees it.
+        // A refused change of a pod shows its whole specification as Go prints it.
         (r"(?s)! @@ .*?\n! \n", ""),
-        // What controllers and kinds add that a home does not have: endpoints of services, quotas and limits.
+        // Additions of controllers and kinds that a home does not have: endpoints of services,
+        // quotas and limits.
         (r"(?m)^(Endpoints: +).*$", "$1<endpoints>"),
         (r"\nNo resource quota\.\n\nNo LimitRange resource\.\n", ""),
-        // How wide a column is depends on what was masked in it.
+        // The width of a column depends on its masked content.
         (r"(\S)  +", "$1  "),
-        // A real server looks through the addresses of services now and then, and may complain of one that is just being given.
+        // A real server checks the addresses of services from time to time, and may complain about
+        // one that is just being assigned.
         (r"Events:\n  Type .*\n  ---- .*\n(  \w+  ClusterIPNotAllocated  .*\n)+", "Events:  <none>\n"),
     ]
     .into_iter()
@@ -181,7 +188,7 @@ static MASKS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     .collect()
 });
 
-/// Runs a command to its end; what it printed, or everything it said if it failed.
+/// Runs a command to its end; returns its output, or all of its output as the error.
 fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("run {command:?}: {error}"))?;
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -195,14 +202,15 @@ fn run(command: &mut Command) -> Result<String, String> {
     }
 }
 
-/// Masks what may differ.
+/// Masks the parts that may differ.
 pub fn mask(text: &str) -> String {
     MASKS.iter().fold(text.to_owned(), |text, (pattern, replacement)| {
         pattern.replace_all(&text, *replacement).into_owned()
     })
 }
 
-/// The lines in which two transcripts differ, with the command they belong to; empty if they are the same.
+/// Returns the differing lines of two transcripts, with the command they belong to; empty if they
+/// are the same.
 pub fn differences(real: &str, ours: &str) -> String {
     fn sections(text: &str) -> Vec<&str> {
         text.split_inclusive("\n$ ").collect()

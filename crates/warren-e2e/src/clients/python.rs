@@ -1,4 +1,4 @@
-//! The published Python clients, each in an environment of its own.
+//! Sets up the published Python clients, each in an environment of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,32 +7,36 @@ use warren_testkit::kube::Cache;
 
 use super::{Side, mask, run};
 
-/// A Python with the client in it.
+/// A Python with the client installed.
 #[derive(Debug, Clone)]
 pub struct Python {
     program: PathBuf,
 }
 
-/// Finds the environment in the cache, or makes it: pinned versions, from wherever pip is set up to get them.
+/// Finds the environment in the cache, or makes it: pinned versions, from pip's configured source.
 ///
 /// # Errors
-/// Why there is none: no Python here, or no way to get packages.
+///
+/// Fails with the reason: no Python here, or no way to get packages.
 pub fn python() -> Result<Python, String> {
     Ok(Python { program: python_with("requirements.txt", None)? })
 }
 
-/// The same with a version of agent-sandbox's SDK.
+/// Does the same with a version of agent-sandbox's SDK.
 ///
 /// # Errors
+///
 /// As above.
 pub fn python_with_sdk(version: &str) -> Result<Python, String> {
     let package = format!("k8s-agent-sandbox=={version}");
     Ok(Python { program: python_with("sdk-requirements.txt", Some(&package))? })
 }
 
-/// Finds the environment with what a file in `clients` requires and one more package, or makes it; returns its Python.
+/// Finds the environment with the requirements of a file in `clients` and one more package, or
+/// makes it; returns its Python.
 ///
 /// # Errors
+///
 /// Fails with the reason: no Python here, or no way to get packages.
 pub fn python_with(requirements: &str, package: Option<&str>) -> Result<PathBuf, String> {
     let requirements = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(requirements);
@@ -58,10 +62,11 @@ pub fn python_with(requirements: &str, package: Option<&str>) -> Result<PathBuf,
 }
 
 impl Python {
-    /// Runs the script on a side; what it printed, masked.
+    /// Runs the script on a side; returns its output, masked.
     ///
     /// # Errors
-    /// Everything it printed, if it failed.
+    ///
+    /// Returns all of its output if it failed.
     pub fn transcript(&self, side: &Side) -> Result<String, String> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/transcript.py");
         let mut command = Command::new(&self.program);
@@ -69,10 +74,11 @@ impl Python {
         run(&mut command).map(|text| mask(&text))
     }
 
-    /// Uses the SDK as `clients/sdk.py` does; what it printed.
+    /// Uses the SDK as `clients/sdk.py` does; returns its output.
     ///
     /// # Errors
-    /// Everything it printed, if it failed.
+    ///
+    /// Returns all of its output if it failed.
     pub fn use_sdk(&self, command: impl FnOnce(&mut Command) -> &mut Command) -> Result<String, String> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/sdk.py");
         let mut python = Command::new(&self.program);

@@ -1,19 +1,19 @@
-//! What differs between two masked transcripts, by the path of the field.
+//! Compares two masked transcripts, by the path of the field.
 
 use serde_json::Value;
 
 use super::transcript::{Exchange, Transcript};
 
-/// One observable difference.
+/// An observable difference.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
-    /// The step, as the scenario spells it, with its number.
+    /// The step as in the scenario, with its number.
     pub step: String,
-    /// Where in the answer: `code`, `headers.warning`, `body.status.phase`, `events[2].type`.
+    /// The path in the answer: `code`, `headers.warning`, `body.status.phase`, `events[2].type`.
     pub field: String,
-    /// What the real server says; nothing when the field is not there.
+    /// The real server's value; `None` if the field is missing.
     pub expected: Option<Value>,
-    /// What the other one says.
+    /// The other server's value.
     pub actual: Option<Value>,
 }
 
@@ -22,7 +22,7 @@ impl std::fmt::Display for Difference {
         let show = |value: &Option<Value>| match value {
             Some(value) => {
                 let text = value.to_string();
-                // An object that one side lacks whole may be long; its beginning tells what it is.
+                // If one side lacks a whole object, the text may be long; its beginning is enough.
                 match text.char_indices().nth(600) {
                     Some((end, _)) => format!("{}…", &text[..end]),
                     None => text,
@@ -36,7 +36,7 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// Every difference, in the order of the steps.
+/// Returns every difference, in the order of the steps.
 #[must_use]
 pub fn differences(expected: &Transcript, actual: &Transcript) -> Vec<Difference> {
     let mut found = Vec::new();

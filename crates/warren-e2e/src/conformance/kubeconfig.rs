@@ -1,11 +1,12 @@
-//! As much of a kubeconfig as the suite needs: the current context's address, authority and credentials.
+//! Reads as much of a kubeconfig as the suite needs: the current context's address, authority and
+//! credentials.
 
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use serde::Deserialize;
 
-/// How to reach a server and who to be there.
+/// A server's address, authority and credentials.
 #[derive(Clone)]
 pub struct Access {
     /// `https://host:port`.
@@ -18,7 +19,7 @@ pub struct Access {
     pub token: Option<String>,
 }
 
-/// Why a kubeconfig is of no use here.
+/// The error of a kubeconfig that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
     /// A file cannot be read.
@@ -26,7 +27,7 @@ pub enum KubeconfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -35,15 +36,15 @@ pub enum KubeconfigError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
-    /// Something that the current context needs is not there.
+    /// A part that the current context needs is missing.
     #[error("{path} has no {what}")]
     Missing {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// Its name.
         what: String,
     },
     /// Inline data is not base64.
@@ -51,7 +52,7 @@ pub enum KubeconfigError {
     Base64 {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: base64::DecodeError,
     },
@@ -100,7 +101,8 @@ struct User {
 /// Reads the current context of the kubeconfig at `path`.
 ///
 /// # Errors
-/// When it cannot be read, or lacks what its current context names.
+///
+/// Fails if it cannot be read, or lacks a part that its current context names.
 pub fn read(path: &Path) -> Result<Access, KubeconfigError> {
     let file: File = serde_saphyr::from_slice(&bytes_of(path)?)
         .map_err(|error| KubeconfigError::Parse { path: path.to_owned(), message: error.to_string() })?;

@@ -1,4 +1,5 @@
-//! The masks: what differs between two runs of the same scenario on the same server, and only that.
+//! Masks the parts of a transcript that differ between two runs of the same scenario on the same
+//! server, and no others.
 //!
 //! | mask | what is still compared |
 //! |---|---|
@@ -20,11 +21,12 @@ use serde_json::Value;
 
 use super::transcript::Transcript;
 
-/// kube-apiserver draws the end of generated names from these, which spell no words.
+/// The letters of kube-apiserver's generated names, chosen so that they form no words.
 const NAME_LETTERS: &str = "bcdfghjklmnpqrstvwxz2456789";
 
-/// The server sorts managers by operation, then by the second of their write. Two writes of a scenario may or may not
-/// fall into one second, so what comes after the operation is sorted by name here.
+/// The order of managers. The server sorts them by operation, then by the second of their write.
+/// Two writes of a scenario may or may not be in the same second, so managers of the same operation
+/// are sorted by name here.
 const MANAGER_ORDER: [&str; 4] = ["operation", "manager", "subresource", "apiVersion"];
 
 /// Masks a whole transcript; `id` is the unique word of its run.
@@ -42,14 +44,14 @@ pub fn mask(transcript: &mut Transcript, id: &str) {
         }
         masks.apply(&mut exchange.body, "", Versions::Object);
         exchange.events.iter_mut().flatten().for_each(|event| masks.apply(event, "", Versions::Object));
-        // Masks in keys have moved them.
+        // Masks in keys have changed their order.
         exchange.body.sort_all_objects();
         exchange.events.iter_mut().flatten().for_each(Value::sort_all_objects);
     }
     transcript.stopped = transcript.stopped.take().map(|reason| masks.text(&reason));
 }
 
-/// Whose resourceVersion is being looked at.
+/// The owner of the resourceVersion at a place.
 #[derive(Clone, Copy, PartialEq)]
 enum Versions {
     Object,
@@ -67,7 +69,7 @@ struct Masks {
 }
 
 impl Masks {
-    /// Collects the versions and generated names that the masks are numbered by.
+    /// Collects the versions and generated names, from which the masks are numbered.
     fn learn(&mut self, value: &Value, versions: Versions) {
         match value {
             Value::Array(items) => items.iter().for_each(|item| self.learn(item, versions)),
@@ -149,7 +151,8 @@ impl Masks {
         }
     }
 
-    /// A time of about now; one that the scenario chose itself lies elsewhere and is compared as it is.
+    /// Masks a time of about now. A time that the scenario chose itself is different and is
+    /// compared as it is.
     fn time(&self, text: &str) -> Option<String> {
         let time: Timestamp = text.parse().ok()?;
         let near = Span::new().hours(48);
@@ -164,7 +167,7 @@ impl Masks {
         }
     }
 
-    /// Masks what may appear in the middle of any text.
+    /// Masks the parts that may appear in the middle of any text.
     fn text(&mut self, text: &str) -> String {
         let mut text = text.replace(&self.id, "<id>");
         for (name, label) in &self.generated {
@@ -199,7 +202,7 @@ impl Masks {
         out
     }
 
-    /// Masks the number that follows `before`: as a version in order, or as some version.
+    /// Masks the number that follows `before`: as an ordered version, or as some version.
     fn number_after(&self, text: &str, before: &str, in_order: bool) -> String {
         let Some((head, tail)) = text.split_once(before) else { return text.to_owned() };
         let digits = tail.bytes().take_while(u8::is_ascii_digit).count();
@@ -211,7 +214,7 @@ impl Masks {
     }
 }
 
-/// What the versions below `key` of `value` belong to.
+/// Returns the owner of the versions below `key` of `value`.
 fn inside(value: &Value, key: &str, outer: Versions) -> Versions {
     let kind = value.get("kind").and_then(Value::as_str).unwrap_or_default();
     match key {
@@ -227,13 +230,14 @@ fn inside(value: &Value, key: &str, outer: Versions) -> Versions {
     }
 }
 
-/// The field that a key names. A step's `only` records parts under their pointers, perhaps into a list.
+/// Returns the field that a key names. A step's `only` records parts under their pointers, perhaps
+/// into a list.
 fn field_of(key: &str) -> &str {
     key.rsplit('/').find(|part| part.parse::<usize>().is_err()).unwrap_or(key)
 }
 
-/// An error about a patch quotes the object that came of it, whole, with its times and versions and in the order of a
-/// Go struct. What is wrong with it stands behind the quotation.
+/// Removes the object that an error about a patch quotes, with its times and versions and in the
+/// order of a Go struct. The actual problem follows the quotation.
 fn without_quoted_object(text: &str) -> String {
     const BEGIN: &str = "Invalid value: \"{\\\"";
     let Some((head, tail)) = text.split_once(BEGIN) else { return text.to_owned() };
@@ -243,7 +247,7 @@ fn without_quoted_object(text: &str) -> String {
     }
 }
 
-/// The age that a table shows of an object that the scenario has just made.
+/// Returns true for the age that a table shows for a new object of the scenario.
 fn is_young_age(text: &str) -> bool {
     text.strip_suffix('s').is_some_and(|digits| {
         (1..=2).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit())

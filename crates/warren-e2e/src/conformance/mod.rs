@@ -1,13 +1,14 @@
-//! The API conformance suite: scenarios are sequences of raw HTTP calls, and what a client can observe of a real
-//! kube-apiserver's answers is compared with what it observes of ours.
+//! The API conformance suite: plays sequences of raw HTTP calls on two servers, and compares the
+//! answers of a real kube-apiserver with ours as a client can observe them.
 //!
-//! A scenario is data (`scenarios/*.yaml`, one file a topic; [`scenario`] describes the format). [`runner`] plays it
-//! against a [`target`] and keeps every answer; [`mask`] replaces what differs between any two runs of the same server
-//! (uids, times, versions) and nothing else; [`compare`] names what is left. The real server's masked answers are
-//! stored in `scenarios/recorded/`, so that ours can be judged without a real one; `tests/conformance.rs` says how they
-//! are recorded anew.
+//! A scenario is data (`scenarios/*.yaml`, one file per topic; [`scenario`] describes the format).
+//! [`runner`] plays it on a [`target`] and keeps every answer. [`mask`] replaces the parts that
+//! differ between any two runs on the same server (uids, times, versions) and nothing else.
+//! [`compare`] finds the remaining differences. The real server's masked answers are stored in
+//! `scenarios/recorded/`, so that ours can be checked without a real one; `tests/conformance.rs`
+//! says how to record them again.
 //!
-//! The suite knows nothing about either server: it never branches on which one it talks to.
+//! The suite knows nothing about either server: it never depends on which one it uses.
 
 pub mod compare;
 pub mod kubeconfig;

@@ -1,4 +1,5 @@
-//! The embedded server as a target: in process, and behind TLS for what a caller proves about itself there.
+//! The embedded server as a target: in process, and behind TLS for calls that authenticate
+//! themselves.
 
 use std::sync::Arc;
 
@@ -19,8 +20,8 @@ use super::target::{AnswerBody, HttpsTarget, ServiceTarget, Target, TransportErr
 
 type IntoFull = fn(Request<Bytes>) -> Request<Full<Bytes>>;
 
-/// An embedded server with an empty store in memory. A call with a token goes through the TLS listener, which is where
-/// tokens are looked at; every other call is the administrator's and stays in process.
+/// An embedded server with an empty store in memory. A call with a token uses the TLS listener,
+/// which checks tokens. Every other call is the administrator's and stays in process.
 pub struct Ours {
     server: ApiServer,
     in_process: ServiceTarget<InProcess, IntoFull>,
@@ -34,7 +35,8 @@ impl Ours {
     /// Starts a server and its listener on loopback.
     ///
     /// # Errors
-    /// When the server does not open or the port cannot be had.
+    ///
+    /// Fails if the server does not open or no port is available.
     pub async fn start() -> Result<Self, TransportError> {
         let directory = tempfile::tempdir()?;
         let pki = Pki::open(&directory.path().join("pki"), &["127.0.0.1".to_owned()], Timestamp::now())?;
@@ -68,7 +70,7 @@ impl Ours {
         })
     }
 
-    /// Ends the listener and the server.
+    /// Stops the listener and the server.
     pub async fn stop(self) {
         self.shutdown.cancel();
         self.listeners.close();

@@ -1,29 +1,29 @@
-//! Judging a run: every scenario by name, what differs, and a last line that counts.
+//! Reports a run: every scenario by name, its differences, and a last line with the counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::compare::{Difference, differences};
 use super::transcript::{Recorded, Transcript};
 
-/// What came of one scenario.
+/// The outcome of one scenario.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// Nothing that a client can see differs.
+    /// No difference that a client can observe.
     Same,
-    /// Something does.
+    /// Observable differences.
     Differs(Vec<Difference>),
-    /// It did not reach its end, where the expected one did.
+    /// It did not reach its end, and the expected one did.
     Failed(Vec<Difference>),
 }
 
 /// Every scenario's outcome, by `topic/name`.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// In the order of the names.
+    /// The outcomes in the order of the names.
     pub outcomes: BTreeMap<String, Outcome>,
 }
 
-/// Compares two runs. A scenario that only one of them has differs.
+/// Compares two runs. A scenario that only one of them has counts as different.
 #[must_use]
 pub fn judge(expected: &BTreeMap<String, Recorded>, actual: &BTreeMap<String, Recorded>) -> Report {
     let (expected, actual) = (flat(expected), flat(actual));
@@ -52,7 +52,7 @@ fn flat(run: &BTreeMap<String, Recorded>) -> BTreeMap<String, &Transcript> {
 }
 
 impl Report {
-    /// What makes the run fail: every difference.
+    /// Returns the reasons for a failed run: every difference.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
         let complaint = |(name, outcome): (&String, &Outcome)| match outcome {
@@ -88,7 +88,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// Two scenarios of one topic: `a`, whose body is given, and `b`, which is always the same.
+    /// Builds a run with two scenarios of one topic: `a`, with this body, and `b`, which is always
+    /// the same.
     fn run(body: serde_json::Value) -> BTreeMap<String, Recorded> {
         let exchange = |body| Exchange { code: 200, body, ..Exchange::default() };
         let transcript = |body| Transcript { exchanges: vec![exchange(body)], stopped: None };

@@ -1,4 +1,4 @@
-//! Plays scenarios against a target and keeps what a client sees.
+//! Plays scenarios on a target and records the answers that a client sees.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -19,27 +19,29 @@ use super::transcript::{Exchange, Recorded, Transcript};
 use super::variables::{Unknown, Variables};
 use super::watch::Watching;
 
-/// Headers that clients act on; every other header is the server's own affair.
+/// The recorded headers: those that clients act on.
 const OBSERVED_HEADERS: [&str; 5] = ["allow", "content-type", "location", "retry-after", "warning"];
 
-/// The manager of a write's fields is the first word of this.
+/// The user agent, whose first word becomes the manager of a write's fields.
 const USER_AGENT: &str = "conformance/1.0";
 
-/// Between two looks at something that another component is about to do.
+/// The interval at which another component's result is polled.
 const LOOK_AGAIN: Duration = Duration::from_millis(25);
 
-/// No answer of a scenario is larger; the OpenAPI document of a core group is 5 MB.
+/// The largest answer of a scenario; the OpenAPI document of a core group has 5 MB.
 const LARGEST_ANSWER: usize = 64 << 20;
 
-/// The length of `${large}`: a few objects of this size outgrow a bounded history, and one is still allowed by etcd.
+/// The length of `${large}`: a few objects of this size exceed a bounded history, and etcd still
+/// accepts each.
 const LARGE: usize = 900_000;
 
-/// How a run is carried out. Nothing here may change what is observed.
+/// The speed of a run, which must not change its results.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
-    /// Scenarios at a time.
+    /// The number of concurrent scenarios.
     pub parallel: usize,
-    /// How long a step waits for its condition or its events before the scenario is given up.
+    /// The time limit of a step for its condition or its events, after which the scenario is given
+    /// up.
     pub patience: Duration,
 }
 
@@ -65,8 +67,8 @@ enum Stop {
     Namespace(String),
 }
 
-/// Plays every scenario and returns the masked transcripts by topic. `root` is the checkout, for the definitions that
-/// topics have installed.
+/// Plays every scenario and returns the masked transcripts by topic. `root` is the checkout, with
+/// the CRDs that topics install.
 pub async fn play_all(
     target: &dyn Target,
     topics: &[Topic],
@@ -75,7 +77,7 @@ pub async fn play_all(
 ) -> BTreeMap<String, Recorded> {
     for topic in topics.iter().filter(|topic| !topic.scenarios.is_empty()) {
         for path in &topic.install {
-            // A server that cannot have them shows it in every scenario that needs them.
+            // If a server cannot install them, every scenario that needs them shows it.
             let _ = install(target, &root.join(path), pace.patience).await;
         }
     }
@@ -97,7 +99,7 @@ pub async fn play_all(
     recorded
 }
 
-/// Creates the definitions in `path` and waits until they are served.
+/// Creates the CRDs in `path` and waits until they are served.
 async fn install(target: &dyn Target, path: &Path, patience: Duration) -> Result<(), TransportError> {
     const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let files = match path.is_dir() {
@@ -124,8 +126,9 @@ async fn install(target: &dyn Target, path: &Path, patience: Duration) -> Result
     Ok(())
 }
 
-/// Plays one scenario in a namespace of its own and returns what was seen, masked. What it made is deleted again.
-/// `accounts` says whether new namespaces get a service account here, as far as is known.
+/// Plays one scenario in a namespace of its own and returns the masked transcript. Its objects are
+/// deleted afterwards. `accounts` is true while new namespaces are expected to get a service
+/// account.
 async fn play(
     target: &dyn Target,
     topic: &Topic,
@@ -152,7 +155,7 @@ async fn play(
     transcript
 }
 
-/// A scenario while it is being played.
+/// A scenario that is being played.
 struct Run<'a> {
     target: &'a dyn Target,
     patience: Duration,
@@ -161,7 +164,7 @@ struct Run<'a> {
     exchanges: Vec<Exchange>,
 }
 
-/// An answer as it came.
+/// An answer as received.
 struct Answer {
     code: StatusCode,
     headers: HeaderMap,
@@ -191,8 +194,8 @@ impl<'a> Run<'a> {
             let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/default");
             let get = Step { get: Some(path), ..Step::default() };
             let there = Until { code: Some(200), ..Until::default() };
-            // A server that makes none shows it in what its pods are answered, so this does not end the scenario; and
-            // where the wait was once in vain, nobody waits again.
+            // If a server makes no service account, the answers about its pods show it, so the
+            // scenario goes on. After one wait in vain, later scenarios do not wait.
             if self.answer_until(&get, &there).await.is_err() {
                 accounts.store(false, Ordering::Relaxed);
             }
@@ -271,7 +274,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Records the events that `step` asks for, also when they do not all come: what did come is worth seeing.
+    /// Records the events that `step` asks for, even if some are missing: the received ones are
+    /// informative.
     async fn read(
         &mut self,
         step: &Step,
@@ -287,7 +291,8 @@ impl<'a> Run<'a> {
             let then = match tokio::time::timeout_at(deadline, watching.next()).await {
                 Ok(Ok(Some(event))) => {
                     let bookmark = event["type"] == "BOOKMARK";
-                    // Bookmarks come when the server likes, so they count only where one is asked for.
+                    // The server sends bookmarks at any time, so they count only where one is
+                    // requested.
                     if !bookmark || step.end == Some(WatchEnd::Bookmark) {
                         events.push(shown(step, event));
                     }
@@ -325,12 +330,12 @@ impl<'a> Run<'a> {
         let (method, path) = call_of(step).ok_or(Stop::NoCall)?;
         let exchange = async {
             let mut answer = collect(self.send(step, &method, path).await?).await?;
-            // A real server says this for a moment about a kind whose definition it has just taken in; clients ask again.
+            // A real server briefly answers this for a kind with a new CRD; clients retry.
             while answer.body["message"] == "apiserver is shutting down" {
                 sleep(LOOK_AGAIN).await;
                 answer = collect(self.send(step, &method, path).await?).await?;
             }
-            // No connection carries one; a service in this process may have made it all the same.
+            // No connection carries a body for HEAD; an in-process service may still have made one.
             if method == Method::HEAD {
                 answer.body = Value::Null;
             }
@@ -380,7 +385,7 @@ impl<'a> Run<'a> {
     async fn delete_quietly(&self, path: &str) {
         let body = json!({"gracePeriodSeconds": 0, "propagationPolicy": "Background"});
         let step = Step { delete: Some(path.to_owned()), body: Some(body), ..Step::default() };
-        // What is left behind lives in a namespace that is going away, or on a server that is.
+        // Remaining objects are in a namespace or on a server that is about to go.
         let _ = self.answer(&step).await;
     }
 }
@@ -461,7 +466,7 @@ fn holds(until: &Until, answer: &Answer) -> bool {
         && until.equal.iter().all(|(pointer, value)| answer.body.pointer(pointer) == Some(value))
 }
 
-/// The part of an answer that the step wants recorded.
+/// Returns the part of an answer that the step records.
 fn shown(step: &Step, mut body: Value) -> Value {
     for keep in &step.keep {
         if let Some(list) = body.pointer_mut(&keep.at).and_then(Value::as_array_mut) {
@@ -483,7 +488,8 @@ fn shown(step: &Step, mut body: Value) -> Value {
     Value::Object(step.only.iter().filter_map(part).collect())
 }
 
-/// Removes what a pointer names; `*` is every element of a list or every field of an object.
+/// Removes the parts that a pointer names; `*` is every element of a list or every field of an
+/// object.
 fn remove(value: &mut Value, path: &[String]) {
     let Some((first, rest)) = path.split_first() else { return };
     match value {

@@ -1,4 +1,4 @@
-//! The scenario format: what a file in `scenarios/` may say.
+//! The format of the scenario files in `scenarios/`.
 //!
 //! ```yaml
 //! topic: configmaps
@@ -14,9 +14,10 @@
 //!         body: {data: {k: v}}
 //! ```
 //!
-//! `${…}` is replaced in paths, headers and strings of bodies. `${id}` is unique to the run of the scenario, `${ns}` is its
-//! namespace, `${core}` is `/api/v1/namespaces/${ns}`, `${i}` counts a step's repetitions from zero, `${large}` is a
-//! very long word; everything else was saved by an earlier step.
+//! `${…}` is replaced in paths, headers and strings of bodies. `${id}` is unique to the run of the
+//! scenario, `${ns}` is its namespace, `${core}` is `/api/v1/namespaces/${ns}`, `${i}` counts a
+//! step's repetitions from zero, `${large}` is a very long word. Every other name was saved by an
+//! earlier step.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,34 +29,36 @@ use serde_json::Value;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Topic {
-    /// The word that leads the names of its scenarios.
+    /// The prefix of its scenarios' names.
     pub topic: String,
-    /// The scenarios create pods, so each of them waits until its namespace has the `default` service account.
+    /// True if the scenarios create pods, so that each of them waits until its namespace has the
+    /// `default` service account.
     #[serde(default)]
     pub wait_for_service_account: bool,
-    /// CustomResourceDefinitions (files or folders, from the root of the checkout) that are there before the topic begins.
+    /// The CustomResourceDefinitions to install before the topic begins (files or folders, from the
+    /// root of the checkout).
     #[serde(default)]
     pub install: Vec<PathBuf>,
     /// Bodies that several steps share, kept here for YAML anchors; the runner does not read them.
     #[serde(default)]
     pub shared: Value,
-    /// Steps that every scenario of the topic begins with; they are recorded like its own.
+    /// The first steps of every scenario of the topic; they are recorded like its own.
     #[serde(default)]
     pub before: Vec<Step>,
-    /// Paths that are deleted when a scenario is over, whatever came of it.
+    /// Paths that are deleted after a scenario, with any outcome.
     #[serde(default)]
     pub cleanup: Vec<String>,
     /// The scenarios, in the order in which they are reported.
     pub scenarios: Vec<Scenario>,
 }
 
-/// A sequence of calls and what may be observed of it.
+/// A sequence of calls and its observations.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Scenario {
     /// Unique within its topic.
     pub name: String,
-    /// What is shown, in a sentence.
+    /// The subject, in a sentence.
     #[serde(default)]
     pub about: String,
     /// The calls.
@@ -65,7 +68,8 @@ pub struct Scenario {
     pub cleanup: Vec<String>,
 }
 
-/// One call, or one look at a watch that an earlier step opened. Exactly one of the capital words, `watch` and `read` is there.
+/// One call, or one read of a watch that an earlier step opened. Exactly one of the capital words,
+/// `watch` and `read` is set.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Step {
@@ -81,7 +85,7 @@ pub struct Step {
     /// `PUT` to this path.
     #[serde(rename = "PUT")]
     pub put: Option<String>,
-    /// `PATCH` this path; `type` says how.
+    /// `PATCH` this path; `type` is the content type.
     #[serde(rename = "PATCH")]
     pub patch: Option<String>,
     /// `DELETE` this path.
@@ -97,21 +101,23 @@ pub struct Step {
 
     /// The body, sent as JSON.
     pub body: Option<Value>,
-    /// The body, sent as it stands.
+    /// The body, sent unchanged.
     pub raw: Option<String>,
-    /// Content type: `json` (what is sent otherwise), `yaml`, `json-patch`, `merge`, `strategic`, `apply`, or a media type.
+    /// The content type: `json` (the default), `yaml`, `json-patch`, `merge`, `strategic`, `apply`,
+    /// or a media type.
     #[serde(rename = "type")]
     pub content_type: Option<String>,
-    /// `Accept`; `application/json` otherwise. `table` and `metadata` (with `-list` for lists) are short for the two views.
+    /// The `Accept` header; `application/json` by default. `table` and `metadata` (with `-list` for
+    /// lists) are short for the two views.
     pub accept: Option<String>,
     /// Other headers.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
     /// Act as this user, by impersonation.
     pub user: Option<String>,
-    /// Act with this bearer token and without the target's own credentials.
+    /// Use this bearer token instead of the target's own credentials.
     pub token: Option<String>,
-    /// How often the call is made; only the last answer is recorded. `${i}` is the repetition.
+    /// The number of repetitions; only the last answer is recorded. `${i}` is the repetition.
     pub repeat: Option<usize>,
 
     /// Names for parts of the answer (JSON pointers) that later steps use.
@@ -121,7 +127,7 @@ pub struct Step {
     pub until: Option<Until>,
     /// Leave the watch open under this name for `read` steps.
     pub open: Option<String>,
-    /// Read this many events, bookmarks not counted.
+    /// Read this number of events, without bookmarks.
     pub events: Option<usize>,
     /// Read until a bookmark, which is recorded, or until the server ends the watch.
     pub end: Option<WatchEnd>,
@@ -129,30 +135,30 @@ pub struct Step {
     /// Record only these parts of the answer.
     #[serde(default)]
     pub only: Vec<String>,
-    /// Do not record these parts of the answer; for what another component may write at any time.
+    /// Do not record these parts of the answer, which another component may write at any time.
     #[serde(default)]
     pub hide: Vec<String>,
-    /// Of a list in the answer, record only chosen elements, in the order of their names.
+    /// Record only the chosen elements of a list in the answer, in the order of their names.
     #[serde(default)]
     pub keep: Vec<Keep>,
 }
 
-/// What a repeated call waits for. All that is said must hold.
+/// The condition of a repeated call. All parts must hold.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Until {
     /// The status code.
     pub code: Option<u16>,
-    /// This part of the answer is there.
+    /// This part of the answer exists.
     pub present: Option<String>,
-    /// This part of the answer is not there.
+    /// This part of the answer does not exist.
     pub absent: Option<String>,
-    /// The part named by the key is equal to the value.
+    /// The part named by the key equals the value.
     #[serde(default)]
     pub equal: BTreeMap<String, Value>,
 }
 
-/// Where reading a watch stops, other than at a number of events.
+/// The end of reading a watch, other than a number of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WatchEnd {
@@ -162,27 +168,27 @@ pub enum WatchEnd {
     Closed,
 }
 
-/// A choice among the elements of a list.
+/// A choice of elements of a list.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Keep {
-    /// Where the list is.
+    /// The pointer to the list.
     pub at: String,
-    /// What names an element.
+    /// The field with an element's name.
     pub by: String,
     /// The names to keep.
     pub values: Vec<String>,
 }
 
-/// Why the scenarios could not be read.
+/// The error of scenarios that could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The folder or a file cannot be read.
     #[error("read {path}")]
     Read {
-        /// What was read.
+        /// Its path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -191,7 +197,7 @@ pub enum LoadError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// What the parser says, with the place.
+        /// The parser's message, with the position.
         message: String,
     },
     /// Two scenarios have the same name.
@@ -202,7 +208,8 @@ pub enum LoadError {
 /// Reads every topic in a folder, in the order of the file names.
 ///
 /// # Errors
-/// When a file cannot be read, does not parse, or repeats a scenario's name.
+///
+/// Fails if a file cannot be read, does not parse, or repeats a scenario's name.
 pub fn load(folder: &Path) -> Result<Vec<Topic>, LoadError> {
     let read = |source| LoadError::Read { path: folder.to_owned(), source };
     let mut paths = std::fs::read_dir(folder)
@@ -217,7 +224,8 @@ pub fn load(folder: &Path) -> Result<Vec<Topic>, LoadError> {
     for path in paths {
         let text = std::fs::read_to_string(&path)
             .map_err(|source| LoadError::Read { path: path.clone(), source })?;
-        // `y` and `no` are ordinary words in a scenario, as they are to Kubernetes' own YAML reader in JSON bodies.
+        // `y` and `no` are plain words in a scenario, as for Kubernetes' own YAML parser in JSON
+        // bodies.
         let options = serde_saphyr::options! { strict_booleans: true };
         let topic: Topic = serde_saphyr::from_str_with_options(&text, options)
             .map_err(|error| LoadError::Parse { path: path.clone(), message: error.to_string() })?;

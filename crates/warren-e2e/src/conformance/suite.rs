@@ -1,4 +1,4 @@
-//! The suite as it lies in this crate: where the scenarios and the recording are.
+//! The suite of this crate: its scenarios and recordings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::scenario::{self, LoadError, Topic};
 use super::target::Target;
 use super::transcript::{self, RecordError, Recorded};
 
-/// The scenarios of this crate, or those of them whose `topic/name` contains a word.
+/// The scenarios of this crate, optionally only those whose `topic/name` contains a word.
 pub struct Suite {
     topics: Vec<Topic>,
     whole: bool,
@@ -22,7 +22,7 @@ fn recordings() -> PathBuf {
     folder().join("recorded")
 }
 
-/// The checkout, where the product's own definitions are.
+/// Returns the checkout, which contains the product's own CRDs.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -31,7 +31,8 @@ impl Suite {
     /// Reads the scenarios; with `only`, those whose `topic/name` contains it.
     ///
     /// # Errors
-    /// When a scenario file does not parse.
+    ///
+    /// Fails if a scenario file does not parse.
     pub fn load(only: Option<&str>) -> Result<Self, LoadError> {
         let mut topics = scenario::load(&folder())?;
         for topic in &mut topics {
@@ -44,21 +45,22 @@ impl Suite {
         Ok(Self { topics, whole: only.is_none() })
     }
 
-    /// How many scenarios there are, by topic.
+    /// Returns the number of scenarios by topic.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<&str, usize> {
         self.topics.iter().map(|topic| (topic.topic.as_str(), topic.scenarios.len())).collect()
     }
 
-    /// Plays the scenarios and returns what was seen, masked.
+    /// Plays the scenarios and returns the masked transcripts.
     pub async fn play(&self, target: &dyn Target, pace: Pace) -> BTreeMap<String, Recorded> {
         play_all(target, &self.topics, &root(), pace).await
     }
 
-    /// What was recorded of the real server for these scenarios.
+    /// Returns the real server's recording of these scenarios.
     ///
     /// # Errors
-    /// When a recording does not parse.
+    ///
+    /// Fails if a recording does not parse.
     pub fn recorded(&self) -> Result<BTreeMap<String, Recorded>, RecordError> {
         let mut all = BTreeMap::new();
         for topic in &self.topics {
@@ -71,11 +73,12 @@ impl Suite {
         Ok(all)
     }
 
-    /// Makes a run of the real server the recording: a run of the whole suite replaces it, a run of a part of the suite
-    /// replaces that part.
+    /// Records a run of the real server: a run of the whole suite replaces the recording, a run of
+    /// a part replaces that part.
     ///
     /// # Errors
-    /// When a recording cannot be read or written.
+    ///
+    /// Fails if a recording cannot be read or written.
     pub fn record(&self, run: &BTreeMap<String, Recorded>) -> Result<(), RecordError> {
         for topic in &self.topics {
             let played = run.get(&topic.topic).cloned().unwrap_or_default();

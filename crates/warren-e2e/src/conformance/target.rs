@@ -1,4 +1,4 @@
-//! What scenarios are played against: anything that answers an HTTP request.
+//! The servers that scenarios are played on: anything that answers an HTTP request.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use tower::{Service, ServiceExt as _};
 
 use super::kubeconfig::Access;
 
-/// A failure below HTTP: the connection, TLS, or an in-process service that gave no answer.
+/// A failure below HTTP: the connection, TLS, or an in-process service without an answer.
 pub type TransportError = Box<dyn std::error::Error + Send + Sync>;
 
 /// An answer's body, perhaps endless.
 pub type AnswerBody = UnsyncBoxBody<Bytes, TransportError>;
 
-/// Something that answers requests. Paths are absolute; a request that carries `Authorization` is sent with that identity
-/// alone, every other one with the target's own.
+/// A server that answers requests. Paths are absolute. A request with `Authorization` uses only
+/// that identity, every other one the target's own.
 pub trait Target: Send + Sync {
     /// Answers one request.
     fn call(&self, request: Request<Bytes>) -> BoxFuture<'_, Result<Response<AnswerBody>, TransportError>>;
 }
 
-/// A server behind TLS. Every call is a connection of its own: a watch that is dropped ends at once, and no answer
-/// depends on what an earlier call left in a pool.
+/// A server behind TLS. Every call uses a connection of its own: a dropped watch ends at once, and
+/// no answer depends on a pooled connection.
 pub struct HttpsTarget {
     host: String,
     address: String,
@@ -42,10 +42,11 @@ pub struct HttpsTarget {
 }
 
 impl HttpsTarget {
-    /// Prepares TLS from what a kubeconfig says.
+    /// Prepares TLS from a kubeconfig's data.
     ///
     /// # Errors
-    /// When the address is not `https://host:port` or the certificates do not parse.
+    ///
+    /// Fails if the address is not `https://host:port` or the certificates do not parse.
     pub fn new(access: &Access) -> Result<Self, TransportError> {
         let address = access.server.strip_prefix("https://").ok_or("the server's address is not https://")?;
         let (host, _) = address.rsplit_once(':').ok_or("the server's address has no port")?;
@@ -101,13 +102,13 @@ impl Target for HttpsTarget {
     }
 }
 
-/// A server behind a unix socket, which knows its callers by their peer credentials.
+/// A server behind a unix socket, which identifies its callers by their peer credentials.
 pub struct UnixTarget {
     path: PathBuf,
 }
 
 impl UnixTarget {
-    /// Talks to the socket at `path`.
+    /// Uses the socket at `path`.
     #[must_use]
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned() }
@@ -126,7 +127,7 @@ impl Target for UnixTarget {
     }
 }
 
-/// One request over one fresh connection.
+/// Sends one request over one new connection.
 async fn over<S>(stream: S, request: Request<Bytes>) -> Result<Response<AnswerBody>, TransportError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -153,14 +154,15 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// A service in this process. `prepare` gives a request what a listener would have added, such as the caller's identity.
+/// A service in this process. `prepare` adds to a request what a listener would have added, such as
+/// the caller's identity.
 pub struct ServiceTarget<S, F> {
     service: S,
     prepare: F,
 }
 
 impl<S, F> ServiceTarget<S, F> {
-    /// Calls clones of `service` with what `prepare` makes of each request.
+    /// Calls clones of `service` with the requests that `prepare` returns.
     pub fn new(service: S, prepare: F) -> Self {
         Self { service, prepare }
     }

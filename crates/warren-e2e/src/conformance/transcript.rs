@@ -1,4 +1,4 @@
-//! What was observed of a scenario, and how it is stored.
+//! The observations of a scenario, and their storage.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Everything that a client saw while one scenario was played.
+/// All answers that a client saw while one scenario was played.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transcript {
-    /// One entry a step, in order.
+    /// One entry per step, in order.
     pub exchanges: Vec<Exchange>,
-    /// Why the scenario did not reach its end.
+    /// The reason why the scenario did not reach its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
 }
@@ -19,14 +19,14 @@ pub struct Transcript {
 /// One answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Exchange {
-    /// Method and path, as the scenario spells them.
+    /// Method and path, as in the scenario.
     pub request: String,
     /// Status code.
     pub code: u16,
     /// The headers that clients act on.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, Vec<String>>,
-    /// The body: JSON as such, anything else as a string.
+    /// The body: JSON as a value, anything else as a string.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub body: Value,
     /// The events of a watch.
@@ -37,15 +37,15 @@ pub struct Exchange {
 /// The masked transcripts of one topic, by scenario.
 pub type Recorded = BTreeMap<String, Transcript>;
 
-/// Why a recording could not be read or written.
+/// The error of a recording that could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The file system says no.
+    /// The file system reports an error.
     #[error("access {path}")]
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -54,16 +54,17 @@ pub enum RecordError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// Reads `folder/topic.json`; a topic that was never recorded is empty.
+/// Reads `folder/topic.json`; a topic without a recording is empty.
 ///
 /// # Errors
-/// When the file is there and is not a recording.
+///
+/// Fails if the file exists and is not a recording.
 pub fn read(folder: &Path, topic: &str) -> Result<Recorded, RecordError> {
     let path = folder.join(format!("{topic}.json"));
     match std::fs::read(&path) {
@@ -73,10 +74,11 @@ pub fn read(folder: &Path, topic: &str) -> Result<Recorded, RecordError> {
     }
 }
 
-/// Writes `folder/topic.json`, laid out so that a change of one field is a change of one line.
+/// Writes `folder/topic.json`, formatted so that a change of one field is a change of one line.
 ///
 /// # Errors
-/// When the file cannot be written.
+///
+/// Fails if the file cannot be written.
 pub fn write(folder: &Path, topic: &str, recorded: &Recorded) -> Result<(), RecordError> {
     let path = folder.join(format!("{topic}.json"));
     let mut text = serde_json::to_string_pretty(recorded)

@@ -1,14 +1,14 @@
-//! `${name}` in paths, headers and bodies.
+//! Replaces `${name}` in paths, headers and bodies.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// What the steps of a running scenario know by name.
+/// The named values of a running scenario.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Variables(BTreeMap<String, Value>);
 
-/// A step uses a name that no earlier step saved.
+/// The error of a name that no earlier step saved.
 #[derive(Debug, thiserror::Error)]
 #[error("nothing was saved as ${{{0}}}")]
 pub(crate) struct Unknown(String);
@@ -36,7 +36,8 @@ impl Variables {
         Ok(out)
     }
 
-    /// Replaces in every string and key of `value`. A string that is one variable becomes what was saved, whatever its type.
+    /// Replaces variables in every string and key of `value`. A string that is one variable becomes
+    /// the saved value, of any type.
     pub(crate) fn value(&self, value: &Value) -> Result<Value, Unknown> {
         Ok(match value {
             Value::String(text) => {

@@ -1,14 +1,15 @@
-//! A watch that is being read: newline-delimited JSON events out of an endless body.
+//! Reads a watch: newline-delimited JSON events from an endless body.
 
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 
 use super::target::{AnswerBody, TransportError};
 
-/// No event of a scenario comes near this; a server that sends no newline must not fill memory.
+/// The longest event. Those of scenarios are much shorter; a server without newlines must not fill
+/// the memory.
 const LONGEST_EVENT: usize = 16 << 20;
 
-/// An open watch and the bytes that arrived of its next event.
+/// An open watch and the received bytes of its next event.
 pub(crate) struct Watching {
     body: AnswerBody,
     buffer: Vec<u8>,
@@ -19,7 +20,8 @@ impl Watching {
         Self { body, buffer: Vec::new() }
     }
 
-    /// The next event, or nothing when the server has closed the stream. Losing this future to a timeout loses no bytes.
+    /// Returns the next event; `None` when the server has closed the stream. Cancel-safe: no bytes
+    /// are lost.
     pub(crate) async fn next(&mut self) -> Result<Option<Value>, TransportError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {

@@ -1,7 +1,7 @@
 //! Waits until a control plane's garbage collector knows our kinds.
 //!
-//! It looks for new kinds twice a minute only. Before it has found them, owners that are deleted in the foreground go
-//! without waiting for what they own, which no scenario should mistake for a fault of ours.
+//! It looks for new kinds only twice a minute. Before it has found them, owners in foreground
+//! deletion go without waiting for their dependents, which must not look like a fault of ours.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use super::workload;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Returns when a claim that is deleted in the foreground takes its sandbox along. To be called before any controllers
-/// are there, which would have a say in it too.
+/// Returns when the foreground deletion of a claim deletes its sandbox first. To be called before
+/// any controllers run, which would interfere.
 pub(super) async fn wait_until_it_knows_our_kinds(client: &Client) -> Result<()> {
     let deadline = Instant::now() + DEADLINE;
     for number in 0.. {
@@ -35,7 +35,7 @@ async fn takes_along(client: &Client, name: &str, deadline: Instant) -> Result<b
     let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), "default");
     let claim = serde_json::from_value(workload::claim(name, "none", json!({})))?;
     let claim = match claims.create(&PostParams::default(), &claim).await {
-        // A server that has just taken in a definition may need a moment until it serves it.
+        // A server with a new CRD may need a moment until it serves it.
         Err(kube::Error::Api(status)) if status.code == 404 => return Ok(false),
         created => created?,
     };

@@ -6,13 +6,14 @@
 //! | controllers | in that daemon | `warren controller` | `warren controller` |
 //! | pods | real containers | simulated | real containers, by `warren node` |
 //!
-//! The control plane is one of this process, or the one that [`KUBECONFIG`] names: any cluster of which the suite may have all, and on
-//! which no other controller works for our kinds. It gets our definitions, and a namespace for each scenario; both stay, to be looked at.
+//! The control plane runs in this process, or is the one that [`KUBECONFIG`] names: any cluster that
+//! the suite may use alone and that has no other controller for our kinds. It gets our CRDs, and a
+//! namespace for each scenario. Both stay, so that they can be inspected.
 //!
 //! Pods that name [`SCHEDULER`](warren_testkit::nodes::SCHEDULER) are simulated everywhere.
 //!
-//! What a scenario needs of a pod (never ready, several machines) and no container can be told to do, it asks of
-//! the simulated nodes, which are there in both homes: see [`workload`](super::workload).
+//! Some scenarios need pod states that no container can produce (never ready, several machines).
+//! They use the simulated nodes, which exist in both homes: see [`workload`](super::workload).
 
 use std::fs::File;
 use std::io;
@@ -39,16 +40,17 @@ use super::suite::process::ControllerProcess;
 use crate::cluster_node::ClusterNode;
 use crate::local_home::LocalHome;
 
-/// Nothing in a scenario takes this long, on a machine with much else to do, unless it will never come.
+/// The deadline of every wait in a scenario: far longer than any takes, even on a busy machine.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Names the cluster to use instead of starting a control plane, as `cargo xtask kube up` prints it.
+/// The variable that names a cluster to use instead of starting a control plane, as `cargo xtask
+/// kube up` prints it.
 pub const KUBECONFIG: &str = "WARREN_E2E_KUBECONFIG";
 
-/// How much of a log is shown when a scenario has failed.
+/// The part of a log that is shown after a failure.
 const LOG_LINES: usize = 200;
 
-/// Machines that are simulated in either home.
+/// The number of simulated nodes in either home.
 pub const SIMULATED_NODES: usize = 3;
 
 /// A home that scenarios share.
@@ -67,12 +69,12 @@ enum Kind {
     Cluster {
         kubeconfig: PathBuf,
         controllers: Mutex<Vec<ControllerProcess>>,
-        /// Where pods are real.
+        /// The node, if pods are real.
         node: Option<ClusterNode>,
     },
 }
 
-/// Which kind of home it is, for the few things that differ.
+/// The kind of home, for the few differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HomeKind {
     /// `warren up`.
@@ -82,7 +84,8 @@ pub enum HomeKind {
 }
 
 impl Home {
-    /// A local home in a fresh data directory. `None` where tests that make containers are left out.
+    /// Starts a local home in a fresh data directory. `None` if tests that make containers are
+    /// skipped.
     pub async fn local() -> Result<Option<Arc<Self>>> {
         let started = tokio::task::spawn_blocking(|| {
             let home = LocalHome::new()?;
@@ -97,15 +100,15 @@ impl Home {
         Ok(Some(Arc::new(Self { client, kind, logs: tempfile::tempdir()?, _nodes: nodes })))
     }
 
-    /// A control plane with our definitions, controllers and simulated nodes.
+    /// Starts a control plane with our CRDs, controllers and simulated nodes.
     pub async fn cluster() -> Result<Arc<Self>> {
         let (kubeconfig, client) = control_plane().await?;
         let nodes = SimulatedNodes::builder(client.clone()).nodes(SIMULATED_NODES).start().await?;
         Self::with_controllers(kubeconfig, client, nodes, None).await
     }
 
-    /// The same with this machine as the node for all pods but those that ask to be simulated. `None` where tests that make
-    /// containers are left out.
+    /// Starts a cluster with this machine as the node of all pods except those that ask to be
+    /// simulated. `None` if tests that make containers are skipped.
     pub async fn cluster_with_node() -> Result<Option<Arc<Self>>> {
         let Some(mut node) = ClusterNode::new("warren") else { return Ok(None) };
         let (kubeconfig, client) = control_plane().await?;
@@ -129,12 +132,12 @@ impl Home {
         let kind = Kind::Cluster { kubeconfig, controllers: Mutex::default(), node };
         let home = Arc::new(Self { client, kind, logs: tempfile::tempdir()?, _nodes: nodes });
         let starting = Arc::clone(&home);
-        // The first to ask for the binary may have to build it.
+        // The first use of the binary may have to build it.
         tokio::task::spawn_blocking(move || starting.fight(1)).await??;
         Ok(home)
     }
 
-    /// Which kind it is.
+    /// Returns its kind.
     pub fn kind(&self) -> HomeKind {
         match self.kind {
             Kind::Local { .. } => HomeKind::Local,
@@ -142,12 +145,12 @@ impl Home {
         }
     }
 
-    /// A client with all rights.
+    /// Returns a client with all rights.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The data directory of a local home.
+    /// Returns the data directory of a local home.
     pub fn data_directory(&self) -> Option<&Path> {
         match &self.kind {
             Kind::Local { home, .. } => Some(home.path()),
@@ -155,7 +158,7 @@ impl Home {
         }
     }
 
-    /// A kubeconfig with all rights.
+    /// Returns a kubeconfig with all rights.
     pub fn kubeconfig(&self) -> PathBuf {
         match &self.kind {
             Kind::Local { home, .. } => home.path().join("kubeconfig"),
@@ -163,7 +166,7 @@ impl Home {
         }
     }
 
-    /// A fresh namespace.
+    /// Creates a fresh namespace.
     pub async fn place(self: &Arc<Self>, scenario: &str) -> Result<Place> {
         let prefix: String = scenario.replace('_', "-").chars().take(40).collect();
         let namespace: Namespace =
@@ -171,7 +174,7 @@ impl Home {
         let (namespaces, parameters) = (Api::all(self.client()), PostParams::default());
         let namespace = answer(|| namespaces.create(&parameters, &namespace)).await?.name_any();
         if self.kind() == HomeKind::Cluster {
-            // Without it no pod may be made.
+            // Pods cannot be created before it exists.
             let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), &namespace);
             let there =
                 await_condition(accounts, "default", |account: Option<&ServiceAccount>| account.is_some());
@@ -180,8 +183,9 @@ impl Home {
         Ok(Place::new(Arc::clone(self), namespace))
     }
 
-    /// Kills the controllers as `kill -9` would, and starts them again. In the local home that is the whole daemon, so
-    /// whoever else uses the home meets an API server that is away for a moment, as [`Place`] can stand.
+    /// Kills the controllers as `kill -9` would, and starts them again. In the local home that is
+    /// the whole daemon, so other users of the home find the API server away for a moment, which
+    /// [`Place`] tolerates.
     pub async fn restart_controllers(&self) -> Result<()> {
         match &self.kind {
             Kind::Local { home, daemon } => {
@@ -189,7 +193,7 @@ impl Home {
                 let killed = pidfd_open(killed.context("the daemon's id")?, PidfdFlags::empty())?;
                 let next = tokio::task::block_in_place(|| {
                     pidfd_send_signal(&killed, Signal::KILL)?;
-                    // One that is still dying would be taken for one that runs.
+                    // A dying daemon would be taken for a running one.
                     poll(&mut [PollFd::new(&killed, PollFlags::IN)], None)?;
                     anyhow::Ok(home.up())
                 });
@@ -204,8 +208,8 @@ impl Home {
         Ok(())
     }
 
-    /// Has so many controllers at work at the same time, without an election between them; those too many are killed. Only a
-    /// cluster can.
+    /// Runs this number of controllers at the same time, without an election between them; surplus
+    /// ones are killed. Only for a cluster.
     pub fn fight(&self, count: usize) -> Result<()> {
         let Kind::Cluster { controllers, .. } = &self.kind else {
             bail!("the local home has its controllers in one process");
@@ -218,12 +222,12 @@ impl Home {
         Ok(())
     }
 
-    /// Where controllers of their own write what they have to say.
+    /// Opens the log file for controllers that a scenario starts.
     pub fn log_file(&self) -> io::Result<File> {
         File::options().create(true).append(true).open(self.logs.path().join("controllers.log"))
     }
 
-    /// What a person would look at when a scenario has failed.
+    /// Returns the logs that help after a failure.
     pub fn log(&self) -> String {
         let directory = match &self.kind {
             Kind::Local { home, .. } => Some(home.path()),
@@ -248,7 +252,7 @@ impl Home {
     }
 }
 
-/// The control plane that is named, else one of this process; with our definitions.
+/// Returns the named control plane, or starts one in this process; with our CRDs.
 async fn control_plane() -> Result<(PathBuf, Client)> {
     let kubeconfig = match std::env::var_os(KUBECONFIG) {
         Some(path) => PathBuf::from(path),
@@ -260,7 +264,7 @@ async fn control_plane() -> Result<(PathBuf, Client)> {
     Ok((kubeconfig, client))
 }
 
-/// Puts our definitions into a control plane.
+/// Installs our CRDs in a control plane.
 pub async fn define(client: &Client) -> Result<()> {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     for definition in warren_api::crds() {

@@ -1,5 +1,5 @@
-//! Every version of every object of a kind, in the order in which the server tells of them: what a look now and then
-//! would miss.
+//! Records every version of every object of a kind, in the order of the server's events: polling
+//! would miss some.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,25 +12,25 @@ use tokio::task::AbortHandle;
 
 use super::place::{AGAIN, Namespaced, answer};
 
-/// One thing that a watch told.
+/// One event of a watch.
 #[derive(Clone, Debug)]
 pub struct Entry<K> {
-    /// The object as it was then.
+    /// The object at that time.
     pub object: K,
-    /// Whether that was its last state.
+    /// True if that was its last state.
     pub deleted: bool,
 }
 
-/// A record of a kind's objects, kept until it is dropped.
+/// A recording of a kind's objects, until it is dropped.
 pub struct History<K> {
     entries: Arc<Mutex<Vec<Entry<K>>>>,
     watching: AbortHandle,
 }
 
 impl<K: Namespaced> History<K> {
-    /// Records from now on, beginning with what there is. When the server ends the watch, or goes away, the watch goes on
-    /// where it was; nothing is left out, unless a server that was started again has forgotten what it had told: then
-    /// the record goes on with what there is.
+    /// Starts to record, beginning with the present objects. When the server ends the watch or is
+    /// away, the watch is resumed without a gap. If a restarted server has forgotten its history,
+    /// the recording continues with the objects present then.
     pub async fn start(api: Api<K>) -> Result<Self> {
         let entries = Arc::new(Mutex::new(Vec::new()));
         let version = Self::list(&api, &entries).await?;
@@ -38,7 +38,8 @@ impl<K: Namespaced> History<K> {
         Ok(Self { entries, watching: task.abort_handle() })
     }
 
-    /// Notes what there is, and what is no longer there. Gives the version of that moment.
+    /// Records the present objects, and the missing ones as deleted. Returns the version of that
+    /// moment.
     async fn list(api: &Api<K>, entries: &Mutex<Vec<Entry<K>>>) -> Result<String> {
         let all = ListParams::default();
         let list = answer(|| api.list(&all)).await?;
@@ -69,7 +70,8 @@ impl<K: Namespaced> History<K> {
         }
     }
 
-    /// Notes events until they end. Says whether the server has forgotten what came after our version.
+    /// Records events until they end. Returns true if the server no longer has the events after our
+    /// version.
     async fn note(
         mut events: impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin,
         version: &mut String,
@@ -93,12 +95,12 @@ impl<K: Namespaced> History<K> {
         false
     }
 
-    /// Everything so far.
+    /// Returns all entries so far.
     pub fn so_far(&self) -> Vec<Entry<K>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Everything so far about one object.
+    /// Returns all entries so far about one object.
     pub fn of(&self, name: &str) -> Vec<Entry<K>> {
         self.so_far().into_iter().filter(|entry| entry.object.name_any() == name).collect()
     }
@@ -110,8 +112,8 @@ impl<K> Drop for History<K> {
     }
 }
 
-/// The version of an object as a number. Both servers count all kinds in one row, so versions of different kinds tell
-/// what was written first.
+/// Returns the version of an object as a number. Both servers number all kinds in one sequence, so
+/// versions of different kinds show which was written first.
 pub fn version<K: kube::Resource>(object: &K) -> u64 {
     object.meta().resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
 }

@@ -1,4 +1,5 @@
-//! Kills the controllers every now and then, as `kill -9` would, for scenarios that must not care.
+//! Kills the controllers from time to time, as `kill -9` would, for scenarios that must not be
+//! affected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,11 +11,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::harness::Home;
 
-/// How long controllers live, in milliseconds: sometimes too short to do more than list what there is, mostly long enough
-/// to be in the middle of something.
+/// The lifetime of controllers in milliseconds: sometimes only long enough to list objects, usually
+/// long enough to be in the middle of work.
 const LIFETIME: std::ops::Range<u64> = 300..2500;
 
-/// Kills until it is told to stop.
+/// A task that kills until it is told to stop.
 pub(super) struct Killer {
     enough: CancellationToken,
     kills: Arc<AtomicUsize>,
@@ -39,17 +40,17 @@ impl Killer {
         Self { enough, kills, task }
     }
 
-    /// How often it has killed so far.
+    /// Returns the number of kills so far.
     pub(super) fn kills(&self) -> usize {
         self.kills.load(Ordering::Relaxed)
     }
 
-    /// Whether it kills no more, because the controllers could not be started again.
+    /// Returns true if it has stopped because the controllers could not be started again.
     pub(super) fn is_spent(&self) -> bool {
         self.task.is_finished()
     }
 
-    /// Leaves the controllers in peace, and says how often they were killed.
+    /// Stops killing, and returns the number of kills.
     pub(super) async fn stop(self) -> Result<usize> {
         self.enough.cancel();
         self.task.await??;

@@ -1,7 +1,7 @@
-//! A namespace of a home, and what scenarios do in it.
+//! A namespace of a home, and the actions of scenarios in it.
 //!
-//! Everything here holds out while an API server is away for a moment, as the local home's is when its controllers are
-//! killed: a call that got no answer is made again, until [`DEADLINE`].
+//! All actions tolerate that the API server is away for a moment, as the local home's is when its
+//! controllers are killed: a call without an answer is repeated until [`DEADLINE`].
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -29,10 +29,10 @@ use super::harness::{DEADLINE, Home};
 use super::history::History;
 use super::workload;
 
-/// How soon a call that got no answer is made again.
+/// The delay before a call without an answer is repeated.
 pub(super) const AGAIN: Duration = Duration::from_millis(50);
 
-/// A namespace that one scenario has for itself.
+/// The namespace of one scenario.
 #[derive(Clone)]
 pub struct Place {
     home: Arc<Home>,
@@ -40,7 +40,7 @@ pub struct Place {
     disturbed: bool,
 }
 
-/// Kinds that scenarios work with.
+/// A kind that scenarios use.
 pub trait Namespaced:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Clone
@@ -70,32 +70,33 @@ impl Place {
         Self { home, namespace, disturbed: false }
     }
 
-    /// The same, where the controllers may be killed every now and then.
+    /// Sets whether the controllers are killed from time to time.
     pub(super) fn disturbed(self, disturbed: bool) -> Self {
         Self { disturbed, ..self }
     }
 
-    /// Whether the controllers may be killed at any time.
+    /// Returns true if the controllers may be killed at any time.
     pub fn is_disturbed(&self) -> bool {
         self.disturbed
     }
 
-    /// The home it is in.
+    /// Returns its home.
     pub fn home(&self) -> &Arc<Home> {
         &self.home
     }
 
-    /// A client with all rights.
+    /// Returns a client with all rights.
     pub fn client(&self) -> Client {
         self.home.client()
     }
 
-    /// The namespace's name.
+    /// Returns the namespace's name.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// A kind's API in this namespace, for calls that have no method here. It does not try again.
+    /// Returns a kind's API in this namespace, for calls that have no method here. It does not
+    /// retry.
     pub fn api<K: Namespaced>(&self) -> Api<K> {
         Api::namespaced(self.client(), &self.namespace)
     }
@@ -105,7 +106,7 @@ impl Place {
         self.try_create(object).await?.with_context(|| format!("create a {}", K::kind(&())))
     }
 
-    /// Creates an object from JSON, and gives the server's refusal apart.
+    /// Creates an object from JSON; returns the server's refusal separately.
     pub async fn try_create<K: Namespaced>(&self, object: Value) -> Result<Result<K, kube::Error>> {
         let object: K = serde_json::from_value(object)?;
         let api = self.api::<K>();
@@ -131,14 +132,14 @@ impl Place {
         self.try_patch(name, body.clone()).await.with_context(|| format!("patch {name} with {body}"))
     }
 
-    /// Merge-patches an object, and gives the server's refusal apart.
+    /// Merge-patches an object; returns the server's refusal separately.
     pub async fn try_patch<K: Namespaced>(&self, name: &str, body: Value) -> Result<K, kube::Error> {
         let (api, parameters, patch) = (self.api::<K>(), PatchParams::default(), Patch::Merge(&body));
         answer(|| api.patch(name, &parameters, &patch)).await
     }
 
-    /// Takes the finalizers off an object that is being deleted. It may be gone with them before the answer is here: who was
-    /// killed in between is asked once more, and finds nothing.
+    /// Removes the finalizers of an object that is being deleted. The object may be gone before the
+    /// answer comes: a repeated call then finds nothing.
     pub async fn release<K: Namespaced>(&self, name: &str) -> Result<()> {
         match self.try_patch::<K>(name, json!({"metadata": {"finalizers": null}})).await {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -155,29 +156,29 @@ impl Place {
             .with_context(|| format!("patch the status of {name}"))
     }
 
-    /// Reads an object that must be there.
+    /// Reads an object that must exist.
     pub async fn get<K: Namespaced>(&self, name: &str) -> Result<K> {
         self.get_opt(name).await?.with_context(|| format!("there is no {} {name}", K::kind(&())))
     }
 
-    /// Reads an object that may be there.
+    /// Reads an object that may exist.
     pub async fn get_opt<K: Namespaced>(&self, name: &str) -> Result<Option<K>> {
         let api = self.api::<K>();
         answer(|| api.get_opt(name)).await.with_context(|| format!("read {name}"))
     }
 
-    /// Every object of a kind.
+    /// Returns every object of a kind.
     pub async fn list<K: Namespaced>(&self) -> Result<Vec<K>> {
         self.list_with("").await
     }
 
-    /// Every object of a kind with these labels.
+    /// Returns every object of a kind with these labels.
     pub async fn list_with<K: Namespaced>(&self, labels: &str) -> Result<Vec<K>> {
         let (api, parameters) = (self.api::<K>(), ListParams::default().labels(labels));
         Ok(answer(|| api.list(&parameters)).await.with_context(|| format!("list {}", K::plural(&())))?.items)
     }
 
-    /// Deletes an object, in the background; one that is gone already is fine.
+    /// Deletes an object in the background; a missing one is a success.
     pub async fn delete<K: Namespaced>(&self, name: &str) -> Result<()> {
         let (api, parameters) = (self.api::<K>(), DeleteParams::background());
         match answer(|| api.delete(name, &parameters)).await {
@@ -187,7 +188,7 @@ impl Place {
         }
     }
 
-    /// Waits until an object is as described, and gives it; fails with what it was instead.
+    /// Waits until an object meets a condition, and returns it; fails with its last state.
     pub async fn wait<K: Namespaced>(
         &self,
         name: &str,
@@ -199,8 +200,8 @@ impl Place {
             let mut objects = std::pin::pin!(watcher::watch_object(self.api::<K>(), name));
             while let Some(object) = objects.next().await {
                 let Ok(object) = object else {
-                    // The watch begins again by itself, sooner than it would with a backoff for servers in trouble: this
-                    // one is back in a moment.
+                    // The watch resumes by itself. This delay is shorter than the backoff for
+                    // servers in trouble: this one is back in a moment.
                     tokio::time::sleep(AGAIN).await;
                     continue;
                 };
@@ -217,7 +218,7 @@ impl Place {
         bail!("{} {name} never was {what}; it is {}", K::kind(&()), shown(&last))
     }
 
-    /// Waits until an object that is there is as described.
+    /// Waits until an existing object meets a condition.
     pub async fn wait_for<K: Namespaced>(
         &self,
         name: &str,
@@ -228,12 +229,12 @@ impl Place {
         found.with_context(|| format!("{name} is gone"))
     }
 
-    /// Waits until `Ready` is this, as `status/reason`.
+    /// Waits until `Ready` has this `status/reason`.
     pub async fn wait_ready<K: Namespaced>(&self, name: &str, wanted: &str) -> Result<K> {
         self.wait_for(name, wanted, |object: &K| ready(object) == wanted).await
     }
 
-    /// Waits until `Ready` has been judged for the object's present generation, and gives it as it is then.
+    /// Waits until `Ready` has the object's present generation, and returns the object.
     pub async fn wait_observed<K: Namespaced>(&self, name: &str) -> Result<K> {
         let current = |object: &K| {
             let observed = condition(object, "Ready").and_then(|ready| ready["observedGeneration"].as_i64());
@@ -242,7 +243,7 @@ impl Place {
         self.wait_for(name, "looked at in its present generation", current).await
     }
 
-    /// Makes a pass over a pool certain, by saying or not saying what is so anyway: that it does not roll.
+    /// Forces a reconcile of a pool, by setting or removing its default strategy.
     pub async fn touch_pool(&self, name: &str) -> Result<SandboxWarmPool> {
         let pool: SandboxWarmPool = self.get(name).await?;
         anyhow::ensure!(pool.spec.update_strategy_type() == UpdateStrategyType::OnReplenish, "{name} rolls");
@@ -259,8 +260,8 @@ impl Place {
         .await
     }
 
-    /// Waits until the clock shows a later second than this time: servers write times in whole seconds, so whatever
-    /// happens from then on has another.
+    /// Waits until the clock shows a later second than this time: servers write times in whole
+    /// seconds, so that later events get another time.
     pub async fn second_after(&self, time: &str) -> Result<()> {
         let time: Timestamp = time.parse().with_context(|| format!("`{time}` as a time"))?;
         let later = Timestamp::from_second(time.as_second() + 1)?;
@@ -278,7 +279,7 @@ impl Place {
         self.wait(name, "gone", |object: Option<&K>| object.is_none()).await.map(drop)
     }
 
-    /// Waits until something that takes more than one object to see holds, and gives what it says.
+    /// Waits until a condition on several objects holds, and returns its value.
     pub async fn eventually<T, R>(&self, what: &str, mut look: impl FnMut() -> R) -> Result<T>
     where
         R: Future<Output = Result<Option<T>>>,
@@ -295,16 +296,16 @@ impl Place {
         }
     }
 
-    /// A template and a pool of that many over it, both of this name.
+    /// Creates a template and a pool of this size, both with this name.
     pub async fn pool(&self, name: &str, replicas: i32, template: Value) -> Result<()> {
         self.create::<SandboxTemplate>(workload::template(name, template)).await?;
         self.create::<SandboxWarmPool>(workload::pool(name, name, replicas)).await?;
         Ok(())
     }
 
-    /// Merge-patches a template, and waits until the controllers have seen that. They watch each kind by itself, so what is done to
-    /// a pool next may reach them first; but of one kind nothing overtakes anything, so when they have answered a template that was
-    /// made later, they know of the edit.
+    /// Merge-patches a template, and waits until the controllers have seen it. They watch each kind
+    /// separately, so a later change of a pool may reach them first. Within one kind events are
+    /// ordered: once they have handled a template that was made later, they know of the edit.
     pub async fn edit_template(&self, name: &str, body: Value) -> Result<SandboxTemplate> {
         let edited = self.patch(name, body).await?;
         let mut later = workload::template("", json!({}));
@@ -315,7 +316,8 @@ impl Place {
         Ok(edited)
     }
 
-    /// Waits until a pool has that many members, all ready, and says so: its status alone may be of a moment ago.
+    /// Waits until a pool has so many members, all ready, and its status says so: the status alone
+    /// may be stale.
     pub async fn wait_full(&self, name: &str, count: i32) -> Result<SandboxWarmPool> {
         self.eventually(&format!("{count} ready members of {name}"), async || {
             let members = self.members(name).await?;
@@ -329,19 +331,19 @@ impl Place {
         .await
     }
 
-    /// The members of a pool that are not on their way out.
+    /// Returns the members of a pool that are not being deleted.
     pub async fn members(&self, pool: &str) -> Result<Vec<Sandbox>> {
         let mut members: Vec<Sandbox> = self.list_with(&labels::pool_selector(pool)).await?;
         members.retain(|member| member.metadata.deletion_timestamp.is_none());
         Ok(members)
     }
 
-    /// Creates a claim on a pool, with more in its spec.
+    /// Creates a claim on a pool, with more fields in its spec.
     pub async fn claim(&self, name: &str, pool: &str, spec: Value) -> Result<SandboxClaim> {
         self.create(workload::claim(name, pool, spec)).await
     }
 
-    /// Waits until a claim is ready, and gives its sandbox.
+    /// Waits until a claim is ready, and returns its sandbox.
     pub async fn wait_claimed(&self, name: &str) -> Result<Sandbox> {
         let claim: SandboxClaim = self.wait_ready(name, "True/DependenciesReady").await?;
         let sandbox = claim.status.and_then(|status| status.sandbox?.name);
@@ -353,7 +355,7 @@ impl Place {
         History::start(self.api()).await
     }
 
-    /// Events about an object, oldest first.
+    /// Returns the events about an object, oldest first.
     pub async fn events(&self, regarding: &str) -> Result<Vec<Event>> {
         let mut events: Vec<Event> = self.list().await?;
         events.retain(|event| {
@@ -372,8 +374,9 @@ impl Place {
         .await
     }
 
-    /// Waits until an object says in exactly these words why it is not ready, and an event about it says the same. What is in
-    /// the way may have been heard of after the object, and then the words were others at first.
+    /// Waits until an object's Ready condition has exactly this reason and text, and so has an
+    /// event about it. If the controller heard of the cause after the object, the first text may
+    /// differ.
     pub async fn wait_trouble<K: Namespaced>(&self, name: &str, reason: &str, text: &str) -> Result<K> {
         let wanted = format!("False/{reason}");
         let told = self
@@ -393,8 +396,8 @@ impl Place {
         Ok(told)
     }
 
-    /// Waits for an event with this reason about an object, unless whoever has to tell it may be killed before it does: what is
-    /// told is stored first, and nobody tells it again.
+    /// Waits for an event with this reason about an object, unless the controller may be killed
+    /// before it writes it: the status is stored first, and the event is not written again.
     pub async fn wait_told(&self, regarding: &str, reason: &str) -> Result<()> {
         if !self.disturbed {
             self.wait_event(regarding, reason).await?;
@@ -402,7 +405,7 @@ impl Place {
         Ok(())
     }
 
-    /// Everything in the namespace, for a person who wants to know why a scenario failed.
+    /// Returns all objects in the namespace as text, for the analysis of a failure.
     pub async fn dump(&self) -> String {
         let mut text = String::new();
         self.dump_kind::<SandboxWarmPool>(&mut text).await;
@@ -428,7 +431,7 @@ impl Place {
         }
     }
 
-    /// Has everything in the namespace deleted, without waiting for it.
+    /// Starts the deletion of all objects in the namespace, without waiting.
     pub async fn clear(&self) -> Result<()> {
         self.clear_kind::<SandboxWarmPool>().await?;
         self.clear_kind::<SandboxClaim>().await?;
@@ -443,7 +446,7 @@ impl Place {
         for object in self.list::<K>().await? {
             let name = object.name_any();
             if !object.finalizers().is_empty() {
-                // Whoever else takes them away is welcome.
+                // They may be removed by another writer first.
                 let _ = self.try_patch::<K>(&name, json!({"metadata": {"finalizers": null}})).await;
             }
             self.delete::<K>(&name).await?;
@@ -452,7 +455,7 @@ impl Place {
     }
 }
 
-/// Makes a call until the server answers.
+/// Repeats a call until the server answers.
 pub(super) async fn answer<T, R>(mut call: impl FnMut() -> R) -> Result<T, kube::Error>
 where
     R: Future<Output = Result<T, kube::Error>>,
@@ -468,7 +471,7 @@ where
     }
 }
 
-/// An object without what only servers read.
+/// Returns an object without the fields that only servers read.
 fn shown<K: Serialize>(object: &Option<K>) -> String {
     let mut value = serde_json::to_value(object).unwrap_or_default();
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -477,12 +480,12 @@ fn shown<K: Serialize>(object: &Option<K>) -> String {
     serde_json::to_string_pretty(&value).unwrap_or_default()
 }
 
-/// `Ready` of an object's status as `status/reason`, or nothing.
+/// Returns `Ready` of an object's status as `status/reason`, or an empty text.
 pub fn ready<K: Serialize>(object: &K) -> String {
     state(object, "Ready")
 }
 
-/// A condition of an object's status as `status/reason`, or nothing.
+/// Returns a condition of an object's status as `status/reason`, or an empty text.
 pub fn state<K: Serialize>(object: &K, type_: &str) -> String {
     condition(object, type_).map_or_else(String::new, |found| {
         let word = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
@@ -490,21 +493,21 @@ pub fn state<K: Serialize>(object: &K, type_: &str) -> String {
     })
 }
 
-/// The message of a condition, or nothing.
+/// Returns the message of a condition, or an empty text.
 pub fn message<K: Serialize>(object: &K, type_: &str) -> String {
     condition(object, type_)
         .and_then(|found| found["message"].as_str().map(str::to_owned))
         .unwrap_or_default()
 }
 
-/// When a condition last changed its status, or nothing.
+/// Returns the time of a condition's last transition, or an empty text.
 pub fn since<K: Serialize>(object: &K, type_: &str) -> String {
     condition(object, type_)
         .and_then(|found| found["lastTransitionTime"].as_str().map(str::to_owned))
         .unwrap_or_default()
 }
 
-/// A condition of an object's status.
+/// Returns a condition of an object's status.
 pub fn condition<K: Serialize>(object: &K, type_: &str) -> Option<Value> {
     let object = serde_json::to_value(object).ok()?;
     let conditions = object["status"]["conditions"].as_array()?;

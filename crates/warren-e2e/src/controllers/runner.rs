@@ -1,5 +1,5 @@
-//! Runs a list of scenarios in one home, several at a time, and prints what cargo's own test harness would print, so
-//! that whoever reads the output of tests reads this too.
+//! Runs a list of scenarios in one home, several at a time, and prints the results in the format of
+//! cargo's own test harness, so that tools can parse them.
 
 use std::any::Any;
 use std::process::ExitCode;
@@ -14,42 +14,44 @@ use super::harness::Home;
 use super::killer::Killer;
 use super::place::Place;
 
-/// Scenarios at the same time: two processors have enough to do with these, and no wait gets near its deadline.
+/// The number of concurrent scenarios: two processors have enough to do with these, and no wait
+/// gets near its deadline.
 const AT_THE_SAME_TIME: usize = 6;
 
-/// Longer than a scenario of several waits may take, all of them near their deadline.
+/// The time limit of a scenario: several waits, all of them near their deadline.
 const LONGEST: Duration = Duration::from_secs(240);
 
-/// How long is spent on what a failed scenario leaves, should the server be the one that failed.
+/// The time limit for inspecting a failed scenario, in case the server is what failed.
 const AFTERMATH: Duration = Duration::from_secs(20);
 
-/// One thing to show.
+/// A test scenario.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// The path of the function.
+    /// The path of its function.
     pub name: &'static str,
-    /// Shows it.
+    /// Runs it.
     pub run: fn(Place) -> BoxFuture<'static, Result<()>>,
-    /// Whether nothing else may use the home meanwhile.
+    /// True if no other scenario may use the home meanwhile.
     pub alone: bool,
-    /// Whether the controllers are killed every now and then meanwhile.
+    /// True if the controllers are killed from time to time meanwhile.
     pub disturbed: bool,
 }
 
 impl Scenario {
-    /// The same while the controllers are killed every now and then.
+    /// Returns the scenario with kills of the controllers.
     pub fn disturbed(self) -> Self {
         Self { disturbed: true, ..self }
     }
 
-    /// What it is called in the output: the function's name without its modules.
+    /// Returns its name in the output: the function's name without its modules.
     fn title(&self) -> String {
         let name = self.name.rsplit("::").next().unwrap_or_default().trim();
         if self.disturbed { format!("{name}_though_the_controllers_are_killed") } else { name.to_owned() }
     }
 }
 
-/// A list of scenarios from the names of async functions; those after `alone:` have the home for themselves.
+/// Builds a list of scenarios from the names of async functions; those after `alone:` run alone in
+/// the home.
 #[macro_export]
 macro_rules! scenarios {
     ($($($path:ident)::+),* $(,)? $(; alone: $($($alone:ident)::+),* $(,)?)?) => {
@@ -68,7 +70,8 @@ macro_rules! scenarios {
     };
 }
 
-/// Runs the scenarios that the command line names (all, if none) in a home, and prints how each ended. `--list` only lists.
+/// Runs the scenarios that the command line names (all, if none) in a home, and prints their
+/// results. `--list` only lists.
 ///
 /// To be called by `main` of a test target with `harness = false`.
 pub fn run<S>(scenarios: Vec<Scenario>, start: impl FnOnce() -> S) -> ExitCode
@@ -86,7 +89,8 @@ where
                 return ExitCode::SUCCESS;
             }
             "--exact" => exact = true,
-            // Options of cargo's harness mean nothing here: output is never hidden, and there is nothing to ignore.
+            // Other options of cargo's harness are ignored: output is never hidden, and no scenario
+            // is ignored.
             option if option.starts_with('-') => {}
             word => words.push(word.to_owned()),
         }
@@ -125,7 +129,7 @@ where
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The names of those that failed; `None` where there is no home for tests like these.
+/// Returns the names of the failed ones; `None` if there is no home for such tests.
 fn in_a_home<S>(chosen: &[Scenario], start: impl FnOnce() -> S) -> Result<Option<Vec<String>>>
 where
     S: Future<Output = Result<Option<Arc<Home>>>>,
@@ -152,7 +156,7 @@ where
     })
 }
 
-/// Runs so many at a time, and gives those that failed.
+/// Runs this many at a time, and returns the failed ones.
 async fn several(
     home: &Arc<Home>,
     scenarios: impl Iterator<Item = Scenario>,
@@ -171,7 +175,8 @@ async fn one(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) -> b
     let begun = Instant::now();
     let outcome = loop {
         match attempt(home, scenario, killer).await {
-            // One that was over before the controllers were killed has shown nothing: once more.
+            // A scenario that ended before the controllers were killed has proved nothing: repeat
+            // it.
             Ok(Shown::Nothing) => {}
             outcome => break outcome,
         }
@@ -183,7 +188,8 @@ async fn one(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) -> b
             true
         }
         Err(error) => {
-            // The causes first: they say what is wrong. The outermost is the long one.
+            // The causes come first, since they name the problem. The outermost error is the long
+            // one.
             let causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
             println!(
                 "test {title} ... FAILED <{seconds:.1}s>\n--- {title}: {}\n{error}---",
@@ -194,14 +200,14 @@ async fn one(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) -> b
     }
 }
 
-/// What came of a scenario that has not failed.
+/// The result of a scenario that has not failed.
 enum Shown {
     Everything,
     /// It was to be disturbed, and was not.
     Nothing,
 }
 
-/// Runs it in a namespace of its own, and clears up after it.
+/// Runs it in a namespace of its own, and cleans up.
 async fn attempt(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) -> Result<Shown> {
     match home.place(&scenario.title()).await {
         Ok(place) => {
@@ -229,7 +235,7 @@ async fn attempt(home: &Arc<Home>, scenario: Scenario, killer: Option<&Killer>) 
                 Err(error) => {
                     let dump = tokio::time::timeout(AFTERMATH, place.dump()).await;
                     let (dump, log) = (dump.unwrap_or_else(|_| "no answer\n".to_owned()), home.log());
-                    // What is left would only take room from the others.
+                    // Remaining objects would only use resources of the others.
                     let _ = tokio::time::timeout(AFTERMATH, place.clear()).await;
                     Err(error.context(format!("in namespace {}\n{dump}{log}\n", place.namespace())))
                 }

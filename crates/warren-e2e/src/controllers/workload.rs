@@ -1,7 +1,7 @@
 //! Objects that scenarios begin with, the same for both homes.
 //!
-//! The image is the one that needs no fetching. A pod that is to end by itself says so twice: by its command for a real
-//! node, and by an annotation for a simulated one.
+//! The image is the one that needs no pull. A pod that is to end by itself says so twice: by its
+//! command for a real node, and by an annotation for a simulated one.
 
 use serde_json::{Value, json};
 use warren_testkit::nodes::{FATE, Fate, SCHEDULER};
@@ -9,7 +9,7 @@ use warren_testkit::nodes::{FATE, Fate, SCHEDULER};
 const CORE: &str = "agents.x-k8s.io/v1beta1";
 const EXTENSIONS: &str = "extensions.agents.x-k8s.io/v1beta1";
 
-/// A value with the fields of another laid over it, at any depth. Lists are replaced.
+/// Returns a value merged with another, at any depth. Lists are replaced.
 pub fn with(mut base: Value, over: Value) -> Value {
     match (&mut base, over) {
         (Value::Object(base), Value::Object(over)) => {
@@ -23,12 +23,12 @@ pub fn with(mut base: Value, over: Value) -> Value {
     base
 }
 
-/// A pod template whose pod becomes ready: a real container in the local home.
+/// Returns a pod template whose pod becomes ready: a real container in the local home.
 pub fn running() -> Value {
     json!({"spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}})
 }
 
-/// A pod template whose pod ends by itself with this code, and is not started again.
+/// Returns a pod template whose pod ends by itself with this code, and is not restarted.
 pub fn ending(code: u8) -> Value {
     let fate = if code == 0 { Fate::Succeeded } else { Fate::Failed };
     with(
@@ -44,7 +44,7 @@ pub fn ending(code: u8) -> Value {
     )
 }
 
-/// A pod template for simulated nodes, in either home.
+/// Returns a pod template for simulated nodes, in either home.
 pub fn simulated(fate: Fate) -> Value {
     with(
         running(),
@@ -52,37 +52,37 @@ pub fn simulated(fate: Fate) -> Value {
     )
 }
 
-/// A volume claim template.
+/// Returns a volume claim template.
 pub fn volume(name: &str) -> Value {
     json!({"metadata": {"name": name}, "spec": {
         "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}})
 }
 
-/// A Sandbox; `spec` is laid over that of one with a [`running`] pod.
+/// Returns a Sandbox; `spec` is merged over that of one with a [`running`] pod.
 pub fn sandbox(name: &str, spec: Value) -> Value {
     let spec = with(json!({"podTemplate": running()}), spec);
     json!({"apiVersion": CORE, "kind": "Sandbox", "metadata": {"name": name}, "spec": spec})
 }
 
-/// A SandboxTemplate; `spec` is laid over that of one with a [`running`] pod.
+/// Returns a SandboxTemplate; `spec` is merged over that of one with a [`running`] pod.
 pub fn template(name: &str, spec: Value) -> Value {
     let spec = with(json!({"podTemplate": running()}), spec);
     json!({"apiVersion": EXTENSIONS, "kind": "SandboxTemplate", "metadata": {"name": name}, "spec": spec})
 }
 
-/// A SandboxWarmPool over the template of that name.
+/// Returns a SandboxWarmPool over the template of that name.
 pub fn pool(name: &str, template: &str, replicas: i32) -> Value {
     json!({"apiVersion": EXTENSIONS, "kind": "SandboxWarmPool", "metadata": {"name": name},
         "spec": {"replicas": replicas, "sandboxTemplateRef": {"name": template}}})
 }
 
-/// A SandboxClaim on a pool, with more in its spec.
+/// Returns a SandboxClaim on a pool, with more fields in its spec.
 pub fn claim(name: &str, pool: &str, spec: Value) -> Value {
     let spec = with(json!({"warmPoolRef": {"name": pool}}), spec);
     json!({"apiVersion": EXTENSIONS, "kind": "SandboxClaim", "metadata": {"name": name}, "spec": spec})
 }
 
-/// A Pod that nobody owns.
+/// Returns a Pod without an owner.
 pub fn stranger(name: &str, labels: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
         "spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}})

@@ -1,4 +1,4 @@
-//! A sandbox, and what a user does with it.
+//! A sandbox, and a user's actions on it.
 
 use std::error::Error;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::DEADLINE;
 
 const NAMESPACE: &str = "default";
 
-/// A sandbox by its name, whether or not it is there.
+/// A sandbox by its name; it may not exist.
 #[derive(Debug, Clone)]
 pub(super) struct Guest {
     name: String,
@@ -24,7 +24,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// One that runs a program.
+    /// Returns one that runs a program.
     pub(super) fn named(name: String, command: &[&str]) -> Self {
         Self { name, command: command.iter().map(|word| (*word).to_owned()).collect() }
     }
@@ -53,7 +53,7 @@ impl Guest {
         sandbox::create(client, NAMESPACE, &manifest).await.map(drop).map_err(|error| chain(&error))
     }
 
-    /// Deletes it; one that is not there is fine.
+    /// Deletes it; a missing one is a success.
     pub(super) async fn delete(&self, client: &Client) -> Result<(), String> {
         match self.get(client).await? {
             Some(found) => sandbox::delete(client, &found).await.map_err(|error| chain(&error)),
@@ -61,7 +61,7 @@ impl Guest {
         }
     }
 
-    /// `Running` or `Suspended`.
+    /// Sets the mode: `Running` or `Suspended`.
     pub(super) async fn set_mode(&self, client: &Client, mode: &str) -> Result<(), String> {
         let patch = json!({"spec": {"operatingMode": mode}});
         let patched =
@@ -101,7 +101,7 @@ impl Guest {
         .await
     }
 
-    /// Waits until neither it nor its pod is there.
+    /// Waits until neither it nor its pod exists.
     pub(super) async fn wait_gone(&self, client: &Client) -> Result<(), String> {
         self.until("is gone", async || match self.get(client).await? {
             Some(found) => Err(format!("it is {:?}", found.metadata)),
@@ -111,7 +111,7 @@ impl Guest {
         self.wait_without_pod(client).await
     }
 
-    /// Runs a command that has to succeed, once; what it wrote.
+    /// Runs a command once that has to succeed; returns its output.
     pub(super) async fn exec_whole(&self, client: &Client, script: &str) -> Result<String, String> {
         match self.exec(client, script).await? {
             (0, written) => Ok(written),
@@ -119,12 +119,13 @@ impl Guest {
         }
     }
 
-    /// Runs a command again and again until it succeeds: a container may just be on its way.
+    /// Repeats a command until it succeeds: a container may still be starting.
     pub(super) async fn exec_until_it_works(&self, client: &Client, script: &str) -> Result<String, String> {
         self.until("takes a command", async || self.exec_whole(client, script).await).await
     }
 
-    /// Runs a command of some milliseconds that may be cut off, but never ends well with half of what it has to say.
+    /// Runs a command of some milliseconds that may be cut off, but never succeeds with incomplete
+    /// output.
     pub(super) async fn exec_or_be_cut_off(&self, client: &Client) -> Result<bool, String> {
         match self.exec(client, "echo begun; sleep 0.02; echo done").await {
             Ok((0, written)) if written == "begun\ndone\n" => Ok(true),
@@ -151,7 +152,7 @@ impl Guest {
         Ok((code, String::from_utf8_lossy(&stdout).into_owned()))
     }
 
-    /// Looks until there is a result; the last reason why there was none, if that takes too long.
+    /// Repeats until there is a result; after the deadline returns the last error.
     async fn until<T>(&self, what: &str, look: impl AsyncFn() -> Result<T, String>) -> Result<T, String> {
         let mut last = String::new();
         let looking = async {

@@ -1,11 +1,12 @@
-//! A home whose processes are killed again and again, at every point of a sandbox's life.
+//! Kills the processes of a home repeatedly, at every point of a sandbox's life.
 //!
-//! [`run`] keeps two residents in a real home, and in each round makes a guest, kills the daemon, the guest's shim or the zygote with
-//! `kill -9` while the guest is created, started, used, stopped or deleted, and brings the home back. Then the residents must be the
-//! very processes that they were and still take commands, what was acknowledged must hold, the guest must come to what was asked for,
-//! and nothing may be on the machine that was not there before. The same seed makes the same choices; how far a
-//! guest has come at the kill is up to the machine. Start reading at `Crash::round`; `victim` finds and kills, `guest` is
-//! what a user does.
+//! [`run`] keeps two residents in a real home. In each round it makes a guest, kills the daemon,
+//! the guest's shim or the zygote with `kill -9` while the guest is created, started, used, stopped
+//! or deleted, and restarts the home. Then the residents must be the same processes and still run
+//! commands, acknowledged changes must hold, the guest must reach its requested state, and no new
+//! objects may be left on the machine. The same seed makes the same choices, but the guest's
+//! progress at the kill depends on the machine. Start reading at `Crash::round`; `victim` finds and
+//! kills, `guest` is what a user does.
 
 mod guest;
 mod victim;
@@ -21,32 +22,34 @@ use crate::local_home::LocalHome;
 use guest::Guest;
 use victim::Prey;
 
-/// Generous: everything that is waited for takes a fraction of a second on an idle machine, and ten seconds where a start failed.
+/// The deadline of every wait: each takes a fraction of a second on an idle machine, and ten
+/// seconds after a failed start.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Enough to see that one does not stand for the other.
+/// The number of residents: enough to notice if one is taken for the other.
 const RESIDENTS: usize = 2;
-/// A victim that is gone before it is killed makes no round; no more than this for each that does.
+/// The most tries per round: a victim that is gone before it is killed makes no round.
 const TRIES: u64 = 6;
 
-/// When a process is killed.
+/// The moment of a kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
-    /// From when the create is sent.
+    /// After the create request is sent.
     Create,
-    /// From when the node has begun with the pod.
+    /// After the node has begun with the pod.
     Start,
-    /// From when a command is asked for.
+    /// After a command is requested.
     Exec,
-    /// From when the sandbox is to be suspended; its program takes its time to end.
+    /// After a suspension is requested; the sandbox's program takes time to end.
     Stop,
-    /// From when the sandbox is to go.
+    /// After a deletion is requested.
     Delete,
 }
 
 impl Moment {
     const ALL: [Moment; 5] = [Moment::Create, Moment::Start, Moment::Exec, Moment::Stop, Moment::Delete];
 
-    /// How long it goes on, a little more than it takes on an idle machine: the kill comes at some point of it.
+    /// Returns the length of the moment, slightly more than on an idle machine: the kill comes at
+    /// some point of it.
     fn length(self) -> Duration {
         match self {
             Moment::Create => Duration::from_millis(60),
@@ -56,7 +59,7 @@ impl Moment {
     }
 }
 
-/// Which process is killed.
+/// The process to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Victim {
     /// `warren up`.
@@ -71,21 +74,22 @@ impl Victim {
     const ALL: [Victim; 3] = [Victim::Daemon, Victim::Shim, Victim::Zygote];
 }
 
-/// What it came to.
+/// The result of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Processes that were killed.
     pub kills: u64,
-    /// Victims that were gone before they could be killed.
+    /// Victims that ended before they could be killed.
     pub late: u64,
-    /// What was asked for and acknowledged although somebody was killed meanwhile.
+    /// Requests that were acknowledged despite a kill.
     pub acknowledged: u64,
 }
 
 /// Kills `rounds` processes of a home.
 ///
 /// # Errors
-/// The first thing that did not hold, with the seed and the round.
+///
+/// Returns the first violation, with the seed and the round.
 pub async fn run(home: &LocalHome, rounds: u64, seed: u64) -> Result<Outcome, String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut crash = Crash::begin(home).await?;
@@ -96,7 +100,7 @@ pub async fn run(home: &LocalHome, rounds: u64, seed: u64) -> Result<Outcome, St
             break;
         }
         if plan.is_empty() {
-            // Each once before any comes again.
+            // Each once before any is repeated.
             plan = Moment::ALL
                 .into_iter()
                 .flat_map(|moment| Victim::ALL.map(|victim| (moment, victim)))
@@ -128,9 +132,9 @@ struct Round {
     number: u64,
     moment: Moment,
     victim: Victim,
-    /// From the beginning of the moment until the kill.
+    /// The time from the beginning of the moment until the kill.
     delay: Duration,
-    /// Whether a guest whose shim was killed before it ran is given the ten seconds until it is tried again.
+    /// True if a guest whose shim was killed before it ran gets the ten seconds until the retry.
     is_patient: bool,
 }
 
@@ -141,7 +145,7 @@ impl fmt::Display for Round {
     }
 }
 
-/// How a round went.
+/// The result of a round.
 struct Done {
     killed: bool,
     acknowledged: bool,
@@ -154,11 +158,11 @@ struct Crash<'home> {
     daemon: u32,
     client: Client,
     residents: Vec<Resident>,
-    /// What is on the machine for the residents alone.
+    /// The objects on the machine with only the residents.
     before: Leaks,
 }
 
-/// A sandbox that nothing may happen to.
+/// A sandbox that must not be affected.
 struct Resident {
     guest: Guest,
     marker: String,
@@ -171,7 +175,7 @@ impl<'home> Crash<'home> {
         let client = home.client().await;
         let mut residents = Vec::new();
         for number in 0..RESIDENTS {
-            // Of this test alone, also while another one runs beside it.
+            // Unique to this test, even while another one runs.
             let marker = format!("{}{:07}.25", number + 1, std::process::id());
             let guest = Guest::named(format!("resident-{number}"), &["sleep", &marker]);
             guest.create(&client).await?;
@@ -188,9 +192,9 @@ impl<'home> Crash<'home> {
         Ok(Crash { home, pods, daemon, client, residents, before })
     }
 
-    /// Makes a guest, kills somebody, and looks.
+    /// Makes a guest, kills a process, and checks the result.
     async fn round(&mut self, round: &Round) -> Result<Done, String> {
-        // It takes its time to end when it is asked to.
+        // It takes time to end when it is asked to.
         let script = "trap 'sleep 0.2; exit 0' TERM; while :; do sleep 0.05; done";
         let guest = Guest::named(format!("guest-{}", round.number), &["sh", "-c", script]);
         if !matches!(round.moment, Moment::Create | Moment::Start) {
@@ -211,7 +215,7 @@ impl<'home> Crash<'home> {
         Ok(Done { killed, acknowledged })
     }
 
-    /// Whom to kill, and when.
+    /// Chooses the process to kill, and the time.
     fn prey(&self, round: &Round) -> Result<Prey, String> {
         let pods = self.pods.clone();
         let begun = (round.moment == Moment::Start).then(|| pods.clone());
@@ -219,7 +223,8 @@ impl<'home> Crash<'home> {
         match round.victim {
             Victim::Daemon => Prey::known(self.daemon, begun, known, round.delay),
             Victim::Zygote => Prey::known(victim::child_of(self.daemon)?, begun, known, round.delay),
-            // One that is not there yet is waited for, and then killed within the milliseconds that it starts its containers in.
+            // A shim that does not exist yet is awaited, and then killed within the milliseconds in
+            // which it starts its containers.
             Victim::Shim if matches!(round.moment, Moment::Create | Moment::Start) => {
                 Ok(Prey::shim_to_come(pods, known, round.delay / 8))
             }
@@ -230,7 +235,7 @@ impl<'home> Crash<'home> {
         }
     }
 
-    /// A daemon again, where there is none.
+    /// Starts a daemon again if there is none.
     async fn bring_back(&mut self, victim: Victim, killed: bool) -> Result<(), String> {
         if victim == Victim::Shim || !killed {
             return Ok(());
@@ -246,7 +251,7 @@ impl<'home> Crash<'home> {
         Ok(())
     }
 
-    /// They are who they were, and one of them is asked to do something.
+    /// Checks that the residents are the same processes, and runs a command in one of them.
     async fn check_residents(&self, number: u64) -> Result<(), String> {
         for resident in &self.residents {
             let found = victim::processes_of(&format!("sleep\0{}\0", resident.marker));
@@ -264,7 +269,7 @@ impl<'home> Crash<'home> {
         }
     }
 
-    /// The guest comes to what was asked for, and goes.
+    /// Waits until the guest is in its requested state, and deletes it.
     async fn settle(&self, round: &Round, guest: &Guest, acknowledged: bool) -> Result<(), String> {
         let client = &self.client;
         let is_there = guest.is_there(client).await?;
@@ -305,7 +310,7 @@ impl<'home> Crash<'home> {
         looked.map_err(|now| format!("there was {:#?}\nand now there is {now:#?}", self.before))
     }
 
-    /// Lets the residents go, and then the home: nothing of either may stay.
+    /// Deletes the residents and stops the home: nothing of either may be left.
     async fn end(self) -> Result<(), String> {
         for resident in &self.residents {
             resident.guest.delete(&self.client).await?;
@@ -323,7 +328,7 @@ impl<'home> Crash<'home> {
     }
 }
 
-/// What the user wishes at that moment; whether it was acknowledged.
+/// Makes the user's request of that moment; returns true if it was acknowledged.
 async fn wish(moment: Moment, guest: Guest, client: Client) -> Result<bool, String> {
     match moment {
         Moment::Create | Moment::Start => Ok(guest.create(&client).await.is_ok()),
@@ -333,7 +338,7 @@ async fn wish(moment: Moment, guest: Guest, client: Client) -> Result<bool, Stri
     }
 }
 
-/// What is there for the residents: a shim and a program for each, and no command that is on its way out.
+/// Waits for the residents' idle state: a shim and a program for each, and no ending command.
 async fn at_rest(data_dir: &Path) -> Result<Leaks, String> {
     let path = data_dir.to_owned();
     let looked = tokio::task::spawn_blocking(move || {
@@ -352,11 +357,12 @@ async fn at_rest(data_dir: &Path) -> Result<Leaks, String> {
     looked.await.map_err(|error| error.to_string())?
 }
 
-/// Has a home go down `rounds` times while a guest is on its way: no process, mount, cgroup, device or rule may stay, and guests of
-/// earlier come back with the next start.
+/// Stops a home `rounds` times while a guest is starting. No process, mount, cgroup, device or rule
+/// may be left, and earlier guests come back with the next start.
 ///
 /// # Errors
-/// The first thing that did not hold, with the seed and the round.
+///
+/// Returns the first violation, with the seed and the round.
 pub async fn go_down(home: &LocalHome, rounds: u64, seed: u64) -> Result<(), String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut guests: Vec<Guest> = Vec::new();
@@ -386,7 +392,7 @@ pub async fn go_down(home: &LocalHome, rounds: u64, seed: u64) -> Result<(), Str
     })
 }
 
-/// Goes down and looks: files of pods may stay, for the next start.
+/// Stops the home and checks the machine: files of pods may stay, for the next start.
 fn down(home: &LocalHome) -> Result<(), String> {
     let ended = home.warren(&["down"]);
     if ended.code != Some(0) {

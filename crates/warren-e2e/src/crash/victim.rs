@@ -12,16 +12,17 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::DEADLINE;
 
-/// Between two looks at something that tells nobody of its coming. Short, for what is looked for lives for milliseconds.
+/// The interval of polling for a process without an event. Short, because some processes live for
+/// milliseconds.
 const PAUSE: Duration = Duration::from_micros(200);
-/// What a shim calls itself. Its children are called so too, until they become a program.
+/// The command line of a shim. Its children have it too, until they execute a program.
 const SHIM: &str = "warren-shim";
 
-/// Whom to kill, and when.
+/// The process to kill, and the time.
 #[derive(Debug)]
 pub(super) struct Prey {
     target: Target,
-    /// The pods' directory, if the moment begins with a pod there that was not before.
+    /// The pods' directory, if the moment begins with a new pod there.
     begun: Option<PathBuf>,
     known: Vec<PathBuf>,
     delay: Duration,
@@ -30,12 +31,12 @@ pub(super) struct Prey {
 #[derive(Debug)]
 enum Target {
     Process(OwnedFd),
-    /// The first shim of a pod that was not there before.
+    /// The first shim of a new pod.
     Shim(PathBuf),
 }
 
 impl Prey {
-    /// A process that is there.
+    /// Returns an existing process as the victim.
     pub(super) fn known(
         pid: u32,
         begun: Option<PathBuf>,
@@ -46,12 +47,12 @@ impl Prey {
         Ok(Self { target: Target::Process(process), begun, known, delay })
     }
 
-    /// The shim of a pod that is not there yet.
+    /// Returns the shim of a future pod as the victim.
     pub(super) fn shim_to_come(pods: PathBuf, known: Vec<PathBuf>, delay: Duration) -> Self {
         Self { target: Target::Shim(pods), begun: None, known, delay }
     }
 
-    /// Kills it and waits for its end; false if it had ended before.
+    /// Kills it and waits for its end; returns false if it had ended before.
     fn kill(self) -> Result<bool, String> {
         if let Some(pods) = &self.begun {
             let is_new = || fs::read_dir(pods).ok()?.flatten().find(|pod| !self.known.contains(&pod.path()));
@@ -73,12 +74,12 @@ impl Prey {
     }
 }
 
-/// Kills while others go on.
+/// Kills it in the background.
 pub(super) async fn kill_in_the_background(prey: Prey) -> Result<bool, String> {
     tokio::task::spawn_blocking(move || prey.kill()).await.map_err(|error| error.to_string())?
 }
 
-/// Waits for the end of a process; whether it came.
+/// Waits for the end of a process; returns false after the time limit.
 pub(super) fn wait_for_end(pid: u32, patience: Duration) -> Result<bool, String> {
     match open(pid) {
         Ok(process) => ended_within(&process, Some(patience)).map_err(|error| error.to_string()),
@@ -87,14 +88,14 @@ pub(super) fn wait_for_end(pid: u32, patience: Duration) -> Result<bool, String>
     }
 }
 
-/// The only child of a daemon's first thread: its zygote.
+/// Returns the only child of a daemon's first thread: its zygote.
 pub(super) fn child_of(daemon: u32) -> Result<u32, String> {
     let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children"));
     let children = children.map_err(|error| format!("read the children of {daemon}: {error}"))?;
     children.trim().parse().map_err(|_| format!("the daemon {daemon} has the children `{children}`"))
 }
 
-/// Processes with exactly this command line, words ending in zeros.
+/// Returns the processes with exactly this command line, its words ended by zeros.
 pub(super) fn processes_of(command_line: &str) -> Vec<u32> {
     let is_wanted = |pid: &u32| {
         fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line == command_line.as_bytes())
@@ -102,7 +103,7 @@ pub(super) fn processes_of(command_line: &str) -> Vec<u32> {
     all().filter(is_wanted).collect()
 }
 
-/// A shim of a pod below `pods` that is none of those `known`.
+/// Returns a shim of a pod below `pods` that is none of those `known`.
 pub(super) fn shim_beside(pods: &Path, known: &[PathBuf]) -> Option<u32> {
     let is_wanted = |pid: &u32| {
         let log = fs::read_link(format!("/proc/{pid}/fd/2")).unwrap_or_default();
@@ -126,13 +127,14 @@ fn parent(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
-/// By a descriptor: the signal never reaches another process that was given the number later.
+/// Opens a descriptor, so that the signal never reaches another process with a reused number.
 fn open(pid: u32) -> rustix::io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     pidfd_open(pid, PidfdFlags::empty())
 }
 
-/// Whether a process has ended by then; without a limit, when it has.
+/// Waits for the end of a process, up to a time limit if there is one. Returns true if it has
+/// ended.
 fn ended_within(process: &OwnedFd, patience: Option<Duration>) -> io::Result<bool> {
     let deadline = patience.map(|patience| Instant::now() + patience);
     loop {

@@ -1,4 +1,5 @@
-//! Where the attempts are made: one home, an attacker, a neighbour, and things on the host that must stay as they are.
+//! The environment of the attempts: one home, an attacker, a neighbour, and objects on the host
+//! that must not change.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -19,10 +20,10 @@ use super::processes::processes_with;
 use crate::gvisor;
 use crate::local_home::{Ended, LocalHome, warren_binary};
 
-/// Generous: everything here takes a fraction of a second on an idle machine.
+/// The deadline of every wait: each takes a fraction of a second on an idle machine.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
-/// What no sandbox may ever print.
+/// A text that no sandbox may ever print.
 pub const SECRET: &str = "only-the-host-knows-this";
 
 /// The name of a variable in the daemon's environment, with [`SECRET`] as its value.
@@ -39,11 +40,11 @@ pub struct Arena {
     below_usr: Option<BelowUsr>,
     binary: (PathBuf, std::fs::Metadata),
     settings: Vec<(&'static str, String)>,
-    // Last: it takes the home down when everything else is gone.
+    // The last field: dropping it stops the home after everything else is gone.
     home: LocalHome,
 }
 
-/// Settings of the kernel that attempts try to change.
+/// Kernel settings that attempts try to change.
 const SETTINGS: &[&str] = &[
     "/proc/sys/kernel/core_pattern",
     "/proc/sys/kernel/hostname",
@@ -52,7 +53,7 @@ const SETTINGS: &[&str] = &[
 ];
 
 impl Arena {
-    /// Brings a home up; `None`, with a printed reason, where these attempts cannot be made.
+    /// Starts a home; `None`, with a printed reason, where these attempts cannot be made.
     pub async fn start(walls: Walls) -> Result<Option<Self>> {
         let home = match walls {
             Walls::Native | Walls::Gvisor => LocalHome::new(),
@@ -98,8 +99,8 @@ impl Arena {
         Ok(Some(Self { client, walls, attacker, neighbour, bystander, below_usr, binary, settings, home }))
     }
 
-    /// Whether a sandbox has a kernel of its own, which is told: `what` an attempt got is of that kernel, and the host is judged
-    /// from outside alone.
+    /// Returns true, with a printed note about `what`, if a sandbox has a kernel of its own. An
+    /// attempt then reaches only that kernel, and the host is checked from outside alone.
     pub fn has_of_its_own(&self, what: &str) -> bool {
         let has = self.walls == Walls::Gvisor;
         if has {
@@ -108,8 +109,8 @@ impl Arena {
         has
     }
 
-    /// What the command lines of a sandbox's processes have in them on the host: this word, which is the program's, unless the
-    /// program is nothing to the host's kernel.
+    /// Returns the text by which the host recognises the command lines of a sandbox's processes:
+    /// this word from the program, unless the host's kernel does not see the program.
     pub async fn mark_of(&self, sandbox: &Sandbox, word: &str) -> Result<String> {
         if self.walls != Walls::Gvisor {
             return Ok(word.to_owned());
@@ -118,21 +119,22 @@ impl Arena {
         Ok(directory.file_name().unwrap_or_default().to_string_lossy().into_owned())
     }
 
-    /// Every process of the attacker's sandbox is behind a filter of the host's kernel.
+    /// Checks that every process of the attacker's sandbox has a filter of the host's kernel.
     pub async fn filtered_outside(&self) -> Result<()> {
         let mark = self.mark_of(&self.attacker, "").await?;
         let pids = processes_with(&mark);
         ensure!(!pids.is_empty(), "no process of the sandbox is found");
         for pid in pids {
-            // One that serves an exec may end meanwhile.
+            // A process that serves an exec may end meanwhile.
             let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { continue };
             ensure!(status.contains("Seccomp:\t2"), "{status}");
         }
         Ok(())
     }
 
-    /// Whether what an attempt relies on is not to be had in this home, which is told: `what` says it. An ordinary user's has
-    /// neither cgroups nor ids to give away, and its pods' conditions say so.
+    /// Returns true, with a printed note about `what`, if this home lacks a feature that an attempt
+    /// needs. An ordinary user's home has neither cgroups nor ids to assign, and its pods'
+    /// conditions say so.
     pub fn lacks(&self, what: &str) -> bool {
         let lacks = self.home.user().is_some();
         if lacks {
@@ -141,17 +143,18 @@ impl Arena {
         lacks
     }
 
-    /// The data directory.
+    /// Returns the data directory.
     pub fn data_dir(&self) -> &Path {
         self.home.path()
     }
 
-    /// A process of the host that is none of Warren's.
+    /// Returns a process of the host that is not Warren's.
     pub fn bystander(&self) -> u32 {
         self.bystander.id()
     }
 
-    /// Files in `/usr` that only the host's root may read, where the machine lets us put them there.
+    /// Returns files in `/usr` that only the host's root may read, if this machine allows the test
+    /// to make them.
     pub fn below_usr(&self) -> Option<&Path> {
         self.below_usr.as_ref().map(|made| made.0.as_path())
     }
@@ -171,7 +174,7 @@ impl Arena {
         self.run(&self.neighbour, &["sh", "-c", script]).await
     }
 
-    /// Runs a shell script in the attacker's sandbox that has to fail, by itself and not for want of a program.
+    /// Runs a shell script in the attacker's sandbox that must fail, and not for lack of a program.
     pub async fn shell_fails(&self, script: &str) -> Result<Ended> {
         let ended = self.shell(script).await?;
         ensure!(
@@ -181,12 +184,12 @@ impl Arena {
         Ok(ended)
     }
 
-    /// Makes system calls in the attacker's sandbox, each given by name, number and arguments as perl has them. All have to be
-    /// refused.
+    /// Makes system calls in the attacker's sandbox, each given by name, number and arguments in
+    /// perl's syntax. All must be refused.
     pub async fn calls_refused(&self, calls: &[(&str, i64, &str)]) -> Result<()> {
         let mut program = String::new();
         for (name, number, arguments) in calls {
-            // Perl lets the kernel write to what it is given, and refuses to for what is written here literally.
+            // Perl lets the kernel write to variables, but not to literals.
             program.push_str(&format!(
                 "$r = syscall({number}, map {{ my $copy = $_; $copy }} ({arguments})); print '{name} ', ($r == -1 ? $! + 0 : 'result'), qq(\\n);\n"
             ));
@@ -196,7 +199,7 @@ impl Arena {
         let refusals = [libc::EPERM, libc::ENOSYS, libc::EACCES, libc::EROFS].map(|error| error.to_string());
         for ((name, ..), line) in calls.iter().zip(ended.stdout.lines()) {
             let answer = line.strip_prefix(name).unwrap_or_default().trim().to_owned();
-            // Another kernel may have other words for it.
+            // Another kernel may have other error codes.
             let refused = refusals.contains(&answer) || (self.walls == Walls::Gvisor && answer != "result");
             ensure!(refused, "{name} was answered with `{answer}`");
         }
@@ -204,13 +207,13 @@ impl Arena {
         Ok(())
     }
 
-    /// A sandbox of an attempt's own. Its container has these fields on top of an image and a name; `volumes`,
-    /// `restartPolicy` and `beside` (more containers) are its pod's.
+    /// Creates a sandbox for an attempt. Its container has these fields in addition to an image and
+    /// a name; `volumes`, `restartPolicy` and `beside` (more containers) are its pod's.
     pub async fn sandbox(&self, name: &str, container: Value) -> Result<Sandbox> {
         start(&self.client, self.walls, name, container).await
     }
 
-    /// A sandbox that need not become Ready.
+    /// Creates a sandbox that need not become Ready.
     pub async fn sandbox_unready(&self, name: &str, container: Value) -> Result<Sandbox> {
         Ok(sandbox::create(&self.client, "default", &manifest(self.walls, name, container)?).await?)
     }
@@ -223,7 +226,7 @@ impl Arena {
         until("the pod is gone", async || Ok(pods.get_opt(&name).await?.is_none().then_some(()))).await
     }
 
-    /// A sandbox's pod once it satisfies a condition.
+    /// Returns a sandbox's pod once it meets a condition.
     pub async fn pod_until(
         &self,
         sandbox: &Sandbox,
@@ -235,14 +238,14 @@ impl Arena {
         until(what, async || Ok(pods.get_opt(&name).await?.filter(|pod| condition(pod)))).await
     }
 
-    /// The directory in which the home keeps a sandbox's pod.
+    /// Returns the directory of a sandbox's pod.
     pub async fn pod_directory(&self, sandbox: &Sandbox) -> Result<PathBuf> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), "default");
         let uid = pods.get(&sandbox::pod_name(sandbox)).await?.uid().context("a uid")?;
         Ok(self.home.path().join("pods").join(uid))
     }
 
-    /// The attacker's pod's directory.
+    /// Returns the directory of the attacker's pod.
     pub async fn attackers_directory(&self) -> Result<PathBuf> {
         self.pod_directory(&self.attacker).await
     }
@@ -252,7 +255,7 @@ impl Arena {
         self.run_with(sandbox, command, false).await
     }
 
-    /// The same on a terminal, in the attacker's sandbox.
+    /// Runs a program on a terminal in the attacker's sandbox.
     pub async fn on_a_terminal(&self, command: &[&str]) -> Result<Ended> {
         self.run_with(&self.attacker, command, true).await
     }
@@ -281,7 +284,7 @@ impl Arena {
         Ok(ended)
     }
 
-    /// The host and the neighbour are as they were.
+    /// Checks that the host and the neighbour are unchanged.
     pub async fn check_outside(&self) -> Result<()> {
         let command = std::fs::read(format!("/proc/{}/cmdline", self.bystander())).unwrap_or_default();
         ensure!(command.starts_with(b"sleep"), "a process of the host is gone");
@@ -306,7 +309,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Takes everything down and looks for what is left.
+    /// Stops everything and checks that nothing is left.
     pub async fn end(mut self) -> Result<()> {
         self.delete(&self.attacker).await?;
         self.delete(&self.neighbour).await?;
@@ -325,7 +328,7 @@ impl std::fmt::Debug for Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // Ended already, unless something failed.
+        // Already ended, unless a check has failed.
         let _ = self.bystander.kill();
         let _ = self.bystander.wait();
     }
@@ -378,7 +381,7 @@ async fn start(client: &Client, walls: Walls, name: &str, container: Value) -> R
     Ok(sandbox::wait_ready(client, created, DEADLINE).await?)
 }
 
-/// Files in the machine's own `/usr` for the length of the suite.
+/// Files in the machine's own `/usr` during the suite.
 #[derive(Debug)]
 struct BelowUsr(PathBuf);
 

@@ -1,11 +1,11 @@
-//! Files: the kernel's, the host's, and paths that lead to them.
+//! Attempts on files: the kernel's, the host's, and paths that lead to them.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::arena::{Arena, SECRET};
 
-/// Nothing of these may be opened for writing.
+/// Checks that none of these can be opened for writing.
 async fn cannot_be_written(arena: &Arena, paths: &[&str]) -> Result<()> {
     for path in paths {
         let ended = arena.perl(&format!("exit(open(F, '+<', '{path}') ? 9 : 0)")).await?;
@@ -35,7 +35,7 @@ pub(super) async fn write_settings_of_the_kernel(arena: &Arena) -> Result<()> {
         ],
     )
     .await?;
-    // Nothing at all below it, whatever a later kernel puts there.
+    // No file below it, even if a later kernel adds some.
     let ended = arena.shell("find /proc/sys -type f -writable 2>/dev/null | head -n 3").await?;
     ensure!(ended.stdout.is_empty(), "{ended:?}");
     Ok(())
@@ -83,7 +83,7 @@ pub(super) async fn abuse_the_release_agent(arena: &Arena) -> Result<()> {
             ("mount cgroup2", libc::SYS_mount, "'cgroup2', '/mnt', 'cgroup2', 0, 0"),
         ])
         .await?;
-    // One file system inside, and slow to walk, where all files come through another kernel.
+    // With another kernel all files are on one file system, which is slow to walk.
     let place = if arena.has_of_its_own("cgroups") { "/proc /dev /run /var" } else { "/" };
     let script = format!(
         "find {place} -xdev \\( -name release_agent -o -name notify_on_release -o -name cgroup.procs -o -name tasks \\) \
@@ -109,10 +109,10 @@ pub(super) async fn make_device_nodes(arena: &Arena) -> Result<()> {
     {
         arena.shell_fails(&format!("mknod /tmp/node-{kind}-{major}-{minor} {kind} {major} {minor}")).await?;
     }
-    // `termination-log` is a file of the pod's, where kubelet has it.
+    // `termination-log` is a file of the pod's, at kubelet's place.
     let devices = arena.shell("ls /dev | grep -v termination-log | tr '\\n' ' '; find /dev -type b").await?;
     if arena.has_of_its_own("device nodes") {
-        // Of the machine there is none among them.
+        // None of the machine's devices is among them.
         let script = "ls /dev/mem /dev/kmem /dev/port /dev/kvm /dev/kmsg /dev/sd* /dev/vd* /dev/nvme* /dev/loop* 2>/dev/null";
         let found = arena.shell(script).await?;
         ensure!(found.stdout.is_empty() && !devices.stdout.contains("/dev/"), "{found:?} {devices:?}");
@@ -155,7 +155,7 @@ pub(super) async fn read_private_files_below_usr(arena: &Arena) -> Result<()> {
     for name in ["private", "group", "closed", "closed/inner"] {
         arena.shell_fails(&format!("cat {directory}/{name}")).await?;
     }
-    // It is a hole in the image, and can be filled inside with something of one's own.
+    // It is hidden in the image, and the sandbox can put its own file there.
     let ended = arena.shell(&format!("echo mine > {directory}/private && cat {directory}/private")).await?;
     ensure!(ended.stdout == "mine\n", "{ended:?}");
     Ok(())
@@ -179,7 +179,7 @@ pub(super) async fn walk_out_of_a_chroot(arena: &Arena) -> Result<()> {
     let program = "mkdir '/tmp/jail'; chdir '/'; chroot '/tmp/jail'; chdir '..' for 1..50; chroot '.'; \
                    exec '/usr/bin/ls', '-A', '/'";
     let ended = arena.perl(program).await?;
-    // At the end there is the sandbox's own root directory, or no program to be run.
+    // At the end there is the sandbox's own root directory, or no program to run.
     let nothing_run = ended.code != Some(0) || ended.stdout.is_empty();
     ensure!(ended.stdout.contains(".warren") || nothing_run, "{ended:?}");
     let top = std::fs::read_dir("/")?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -222,8 +222,8 @@ pub(super) async fn lead_a_mount_astray(arena: &Arena) -> Result<()> {
     if arena.has_of_its_own("a pod, which has one container at a time") {
         return Ok(());
     }
-    // While the first container waits, the second puts a link where the first one's inner volume is mounted. Then the first
-    // is started again.
+    // While the first container waits, the second puts a link at the mount point of the first one's
+    // inner volume. Then the first is restarted.
     let place = format!("/tmp/warren-escape-{}", std::process::id());
     std::fs::create_dir(&place)?;
     let main = "if [ -e /outer/planted ]; then touch /outer/inner/landed; exec sleep 100000; fi; \

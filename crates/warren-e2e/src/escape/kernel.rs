@@ -1,4 +1,4 @@
-//! System calls that reach the kernel as a whole.
+//! Attempts with system calls that affect the whole kernel.
 
 use anyhow::{Result, ensure};
 
@@ -91,7 +91,7 @@ pub(super) async fn use_the_keyrings(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn open_files_by_handle(arena: &Arena) -> Result<()> {
-    // What the "shocker" did: the root directory of a file system has a number that can be guessed.
+    // The "shocker" exploit: the handle of a file system's root directory can be guessed.
     let handle = "pack('LlLL', 8, 1, 2, 0)";
     arena
         .calls_refused(&[("open_by_handle_at", libc::SYS_open_by_handle_at, &format!("3, {handle}, 0"))])
@@ -144,7 +144,7 @@ pub(super) async fn watch_the_whole_machine(arena: &Arena) -> Result<()> {
         .await
 }
 
-/// Gone from newer headers.
+/// Removed from newer headers.
 #[cfg(target_arch = "x86_64")]
 const LOOKUP_DCOOKIE: i64 = 212;
 #[cfg(not(target_arch = "x86_64"))]
@@ -159,7 +159,7 @@ pub(super) async fn rename_the_machine(arena: &Arena) -> Result<()> {
         .await
 }
 
-/// A call with this bit is one of the x32 interface, whose numbers a filter might have forgotten.
+/// The bit of the x32 interface, whose numbers a filter might have forgotten.
 const X32: i64 = 0x4000_0000;
 
 pub(super) async fn make_calls_of_another_architecture(arena: &Arena) -> Result<()> {
@@ -172,7 +172,8 @@ pub(super) async fn make_calls_of_another_architecture(arena: &Arena) -> Result<
         .await
 }
 
-/// A whole program of 32 bits: it makes a user namespace by `int 0x80` and exits with 0 if that worked.
+/// A complete 32-bit program: it makes a user namespace by `int 0x80` and exits with 0 if that
+/// worked.
 const PROGRAM_OF_32_BITS: &str = "\
     7f454c46010101000000000000000000020003000100000054800408340000000000000000000000340020000100000000000000\
     0100000000000000008004080080040874000000740000000500000000100000\
@@ -189,7 +190,7 @@ pub(super) async fn run_a_program_of_another_architecture(arena: &Arena) -> Resu
 }
 
 pub(super) async fn turn_off_the_filter(arena: &Arena) -> Result<()> {
-    // Another filter can only be put on top, and one that allows everything changes nothing.
+    // Another filter can only be added on top, and one that allows everything changes nothing.
     let allow_all = format!(
         "my $code = pack('SCCL', 6, 0, 0, 0x7fff0000); my $filter = pack('SxxxxxxP', 1, $code); \
          syscall({}, 1, 0, $filter); exit(syscall({}, 0x10000000) == -1 ? 0 : 9)",

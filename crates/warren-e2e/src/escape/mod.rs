@@ -1,8 +1,9 @@
-//! The break-out suite: what hostile code in a sandbox tries in order to see, change or exhaust what is outside.
+//! The break-out suite: attempts of hostile code in a sandbox to see, change or exhaust what is
+//! outside.
 //!
-//! Each attempt is a function whose name says what is tried. It is judged twice: from the inside by what the kernel
-//! answered, and from the outside, after every attempt, by whether the host and a neighbour are as they were
-//! ([`arena::Arena::check_outside`]). Start reading at [`attempts`].
+//! Each attempt is a function named after it. It is checked twice: from the inside by the kernel's
+//! answers, and from the outside, after every attempt, by comparing the state of the host and of a
+//! neighbour ([`arena::Arena::check_outside`]). Start reading at [`attempts`].
 
 pub mod arena;
 mod files;
@@ -20,22 +21,22 @@ use futures::future::LocalBoxFuture;
 
 use self::arena::Arena;
 
-/// What stands between hostile code and the host.
+/// The isolation between hostile code and the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Walls {
     /// Namespaces and filters of the host's kernel.
     Native,
-    /// And a kernel in user space in front of it: what is asked of the kernel is asked of that one.
+    /// In addition a kernel in user space, which handles the sandbox's system calls.
     Gvisor,
-    /// Namespaces and filters in the home of somebody who is not root: that user's other files and processes have the very owner
-    /// that hostile code runs as.
+    /// Namespaces and filters in the home of an ordinary user: hostile code runs with the uid of
+    /// that user's other files and processes.
     OrdinaryUser,
 }
 
 /// One attempt to break out.
 #[derive(Clone, Copy)]
 pub struct Attempt {
-    /// What is tried, by the function's name and topic.
+    /// The function's name and topic.
     pub name: &'static str,
     /// Succeeds if the attempt was contained.
     pub run: for<'a> fn(&'a Arena) -> LocalBoxFuture<'a, Result<()>>,
@@ -47,7 +48,7 @@ impl std::fmt::Debug for Attempt {
     }
 }
 
-/// No attempt takes longer than this, also on a busy machine.
+/// The time limit of an attempt, even on a busy machine.
 const LONGEST: Duration = Duration::from_secs(180);
 
 macro_rules! attempts {
@@ -59,7 +60,7 @@ macro_rules! attempts {
     };
 }
 
-/// All attempts, in the order in which they are made.
+/// Returns all attempts, in order.
 pub fn attempts() -> Vec<Attempt> {
     attempts! {
         processes:
@@ -152,7 +153,8 @@ pub fn attempts() -> Vec<Attempt> {
     }
 }
 
-/// Makes the attempts that the command line names (all, if none) and prints how each ended, as cargo's harness does.
+/// Runs the attempts that the command line names (all, if none) and prints their results in the
+/// format of cargo's harness.
 pub fn run(walls: Walls) -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let is_list = std::env::args().any(|word| word == "--list");
@@ -184,7 +186,7 @@ pub fn run(walls: Walls) -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The names of those that were not contained; `None` where there is no arena.
+/// Returns the names of those that were not contained; `None` if there is no arena.
 fn in_an_arena(chosen: &[Attempt], walls: Walls) -> Result<Option<Vec<&'static str>>> {
     if chosen.is_empty() {
         return Ok(Some(Vec::new()));

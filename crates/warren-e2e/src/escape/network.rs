@@ -1,5 +1,5 @@
-//! Sockets: to the host, to neighbours, into the kernel. The only addresses that are asked for are the sandbox's own loopback
-//! and those that this suite listens on.
+//! Attempts with sockets: to the host, to neighbours, into the kernel. They use only the sandbox's
+//! own loopback and addresses that this suite listens on.
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::arena::Arena;
 
-/// Connects to a port of 127.0.0.1 from inside: whether that worked.
+/// Connects to a port of 127.0.0.1 from inside; returns true if that worked.
 async fn connects(arena: &Arena, port: u16) -> Result<bool> {
     let program = format!(
         "socket(S, 2, 1, 0) or die $!; exit(connect(S, pack('Sna4x8', 2, {port}, pack('C4', 127, 0, 0, 1))) ? 9 : 0)"
@@ -82,7 +82,8 @@ pub(super) async fn open_sockets_into_the_kernel(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn reach_the_metadata_address(arena: &Arena) -> Result<()> {
-    // Asked of the sandbox's own routing table, so that no packet can leave: no route means that none could.
+    // Only the sandbox's own routing table is read, so that no packet can leave: without a route
+    // none could.
     let ended =
         arena.shell("cat /proc/net/fib_trie /proc/net/route | grep -e 169.254 -e FEA9 | head -n 1").await?;
     ensure!(ended.stdout.is_empty(), "there is a route of its own to link-local addresses: {ended:?}");
@@ -90,7 +91,7 @@ pub(super) async fn reach_the_metadata_address(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn configure_the_network(arena: &Arena) -> Result<()> {
-    // SIOCSIFFLAGS (down) on the loopback device, as the configuration of any other.
+    // SIOCSIFFLAGS (down) on the loopback device, in place of the configuration of any other.
     let program = format!(
         "socket(S, 2, 2, 0) or die $!; my $r = pack('a16s', 'lo', 0); exit(syscall({}, fileno(S), 0x8914, $r) == -1 ? 0 : 9)",
         libc::SYS_ioctl

@@ -1,11 +1,11 @@
-//! Processes: other people's, and privileges for one's own.
+//! Attempts on other users' processes, and to gain privileges.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::arena::{Arena, until};
 
-/// Pids of the host whose command line has a word in it.
+/// Returns the host's pids whose command line contains a word.
 pub(super) fn processes_with(word: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -34,7 +34,7 @@ pub(super) async fn signal_a_process_of_the_host(arena: &Arena) -> Result<()> {
 
 pub(super) async fn signal_everybody(arena: &Arena) -> Result<()> {
     let sandbox = arena.sandbox("signals", json!({})).await?;
-    // The shell that does it may be among the dead, and then its exec ends by the signal.
+    // The shell itself may be killed, and then its exec ends by the signal.
     let _ = arena.run(&sandbox, &["sh", "-c", "kill -9 -1; kill -9 1; kill -STOP 1"]).await;
     if !arena.has_of_its_own("a first process that can be killed from inside, with everything else inside") {
         let ended = arena.run(&sandbox, &["echo", "alive"]).await?;
@@ -232,7 +232,7 @@ pub(super) async fn hide_an_exec_from_its_cgroup(arena: &Arena) -> Result<()> {
     let mark = arena.mark_of(&sandbox, word).await?;
     let pid = until("the process runs", async || Ok(processes_with(&mark).pop())).await?;
     let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    // One line of these is not about limits where version 1 is in use: the empty version 2 beside it.
+    // With version 1 one of these lines has no limits: the empty version 2 beside it.
     for controller in ["memory", "pids", "cpu"] {
         let line = cgroups
             .lines()

@@ -1,4 +1,4 @@
-//! Using up what others need.
+//! Attempts to use up shared resources.
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
@@ -9,7 +9,7 @@ use warren_client::sandbox;
 
 use super::arena::{Arena, until};
 
-/// Limits that are reached quickly, where there are any.
+/// Returns limits that are reached quickly, if the home enforces any.
 fn small(arena: &Arena, memory: &str) -> Value {
     if arena.lacks("limits on memory and processors") {
         return json!({});
@@ -24,11 +24,12 @@ fn terminated(pod: &Pod) -> Option<&ContainerStateTerminated> {
 pub(super) async fn fork_without_end(arena: &Arena) -> Result<()> {
     let sandbox = arena.sandbox("forks", small(arena, "256Mi")).await?;
     let bomb = "$SIG{CHLD} = 'IGNORE'; close STDOUT; close STDERR; fork while 1";
-    // In the background: the first process of a bomb may itself find no end.
+    // In the background: the first process of a bomb may never end.
     let start = format!("perl -e '{bomb}' >/dev/null 2>&1 & sleep 1; echo started");
     let _ = arena.run(&sandbox, &["sh", "-c", &start]).await;
     if arena.lacks("a count of forks that failed") {
-        // Its limit is on the users of the pod's namespace; as many as it allows, and no more, are there.
+        // The limit is on the users of the pod's namespace; exactly as many processes as it allows
+        // exist.
         let count = || super::processes::processes_with("close STDOUT; close STDERR; fork while 1").len();
         until("the limit is reached", async || Ok((count() > 200).then_some(()))).await?;
         ensure!(count() <= 256, "{} processes", count());
@@ -39,7 +40,8 @@ pub(super) async fn fork_without_end(arena: &Arena) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(arena.client.clone(), "default");
     let name = sandbox::pod_name(&sandbox);
     until("the limit is reached", async || {
-        // A kernel in user space ends when it cannot have one more thread. Then its pod's state is gone, and its status says why.
+        // A kernel in user space ends when it cannot create one more thread. Then its pod's state
+        // is gone, and the pod's status says why.
         let pod = pods.get(&name).await?;
         let said = terminated(&pod).and_then(|ended| ended.message.as_deref());
         if said.is_some_and(|message| message.contains("processes reached")) {
@@ -89,7 +91,8 @@ pub(super) async fn open_files_without_end(arena: &Arena) -> Result<()> {
         return Ok(());
     }
     let sandbox = arena.sandbox("files", small(arena, "64Mi")).await?;
-    // Each open file costs the kernel memory, and the sandbox pays for it: it ends at its limit of files or of memory.
+    // Each open file uses kernel memory that counts for the sandbox: it ends at its limit of files
+    // or of memory.
     let program = "for (1..8) { fork or last } my @f; while (1) { open(my $f, '<', '/dev/null') or last; push @f, $f } exit 0";
     let _ = arena.run(&sandbox, &["perl", "-e", program]).await;
     arena.check_outside().await.context("afterwards")?;
@@ -114,7 +117,7 @@ fn size_of(directory: &std::path::Path) -> Result<u64> {
         let entry = entry?;
         size += match entry.file_type()?.is_dir() {
             true => size_of(&entry.path())?,
-            // A file may be turned into an older one meanwhile.
+            // The log file may be rotated meanwhile.
             false => entry.metadata().map_or(0, |metadata| metadata.len()),
         };
     }
@@ -177,7 +180,7 @@ pub(super) async fn take_all_processor_time(arena: &Arena) -> Result<()> {
 
 pub(super) async fn nest_directories_without_end(arena: &Arena) -> Result<()> {
     let sandbox = arena.sandbox("nest", json!({})).await?;
-    // Deeper than a path can be long: removing the pod must neither overflow nor give up.
+    // Deeper than the longest path: removing the pod must neither overflow nor fail.
     let program = "chdir '/tmp'; my $name = 'd' x 200; for (1..3000) { mkdir $name; chdir $name or last } print 'nested'";
     let ended = arena.run(&sandbox, &["perl", "-e", program]).await?;
     ensure!(ended.stdout == "nested", "{ended:?}");
@@ -186,7 +189,7 @@ pub(super) async fn nest_directories_without_end(arena: &Arena) -> Result<()> {
     until("its files are gone", async || Ok((!directory.exists()).then_some(()))).await
 }
 
-/// Waits until a sandbox's pod was evicted with this message, and what it wrote is gone.
+/// Waits until a sandbox's pod was evicted with this message, and its files are gone.
 async fn evicted(arena: &Arena, sandbox: &Sandbox, message: &str) -> Result<()> {
     let directory = arena.pod_directory(sandbox).await?;
     let failed = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Failed");
@@ -200,7 +203,8 @@ async fn evicted(arena: &Arena, sandbox: &Sandbox, message: &str) -> Result<()> 
     arena.delete(sandbox).await
 }
 
-/// Writes 512 MiB in little pieces: slowly enough that a host on which nobody stops it is not filled by this test.
+/// Writes 512 MiB in small pieces: slowly enough that a host without limits is not filled by this
+/// test.
 const FILL: &str =
     "for i in $(seq 128); do head -c 4194304 /dev/zero >> fill || break; sleep 0.02; done; exec sleep 100000";
 

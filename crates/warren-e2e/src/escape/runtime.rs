@@ -1,4 +1,4 @@
-//! Warren's own doors: the init, execs, descriptors, logs, terminals.
+//! Attempts on Warren's own entry points: the init, execs, descriptors, logs, terminals.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +11,7 @@ use super::arena::{Arena, SECRET, VARIABLE, until};
 pub(super) async fn overwrite_the_init(arena: &Arena) -> Result<()> {
     let neighbours_programs = "sha256sum /.warren/*";
     let before = arena.neighbour(neighbours_programs).await?;
-    // gVisor lets a running program's file be written: it is in the sandbox's own layer.
+    // gVisor allows writes to a running program's file: it is in the sandbox's own layer.
     let may_open = arena.has_of_its_own("files that are running");
     for path in ["/.warren/init", "/proc/1/exe", "/proc/self/root/.warren/init"] {
         for mode in ["+<", ">", ">>"] {
@@ -21,7 +21,8 @@ pub(super) async fn overwrite_the_init(arena: &Arena) -> Result<()> {
             ensure!(is_expected, "{path} opens with {mode}: {ended:?}");
         }
     }
-    // A sandbox may change its own layer, and no other sandbox's. The guest daemon's program is not in every sandbox.
+    // A sandbox may change its own layer, but no other sandbox's. The guest daemon's program is not
+    // in every sandbox.
     arena.shell("mv /.warren/init /.warren/other; sleep 0.1; mv /.warren/other /.warren/init").await?;
     arena
         .shell(
@@ -34,8 +35,8 @@ pub(super) async fn overwrite_the_init(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn overwrite_the_runtime_through_an_exec(arena: &Arena) -> Result<()> {
-    // CVE-2019-5736: a program whose interpreter is the program that is about to run it. While it lives, others in the
-    // sandbox try to open what it runs for writing.
+    // CVE-2019-5736: a program whose interpreter is the program that is about to run it. While it
+    // lives, other processes in the sandbox try to open its executable for writing.
     let sandbox = arena.sandbox("exe", json!({})).await?;
     let prepare = "printf '#!/proc/self/exe\\n' > /tmp/trap && chmod 755 /tmp/trap";
     arena.run(&sandbox, &["sh", "-c", prepare]).await?;
@@ -45,7 +46,7 @@ pub(super) async fn overwrite_the_runtime_through_an_exec(arena: &Arena) -> Resu
                    my $t = readlink(\"/proc/self/fd/$n\"); if ($t !~ m{^/usr/}) { open(R, '>', '/tmp/opened'); print R $t; } } } } }";
     arena.run(&sandbox, &["perl", "-e", watcher]).await?;
     for _ in 0..10 {
-        // It fails in one way or another: the runtime is no interpreter of scripts.
+        // It fails in one way or another: the runtime is not an interpreter of scripts.
         let _ = arena.run(&sandbox, &["/tmp/trap", "version"]).await;
     }
     let opened = arena.run(&sandbox, &["cat", "/tmp/opened"]).await?;
@@ -61,7 +62,7 @@ pub(super) async fn stand_on_a_leaked_descriptor(arena: &Arena) -> Result<()> {
         "my $b = ' ' x 4096; my $n = syscall({}, $b, 4096); $| = 1; print 'at ', substr($b, 0, $n - 1), qq(\\n); sleep 100000",
         libc::SYS_getcwd
     );
-    // A sandbox takes longer where it has to bring a kernel up.
+    // A sandbox takes longer if it has to start a kernel.
     let step = if arena.has_of_its_own("descriptors") { 5 } else { 1 };
     for number in (3..30).step_by(step) {
         let name = format!("standing-{number}");
@@ -89,7 +90,7 @@ pub(super) async fn stand_on_a_leaked_descriptor(arena: &Arena) -> Result<()> {
                 Ok(text.strip_prefix("at ").filter(|text| text.ends_with('\n')).map(str::to_owned))
             })
             .await?;
-            // The kernel says `(unreachable)` of a place that is not in the sandbox.
+            // The kernel prints `(unreachable)` for a place outside the sandbox.
             ensure!(place.starts_with('/'), "descriptor {number} leads to {place}");
         }
         arena.delete(&sandbox).await?;
@@ -101,10 +102,10 @@ pub(super) async fn find_leaked_descriptors(arena: &Arena) -> Result<()> {
     // The fourth is the directory that is being listed.
     let own = arena.shell("ls /proc/self/fd | tr '\\n' ' '").await?;
     ensure!(own.stdout == "0 1 2 3 ", "{own:?}");
-    // Alone: a program beside it that is just being loaded has its libraries open.
+    // Alone: another program that is just being loaded has its libraries open.
     let all = arena.shell("ls -l /proc/[0-9]*/fd 2>/dev/null; true").await?;
     // The null device is the host's, opened before the container had one; a file leads nowhere.
-    // `host:` is what gVisor calls the pipes of its own streams.
+    // `host:` is gVisor's name for the pipes of its own streams.
     let harmless =
         ["host:", "pipe:", "socket:", "/dev/null", "/null", "/dev/pts/", "anon_inode:[signalfd]", "/proc/"];
     for target in all.stdout.lines().filter_map(|line| Some(line.rsplit_once("-> ")?.1)) {
@@ -122,7 +123,7 @@ pub(super) async fn find_variables_of_the_daemon(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn find_variables_of_the_runtime(arena: &Arena) -> Result<()> {
-    // What the shim had in memory before it became the program is gone with it: nothing of it is in this one's memory.
+    // The shim's memory from before it executed the program is gone: none of it is in this process.
     let data = arena.data_dir().display().to_string();
     let program = format!(
         "my $word = join('', reverse(split(//, '{}'))); open(M, '<', '/proc/self/maps'); open(F, '<', '/proc/self/mem'); \
@@ -141,7 +142,7 @@ pub(super) async fn put_something_else_in_the_place_of_dev_null(arena: &Arena) -
     let script = "rm -f /dev/null; mv /dev/null /dev/other; mkfifo /dev/null; ln -sf /etc/passwd /dev/stdout; \
                   rm -rf /dev/pts /dev/fd; mkfifo /dev/fd; true";
     arena.run(&sandbox, &["sh", "-c", script]).await?;
-    // An exec neither hangs on what is there now nor writes to it.
+    // An exec neither depends on the new file there nor writes to it.
     let ended = arena.run(&sandbox, &["sh", "-c", "cat; echo out"]).await?;
     ensure!(ended.stdout == "out\n", "{ended:?}");
     arena.delete(&sandbox).await
@@ -164,7 +165,8 @@ pub(super) async fn forge_log_lines(arena: &Arena) -> Result<()> {
 }
 
 pub(super) async fn push_input_into_the_callers_terminal(arena: &Arena) -> Result<()> {
-    // TIOCSTI: characters as if they had been typed. The terminal is the sandbox's, so that they can only reach itself.
+    // TIOCSTI: characters as if they had been typed. The terminal is the sandbox's, so they can
+    // only reach the sandbox itself.
     let mark = format!("/tmp/warren-escape-typed-{}", std::process::id());
     let program = format!(
         "for my $c (split //, \"touch {mark}\\n\") {{ syscall({}, 0, 0x5412, $c) }} exit 0",
@@ -188,7 +190,7 @@ pub(super) async fn reach_a_neighbours_files(arena: &Arena) -> Result<()> {
     if arena.lacks("ids of each pod's own") {
         return Ok(());
     }
-    // Other ids on the host: what one writes is not even readable for the other by its number.
+    // With other ids on the host, one pod cannot even read the other's files by id.
     use std::os::unix::fs::MetadataExt as _;
     let own = arena.attackers_directory().await?;
     let mut owners = Vec::new();

@@ -1,9 +1,11 @@
-//! Seeded fuzzing of the embedded API server: requests that are nearly right, in process, as fast as they go.
+//! Seeded fuzzing of the embedded API server: requests that are nearly valid, in process, at full
+//! speed.
 //!
-//! A run is a series of *epochs*. Each has a fresh server and a seed of its own, from which everything in it follows, so an
-//! epoch is repeated by its seed alone. A request is bad news when it panics, hangs, is answered with an internal error, or
-//! leaves an object behind that cannot be read again. Memory is looked at by the caller, over the whole run.
-//! Start reading at [`run_epoch`]; what is sent comes from [`Kind`] and the generators beside it.
+//! A run is a series of *epochs*. Each has a fresh server and a seed of its own that determines
+//! everything in it, so an epoch is repeated by its seed alone. A request is a finding if it
+//! panics, hangs, gets an internal error, or leaves an unreadable object behind. The caller checks
+//! the memory over the whole run. Start reading at [`run_epoch`]; the requests come from [`Kind`]
+//! and the generators beside it.
 
 mod mutate;
 mod protobuf;
@@ -22,12 +24,13 @@ use serde_json::Value;
 use tower::ServiceExt as _;
 use warren_apiserver::{ApiServer, Identity, InProcess, ResponseBody};
 
-/// A request that takes longer than this hangs. They take well under a millisecond; a loaded machine may need more.
+/// The time after which a request counts as hanging. Requests take well under a millisecond; a
+/// loaded machine may need more.
 const HANG: Duration = Duration::from_secs(30);
-/// How often everything that is stored is read again.
+/// The interval, in requests, at which all stored objects are read.
 const LOOK_EVERY: u64 = 50;
 
-/// What is made up.
+/// The kind of generated input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Bodies of creates and updates, as JSON.
@@ -58,7 +61,7 @@ impl Kind {
         Kind::Paths,
     ];
 
-    /// The word for it on a command line.
+    /// Returns its word on a command line.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Bodies => "bodies",
@@ -93,7 +96,7 @@ impl fmt::Display for Sent {
     }
 }
 
-/// What was answered, by status code.
+/// The number of answers by status code.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally(pub BTreeMap<u16, u64>);
 
@@ -105,7 +108,7 @@ impl Tally {
         }
     }
 
-    /// How many requests there were.
+    /// Returns the number of requests.
     pub fn requests(&self) -> u64 {
         self.0.values().sum()
     }
@@ -118,7 +121,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// What must not happen.
+/// A request with a forbidden result.
 #[derive(Debug, thiserror::Error)]
 #[error("{kind:?}, epoch seed {seed}, request {number}: {problem}\n{sent}")]
 pub struct Finding {
@@ -129,7 +132,7 @@ pub struct Finding {
     sent: Sent,
 }
 
-/// A server with something in it, and a way to call it.
+/// A server with some objects, and a way to call it.
 pub(crate) struct Home {
     server: ApiServer,
     service: InProcess,
@@ -152,14 +155,14 @@ impl Home {
         home
     }
 
-    /// Sends a request and reads as much of the answer as comes at once.
+    /// Sends a request and reads the part of the answer that comes at once.
     async fn answer(&self, sent: &Sent) -> Result<(StatusCode, Bytes), String> {
         let mut request = Request::builder().method(sent.method.clone()).uri(&sent.uri);
         for (name, value) in &sent.headers {
             request = request.header(*name, value);
         }
         let Ok(request) = request.body(Full::new(Bytes::from(sent.body.clone()))) else {
-            // What is no request at all never reaches a server.
+            // An invalid request never reaches a server.
             return Ok((StatusCode::BAD_REQUEST, Bytes::new()));
         };
         let service = self.service.clone();
@@ -174,12 +177,12 @@ impl Home {
         }
     }
 
-    /// Reads everything there is.
+    /// Reads all stored objects.
     async fn look(&self) -> Result<(), String> {
         for path in seeds::collections() {
             let sent = Sent { method: Method::GET, uri: (*path).to_owned(), ..Sent::default() };
             let (status, body) = self.answer(&sent).await?;
-            // A definition may have been deleted, with what it defined.
+            // A CRD may have been deleted, with its objects.
             if status == StatusCode::NOT_FOUND && path.contains("/apis/") {
                 continue;
             }
@@ -192,7 +195,7 @@ impl Home {
     }
 }
 
-/// Reads an answer; of a stream, what is there.
+/// Reads an answer; of a stream, only the present part.
 async fn read(response: Response<ResponseBody>) -> Result<(StatusCode, Bytes), String> {
     let status = response.status();
     let mut body = response.into_body();
@@ -205,16 +208,17 @@ async fn read(response: Response<ResponseBody>) -> Result<(StatusCode, Bytes), S
     Ok((status, all.into()))
 }
 
-/// Whether an answer is one that a request may have, however odd it is.
+/// Checks that an answer is allowed, however odd the request is.
 fn judge(status: StatusCode, body: &[u8]) -> Result<(), String> {
     if !status.is_server_error() {
         return Ok(());
     }
-    // Whoever asks for YAML gets errors in it, too.
+    // A client that asks for YAML also gets errors in YAML.
     let yaml = || serde_saphyr::from_slice(body).ok();
     let answer: Value = serde_json::from_slice(body).ok().or_else(yaml).unwrap_or_default();
-    // The real server answers some nonsense (a version that is no number) with a code 500 without a reason, a list at a
-    // version that is yet to come with 504, and an exec without a node with 503.
+    // Exceptions that the real server makes, too: for some invalid input (a version that is not a
+    // number) it answers 500 without a reason, for a list at a future version 504, and for an exec
+    // without a node 503.
     let as_the_real_one = match status.as_u16() {
         500 => answer["kind"] == "Status" && answer["reason"].is_null(),
         501 | 503 | 504 => answer["kind"] == "Status",
@@ -223,10 +227,11 @@ fn judge(status: StatusCode, body: &[u8]) -> Result<(), String> {
     if as_the_real_one { Ok(()) } else { Err(format!("{status}: {}", String::from_utf8_lossy(body))) }
 }
 
-/// Sends so many requests to a fresh server.
+/// Sends this number of requests to a fresh server.
 ///
 /// # Errors
-/// The first request that shows something wrong.
+///
+/// Returns the first request with a forbidden result.
 pub async fn run_epoch(kind: Kind, seed: u64, requests: u64) -> Result<Tally, Finding> {
     let mut random = fastrand::Rng::with_seed(seed);
     let home = Home::start().await;
@@ -245,7 +250,7 @@ pub async fn run_epoch(kind: Kind, seed: u64, requests: u64) -> Result<Tally, Fi
     Ok(tally)
 }
 
-/// The memory of this process in bytes.
+/// Returns the memory of this process in bytes.
 pub fn resident_bytes() -> u64 {
     crate::memory::resident_bytes(std::process::id()).unwrap_or(0)
 }

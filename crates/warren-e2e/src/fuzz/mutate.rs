@@ -1,9 +1,9 @@
-//! Small changes to JSON trees and to bytes.
+//! Makes small changes to JSON trees and to bytes.
 
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
-/// Words that mean something somewhere.
+/// Words with a meaning in some part of the API.
 const WORDS: &[&str] = &[
     "",
     "a",
@@ -70,7 +70,7 @@ const WORDS: &[&str] = &[
     "generateName",
 ];
 
-/// A word, or several stuck together.
+/// Returns a word, or several joined.
 pub(super) fn word(random: &mut Rng) -> String {
     match random.u8(..20) {
         0 => "x".repeat(random.usize(1..400)),
@@ -84,7 +84,7 @@ pub(super) fn pick<'a, T>(random: &mut Rng, from: &'a [T]) -> &'a T {
     &from[random.usize(..from.len())]
 }
 
-/// A value that is seldom expected.
+/// Returns an unusual value.
 pub(super) fn value(random: &mut Rng) -> Value {
     match random.u8(..16) {
         0 => Value::Null,
@@ -103,7 +103,7 @@ pub(super) fn value(random: &mut Rng) -> Value {
     }
 }
 
-/// Something inside something inside something.
+/// Returns deeply nested lists or objects.
 fn nested(levels: usize, lists: bool) -> Value {
     (0..levels).fold(Value::Null, |inner, _| if lists { json!([inner]) } else { json!({ "a": inner }) })
 }
@@ -112,7 +112,7 @@ fn nested(levels: usize, lists: bool) -> Value {
 pub(super) fn tree(random: &mut Rng, root: &mut Value, others: &[Value]) {
     for _ in 0..random.usize(1..4) {
         let mut node = &mut *root;
-        // Down a random way; deep places are as likely as shallow ones.
+        // Down a random path; deep places are as likely as shallow ones.
         for _ in 0..random.usize(..8) {
             let descend = match node {
                 Value::Array(items) => !items.is_empty(),
@@ -203,7 +203,7 @@ pub(super) fn bytes(random: &mut Rng, data: &mut Vec<u8>) {
                 data.splice(place..place, std::iter::repeat_n(sign, many)).for_each(drop);
             }
         }
-        // Doubling again and again finds the limit of bodies and nothing else.
+        // Repeated doubling would only find the limit of bodies.
         data.truncate(1 << 20);
     }
 }

@@ -1,10 +1,10 @@
-//! Messages in protobuf's wire format, of fields that may or may not exist.
+//! Generates messages in protobuf's wire format, with fields that may or may not exist.
 
 use fastrand::Rng;
 
 use super::mutate::word;
 
-/// An envelope as Kubernetes' clients send it, with a message of random fields in it.
+/// Returns an envelope as Kubernetes' clients send it, with a message of random fields.
 pub(super) fn envelope(random: &mut Rng, api_version: &str, kind: &str) -> Vec<u8> {
     let mut type_meta = Vec::new();
     field(&mut type_meta, 1, api_version.as_bytes());
@@ -24,7 +24,7 @@ pub(super) fn envelope(random: &mut Rng, api_version: &str, kind: &str) -> Vec<u
     all
 }
 
-/// Random fields with small numbers, nested up to so many levels.
+/// Returns random fields with small numbers, nested up to this depth.
 fn message(random: &mut Rng, levels: usize) -> Vec<u8> {
     let mut all = Vec::new();
     for _ in 0..random.usize(..5) {
@@ -46,7 +46,7 @@ fn message(random: &mut Rng, levels: usize) -> Vec<u8> {
             3 => varint(&mut all, number << 3 | random.u64(3..8)),
             4 | 5 => field(&mut all, number, word(random).as_bytes()),
             6 => {
-                // A length that promises more than there is.
+                // A length that exceeds the rest.
                 varint(&mut all, number << 3 | 2);
                 varint(&mut all, random.u64(..) >> random.u32(..64));
             }
@@ -60,7 +60,7 @@ fn message(random: &mut Rng, levels: usize) -> Vec<u8> {
     all
 }
 
-/// So many levels of the same field, more than any message has.
+/// Returns this many levels of the same field, more than any message has.
 pub(super) fn deep(levels: usize) -> Vec<u8> {
     let mut inner = Vec::new();
     for _ in 0..levels {

@@ -1,4 +1,4 @@
-//! Whole requests, by kind.
+//! Generates whole requests, by kind.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ static OBJECTS: LazyLock<Vec<(String, Value)>> = LazyLock::new(seeds::objects);
 static BODIES: LazyLock<Vec<Value>> =
     LazyLock::new(|| OBJECTS.iter().map(|(_, body)| body.clone()).collect());
 
-/// Makes one request.
+/// Returns one request.
 pub(super) fn make(kind: Kind, random: &mut Rng) -> Sent {
     match kind {
         Kind::Bodies => body(random),
@@ -73,7 +73,7 @@ fn accept(random: &mut Rng) -> Option<(&'static str, String)> {
     (random.u8(..3) == 0).then(|| ("accept", (*pick(random, FORMS)).to_owned()))
 }
 
-/// A body that was once right.
+/// Returns a mutated valid body.
 fn body(random: &mut Rng) -> Sent {
     let (path, object) = pick(random, &OBJECTS);
     let mut object = object.clone();
@@ -108,7 +108,7 @@ fn body(random: &mut Rng) -> Sent {
     sent
 }
 
-/// A pointer into an object, or nearly.
+/// Returns a pointer into an object, possibly invalid.
 fn pointer(random: &mut Rng, object: &Value) -> String {
     let mut path = String::new();
     let mut node = object;

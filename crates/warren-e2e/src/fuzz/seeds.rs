@@ -1,8 +1,8 @@
-//! Objects that are right, to make nearly right ones from.
+//! Valid objects, from which nearly valid ones are made.
 
 use serde_json::{Value, json};
 
-/// The collections that everything goes to, and that must stay readable.
+/// Returns the collections that all requests use and that must stay readable.
 pub(super) fn collections() -> &'static [&'static str] {
     &[
         "/api/v1/namespaces/default/configmaps",
@@ -24,7 +24,7 @@ pub(super) fn collections() -> &'static [&'static str] {
     ]
 }
 
-/// Valid objects with the path to create them at, in an order in which they can be created.
+/// Returns valid objects with the path to create them at, in an order in which they can be created.
 pub(super) fn objects() -> Vec<(String, Value)> {
     let mut objects = vec![
         (

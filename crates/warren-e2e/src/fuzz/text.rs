@@ -1,10 +1,10 @@
-//! Texts with a grammar: selectors, queries, paths, YAML.
+//! Generates texts with a grammar: selectors, queries, paths, YAML.
 
 use fastrand::Rng;
 
 use super::mutate::{pick, word};
 
-/// A percent-encoded value; now and then it is not encoded as it should be.
+/// Percent-encodes a value; sometimes wrongly.
 pub(super) fn encode(random: &mut Rng, text: &str) -> String {
     let sloppy = random.u8(..20) == 0;
     let mut out = String::new();
@@ -18,7 +18,7 @@ pub(super) fn encode(random: &mut Rng, text: &str) -> String {
     out
 }
 
-/// Something like a label selector.
+/// Returns a text similar to a label selector.
 pub(super) fn label_selector(random: &mut Rng) -> String {
     const SIGNS: &[&str] = &[
         "=",
@@ -46,7 +46,7 @@ pub(super) fn label_selector(random: &mut Rng) -> String {
         .collect()
 }
 
-/// Something like a field selector.
+/// Returns a text similar to a field selector.
 pub(super) fn field_selector(random: &mut Rng) -> String {
     const SIGNS: &[&str] = &[
         "=",
@@ -70,7 +70,7 @@ pub(super) fn field_selector(random: &mut Rng) -> String {
         .collect()
 }
 
-/// The query of a list or watch.
+/// Returns the query of a list or watch.
 pub(super) fn list_query(random: &mut Rng) -> String {
     const NAMES: &[&str] = &[
         "watch",
@@ -125,7 +125,7 @@ pub(super) fn list_query(random: &mut Rng) -> String {
     pairs.join("&")
 }
 
-/// A path out of the pieces of paths.
+/// Returns a path made of pieces of paths.
 pub(super) fn path(random: &mut Rng) -> String {
     const PIECES: &[&str] = &[
         "api",
@@ -187,7 +187,7 @@ pub(super) fn path(random: &mut Rng) -> String {
     if path.is_empty() { "/".to_owned() } else { path }
 }
 
-/// YAML with everything that YAML has.
+/// Returns YAML with all features of YAML.
 pub(super) fn yaml(random: &mut Rng) -> String {
     const DOCUMENTS: &[&str] = &[
         "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: yaml\ndata:\n  a: |\n    text\n    more\n  b: 'quoted'\n  c: \"esc\\u00e4\"\n",

@@ -1,23 +1,23 @@
-//! What the server has acknowledged, and what it may have done besides.
+//! Records the writes that the server has acknowledged, and those with an unknown outcome.
 
 use std::collections::BTreeMap;
 
 use super::Seen;
 
-/// What is known about every object.
+/// The known state of every object.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     objects: BTreeMap<String, Known>,
-    /// The highest version that any answer has shown.
+    /// The highest version in any answer.
     highest: u64,
 }
 
-/// What is known about one object.
+/// The known state of one object.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Known {
-    /// As acknowledged; `None` is an acknowledged absence.
+    /// The acknowledged state; `None` is an acknowledged absence.
     pub acknowledged: Option<Seen>,
-    /// A write without an answer: the value it would have left, or none for a deletion.
+    /// A write without an answer: the value it would have left, or `None` for a deletion.
     pub unanswered: Option<Option<u64>>,
 }
 
@@ -25,12 +25,12 @@ pub(super) struct Known {
 #[derive(Debug)]
 pub(super) struct Share {
     pub objects: BTreeMap<String, Known>,
-    /// No answer may show a version below this one.
+    /// The lower limit of versions in answers.
     pub highest: u64,
 }
 
 impl Ledger {
-    /// Deals the objects out to writers, who alone write them.
+    /// Distributes the objects among writers, each of which has exclusive access to its own.
     pub fn take_shares(&mut self, writers: usize) -> Vec<Share> {
         let mut shares: Vec<Share> =
             (0..writers).map(|_| Share { objects: BTreeMap::new(), highest: self.highest }).collect();
@@ -49,7 +49,7 @@ impl Ledger {
         self.objects.extend(share.objects);
     }
 
-    /// Takes note of a version.
+    /// Records a version.
     pub fn saw(&mut self, version: u64) -> Result<(), String> {
         if version <= self.highest {
             return Err(format!("version {version} came after {}", self.highest));
@@ -58,8 +58,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Compares a list with what was acknowledged, and settles what was left open: how many writes without an answer
-    /// happened, and how many did not.
+    /// Compares a list with the acknowledged writes, and settles the unknown ones: returns how many
+    /// writes without an answer happened, and how many did not.
     pub fn settle(&mut self, version: u64, found: &[(String, Seen)]) -> Result<(u64, u64), String> {
         if version < self.highest {
             return Err(format!("the version went back from {} to {version}", self.highest));

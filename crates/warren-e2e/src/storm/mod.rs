@@ -1,8 +1,9 @@
-//! Writers on a daemon that is killed again and again: what was acknowledged must be there afterwards.
+//! Kills a daemon repeatedly while clients write: acknowledged writes must be there afterwards.
 //!
-//! [`run`] starts a real `warren up`, lets several writers and a watcher loose on it, kills it with `kill -9` at a moment
-//! that the seed chooses (also in the middle of a start), starts it again and holds what it finds against the
-//! [`ledger`] of answers. The same seed makes the same choices; which writes are under way at the kill is up to the machine.
+//! [`run`] starts a real `warren up` with several writers and a watcher, kills it with `kill -9` at
+//! a moment that the seed chooses (sometimes in the middle of a start), starts it again and
+//! compares its state with the [`ledger`] of answers. The same seed makes the same choices, but the
+//! writes in flight at the kill depend on the machine.
 
 mod ledger;
 mod watcher;
@@ -23,39 +24,40 @@ use crate::foreground::Foreground;
 use ledger::Ledger;
 use watcher::Watcher;
 
-/// How many writers there are; each has objects of its own.
+/// The number of writers; each has objects of its own.
 const WRITERS: usize = 8;
-/// Most acknowledged writes before a kill.
+/// The most acknowledged writes before a kill.
 const LONGEST_ROUND: u64 = 300;
-/// Generous: everything that is waited for takes a fraction of a second on an idle machine.
+/// The deadline of every wait: each takes a fraction of a second on an idle machine.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const PATH: &str = "/api/v1/namespaces/default/configmaps";
 const SELECTOR: &str = "labelSelector=storm%3Dyes";
 
-/// What a storm came to.
+/// The result of a storm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Kills while writers were at work.
+    /// Kills while writers were active.
     pub kills: u64,
     /// Kills in the middle of a start.
     pub kills_in_start: u64,
-    /// Writes that were acknowledged, all of which were found afterwards.
+    /// Acknowledged writes, all of which were found afterwards.
     pub acknowledged: u64,
-    /// Writes without an answer that turned out to have happened.
+    /// Writes without an answer that had happened.
     pub unanswered_done: u64,
-    /// Writes without an answer that turned out not to have happened.
+    /// Writes without an answer that had not happened.
     pub unanswered_lost: u64,
-    /// Watches that went on where they had been.
+    /// Watches that were resumed.
     pub resumed: u64,
-    /// Watches that were told to list again.
+    /// Watches that had to list again.
     pub expired: u64,
 }
 
 /// Kills a daemon on `data_dir` `rounds` times.
 ///
 /// # Errors
-/// The first thing that did not hold.
+///
+/// Returns the first violation.
 pub async fn run(data_dir: &Path, rounds: u64, seed: u64) -> Result<Outcome, String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let log = data_dir.join("storm.log");
@@ -118,7 +120,7 @@ fn start(data_dir: &Path, log: &Path) -> Foreground {
     daemon
 }
 
-/// Holds what the daemon has against what it said, and the watcher's view against both.
+/// Compares the daemon's objects with its answers, and the watcher's state with both.
 async fn check(
     api: &Api,
     ledger: &mut Ledger,
@@ -132,7 +134,7 @@ async fn check(
     let (done, lost) = ledger.settle(version, &found)?;
     outcome.unanswered_done += done;
     outcome.unanswered_lost += lost;
-    // A write that the watcher has to see, and with it everything before.
+    // A write that the watcher must see, and with it everything before.
     let marker = api.mark().await?;
     ledger.saw(marker)?;
     watcher.catch_up(api, marker).await?;
@@ -140,7 +142,7 @@ async fn check(
     watcher.compare(&found)
 }
 
-/// Waits for a condition.
+/// Polls a condition up to a deadline.
 async fn until(mut condition: impl FnMut() -> bool) -> Result<(), String> {
     let deadline = tokio::time::Instant::now() + DEADLINE;
     while !condition() {
@@ -152,7 +154,7 @@ async fn until(mut condition: impl FnMut() -> bool) -> Result<(), String> {
     Ok(())
 }
 
-/// One object as somebody saw it.
+/// One observed state of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Seen {
     value: u64,
@@ -167,7 +169,7 @@ impl Seen {
     }
 }
 
-/// The API over the home's socket, a connection for each call.
+/// The API over the home's socket, with a connection for each call.
 struct Api {
     target: UnixTarget,
 }
@@ -201,7 +203,7 @@ impl Api {
         Ok(Answer { status, body: serde_json::from_slice(&body)? })
     }
 
-    /// Every object of the storm and the list's version.
+    /// Returns every object of the storm and the list's version.
     async fn list(&self) -> Result<(u64, Vec<(String, Seen)>), String> {
         let answer = self.send(Method::GET, &format!("{PATH}?{SELECTOR}"), None).await;
         let answer = answer.map_err(|error| format!("list: {error}"))?;
@@ -211,7 +213,7 @@ impl Api {
         Ok((version, items.iter().filter_map(Seen::read).filter(|(name, _)| name != MARKER).collect()))
     }
 
-    /// Writes the marker; its version.
+    /// Writes the marker; returns its version.
     async fn mark(&self) -> Result<u64, String> {
         let value = object(MARKER, fastrand::u64(..), None);
         let apply = ("application/apply-patch+yaml", &value);
@@ -229,7 +231,7 @@ fn object(name: &str, value: u64, version: Option<u64>) -> Value {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name, "labels": {"storm": "yes"}},
-        // Of a page and more, so that a torn write would show.
+        // More than a page, so that a torn write would show.
         "data": {"value": value.to_string(), "padding": "x".repeat(5000)},
     });
     if let Some(version) = version {

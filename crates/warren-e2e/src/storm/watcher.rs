@@ -1,4 +1,5 @@
-//! A watcher that lives through kills: it resumes from the last version it saw, or lists again when it is told to.
+//! A watcher that survives kills: it resumes from the last version it saw, or lists again when it
+//! has to.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +11,22 @@ use serde_json::Value;
 use super::{Api, DEADLINE, MARKER, PATH, SELECTOR, Seen};
 use crate::conformance::target::Target as _;
 
-/// What a watcher believes.
+/// The state of a watcher.
 #[derive(Debug, Default)]
 pub(super) struct Watcher {
     view: BTreeMap<String, Seen>,
-    /// The version up to which it has seen everything; none before the first list.
+    /// The version up to which it has seen everything; `None` before the first list.
     version: Option<u64>,
-    /// How often it went on where it had been.
+    /// The number of resumed watches.
     pub resumed: u64,
-    /// How often that was no longer possible.
+    /// The number of watches that could not be resumed.
     pub expired: u64,
 }
 
-/// Why one watch ended.
+/// The end of one watch.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// The version that was waited for has come.
+    /// The awaited version has come.
     Reached,
     /// The connection is gone.
     Lost,
@@ -46,14 +47,14 @@ impl Watcher {
             }
             match self.watch(&api, u64::MAX).await? {
                 End::Expired => self.version = None,
-                // Cut off for being slow: the server is still there.
+                // Disconnected for being slow: the server is still there.
                 End::Lost if api.list().await.is_ok() => {}
                 End::Lost | End::Reached => return Ok(self),
             }
         }
     }
 
-    /// Watches until it has seen everything up to `version`, from where it had been before the kill.
+    /// Watches until it has seen everything up to `version`, resuming from before the kill.
     pub async fn catch_up(&mut self, api: &Api, version: u64) -> Result<(), String> {
         let before = self.version;
         let watching = async {
@@ -83,7 +84,7 @@ impl Watcher {
         }
     }
 
-    /// Whether it believes what is true.
+    /// Checks that its state matches the list.
     pub fn compare(&self, found: &[(String, Seen)]) -> Result<(), String> {
         let found: BTreeMap<String, Seen> = found.iter().cloned().collect();
         if self.view != found {
@@ -130,7 +131,7 @@ impl Watcher {
         Ok(End::Lost)
     }
 
-    /// Takes in an event; false if it says that the version is too old.
+    /// Applies an event; returns false if the event says that the version is too old.
     fn take(&mut self, event: &Value) -> Result<bool, String> {
         let object = &event["object"];
         if event["type"] == "ERROR" {

@@ -1,4 +1,4 @@
-//! One writer: creates, replaces, patches and deletes its own objects until the server is gone.
+//! A writer: creates, replaces, patches and deletes its own objects until the server is gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::ledger::Share;
 use super::{Api, PATH, Seen, object};
 
-/// Writes until a request gets no answer; what is known then.
+/// Writes until a request gets no answer; returns the known state then.
 pub(super) async fn write(
     api: Api,
     mut share: Share,

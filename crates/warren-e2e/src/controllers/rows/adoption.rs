@@ -1,4 +1,4 @@
-//! Claims that take waiting sandboxes.
+//! Tests claims that adopt warm sandboxes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,28 +14,28 @@ use crate::controllers::history::version;
 use crate::controllers::place::{Place, condition, ready};
 use crate::controllers::workload::{claim, sandbox, simulated, volume, with};
 
-/// The claims that a sandbox is controlled by.
+/// Returns the claims that control a sandbox.
 fn claims_of(sandbox: &Sandbox) -> Vec<String> {
     let owners = sandbox.owner_references().iter();
     owners.filter(|owner| owner.kind == "SandboxClaim").map(|owner| owner.uid.clone()).collect()
 }
 
-/// How many seconds a claim waits for members that may still get an address.
+/// The seconds that a claim waits for members that may still get an address.
 const WAIT: i64 = 2;
 
-/// The second in which the server has made an object.
+/// Returns the second in which the server created an object.
 fn born<K: ResourceExt>(object: &K) -> Result<i64> {
     object.meta().creation_timestamp.as_ref().map(|time| time.0.as_second()).context("a time of creation")
 }
 
-/// The only member of a pool.
+/// Returns the only member of a pool.
 async fn only_member(place: &Place, pool: &str) -> Result<Sandbox> {
     let mut members = place.members(pool).await?;
     anyhow::ensure!(members.len() == 1, "{pool} has {} members", members.len());
     Ok(members.remove(0))
 }
 
-/// Waits until a claim has a sandbox, ready or not, and gives that.
+/// Waits until a claim has a sandbox, ready or not, and returns it.
 async fn bound(place: &Place, claim: &str) -> Result<Sandbox> {
     let claim = place
         .wait_for(claim, "bound", |claim: &SandboxClaim| {
@@ -50,7 +50,8 @@ pub(super) async fn row_15_a_warm_claim_takes_the_sandbox_with_its_pod(place: Pl
     place.wait_full("pool", 1).await?;
     let waiting = only_member(&place, "pool").await?;
     let pod: Pod = place.get(&waiting.name_any()).await?;
-    // Somebody else who owns it without controlling it. He stays, so nothing but the claim can take him off.
+    // Another owner that is not the controller. It exists, so only the claim can remove its
+    // reference.
     let friend: ConfigMap = place.create(json!({"metadata": {"name": "friend"}})).await?;
     let mut owners = serde_json::to_value(waiting.owner_references())?;
     owners.as_array_mut().context("owners")?.push(
@@ -76,7 +77,7 @@ pub(super) async fn row_15_a_warm_claim_takes_the_sandbox_with_its_pod(place: Pl
     let claim: SandboxClaim = place.get("c").await?;
     assert_eq!(claim.annotations()[annotations::SANDBOX_NAME], sandbox.name_any());
 
-    // What is in the record comes by another watch than what was waited for.
+    // The recording uses another watch than the wait before.
     let reached = place
         .eventually("the record of the adoption", async || {
             let entries = history.of(&sandbox.name_any());
@@ -97,7 +98,8 @@ pub(super) async fn row_16_a_taken_pod_loses_the_marks_of_the_pool(place: Place)
     for (name, template, spec, before, after) in [
         ("plain", json!({}), json!({}), "true", None),
         ("template", own("false"), json!({}), "false", Some("false")),
-        // What the template says is not the pool's, even if the pool would say the same.
+        // A value from the template is not removed as the pool's, even if the pool would set the
+        // same.
         ("same", own("true"), json!({}), "true", Some("true")),
         (
             "claim",
@@ -166,7 +168,7 @@ pub(super) async fn row_17_every_claim_gets_exactly_one_sandbox_across_kills(pla
     assert!(launches["warm"] >= usize::try_from(MEMBERS)?, "all that waited were taken: {launches:?}");
     place.wait_full("pool", MEMBERS).await?;
 
-    // Whatever was written in between: no sandbox ever had two claims, and no claim two sandboxes.
+    // In all recorded states: no sandbox ever had two claims, and no claim two sandboxes.
     let mut claims: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut sandboxes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for entry in history.so_far() {
@@ -189,7 +191,7 @@ pub(super) async fn row_17_as_many_claims_as_members_are_warm_and_the_others_col
     place.pool("pool", MEMBERS, json!({})).await?;
     place.wait_full("pool", MEMBERS).await?;
     let members: BTreeSet<String> = place.members("pool").await?.iter().map(ResourceExt::name_any).collect();
-    // Whoever comes in their place never gets an address, so these are all that can be taken.
+    // Their replacements never get an address, so only these can be adopted.
     let gate = json!({"schedulingGates": [{"name": "test.warren.dev/gate"}]});
     place.edit_template("pool", json!({"spec": {"podTemplate": {"spec": gate}}})).await?;
     let history = place.record::<Sandbox>().await?;
@@ -239,7 +241,8 @@ pub(super) async fn row_18_a_committed_assignment_is_completed_first(place: Plac
         place.create::<SandboxClaim>(body)
     };
 
-    // Half-done by a controller that died: finished, although a new claim would not take a sandbox without an address.
+    // Half-done by a controller that died: it is completed, although a new claim would not adopt a
+    // sandbox without an address.
     let half: SandboxClaim = assigned("half", "silent", &silent).await?;
     let finished = place
         .wait_for("half", "bound", |claim: &SandboxClaim| {
@@ -250,7 +253,8 @@ pub(super) async fn row_18_a_committed_assignment_is_completed_first(place: Plac
     assert_eq!(claims_of(&place.get(&silent).await?), [half.uid().unwrap_or_default()]);
     assert_eq!(finished.annotations()[annotations::SANDBOX_NAME], silent);
 
-    // Sandboxes of the claims' own pool that they cannot have: one without its labels, one that is being deleted. And nobody's.
+    // Sandboxes of the claims' own pool that cannot be adopted: one without its labels, one that is
+    // being deleted, and one without a controller.
     let pool: SandboxWarmPool = place.get("empty").await?;
     let owner = json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxWarmPool", "name": "empty",
         "uid": pool.uid(), "controller": true, "blockOwnerDeletion": true});
@@ -265,8 +269,9 @@ pub(super) async fn row_18_a_committed_assignment_is_completed_first(place: Plac
     }
     place.delete::<Sandbox>("dying").await?;
 
-    // Gone, another pool's, another claim's, no longer to be had: dropped, and the claim is served like any other. Nobody's is
-    // dropped, too, where agent-sandbox's controller would go on naming it: no claim may take it.
+    // Missing, of another pool, of another claim, or no longer available: the reference is dropped,
+    // and the claim is served like any other. A reference to an orphan is dropped, too, where
+    // agent-sandbox's controller would keep it: no claim may adopt that sandbox.
     for (name, sandbox) in [
         ("gone", "no-such-sandbox"),
         ("other-pool", pooled.as_str()),
@@ -308,7 +313,7 @@ pub(super) async fn row_19_ready_members_come_first_and_a_member_with_an_address
             Ok(place.members("pool").await?.into_iter().find(addressed))
         })
         .await?;
-    // Not ready, and better than none at all.
+    // Not ready, but better than a cold start.
     place.claim("first", "pool", json!({})).await?;
     let taken = bound(&place, "first").await?;
     assert_eq!((taken.name_any(), taken.labels()[labels::LAUNCH_TYPE].as_str()), (first.name_any(), "warm"));
@@ -333,7 +338,8 @@ pub(super) async fn row_19_ready_members_come_first_and_a_member_with_an_address
     assert_ne!(taken.name_any(), older.name_any());
     assert_eq!(taken.labels()[labels::LAUNCH_TYPE], "warm");
 
-    // Nobody is waited for where nobody comes. A machine with much to do may be late for some of these, a wait would be for all.
+    // An empty pool causes no wait. A busy machine may delay some of these claims; a wait would
+    // delay all.
     place.pool("empty", 0, json!({"podTemplate": simulated(Fate::Ready)})).await?;
     let mut waits = Vec::new();
     for number in 0..5 {
@@ -368,11 +374,12 @@ pub(super) async fn row_19_members_without_an_address_make_a_claim_wait_for_two_
         .await?
         .object;
     assert_eq!(cold.labels()[labels::LAUNCH_TYPE], "cold");
-    // No sooner. How much later is a matter of the machine; that it comes at all, while the member stays as it is, shows an end of
-    // waiting, and when that is to the millisecond is a pure test of `warren-decide`.
+    // Not earlier. The upper limit depends on the machine. That the sandbox is made at all while
+    // the member stays as it is shows that the wait ends; its exact end is tested in
+    // `warren-decide`.
     let waited = born(&cold)? - born(&claim)?;
     assert!(waited >= WAIT, "made {waited} s after it was asked for");
-    // Until then the claim says nothing at all.
+    // Until then the claim has no status at all.
     let told = place
         .eventually("the record of a status", async || {
             let mut entries = claims.of("c").into_iter();
@@ -385,7 +392,7 @@ pub(super) async fn row_19_members_without_an_address_make_a_claim_wait_for_two_
 }
 
 pub(super) async fn row_19_the_node_with_most_members_gives_first(place: Place) -> Result<()> {
-    // The oldest is alone on its node, and two that are younger share another.
+    // The oldest is alone on its node, and two younger ones share another.
     let on =
         |node: &str| json!({"podTemplate": {"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}}});
     let template = with(json!({"podTemplate": simulated(Fate::Ready)}), on("simulated-0"));

@@ -1,4 +1,4 @@
-//! Input that is wrong: told with the exact reason, and mended by mending it.
+//! Tests wrong input: it is reported with the exact reason, and correcting it fixes the object.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
@@ -24,9 +24,9 @@ pub(super) async fn an_invalid_reference_is_told_and_healed_by_what_was_missing(
 pub(super) async fn a_template_that_cannot_make_a_pod_is_told_with_the_server_s_words(
     place: Place,
 ) -> Result<()> {
-    // The schema of a sandbox takes it; a pod with it is refused.
+    // The schema of a sandbox accepts it; a pod with it is refused.
     let broken = json!({"spec": {"containers": [{"name": "Not A Name", "image": "warren.dev/host"}]}});
-    // Whoever makes such a pod by hand gets the same answer.
+    // Creating such a pod directly gets the same answer.
     let answer = async |name: &str| {
         let pod = with(stranger(name, json!({})), broken.clone());
         match place.try_create::<Pod>(pod).await? {
@@ -52,8 +52,8 @@ pub(super) async fn a_template_that_cannot_make_a_pod_is_told_with_the_server_s_
     Ok(())
 }
 
-/// Makes a quota, and waits until it denies what is beyond it. `false` in the local home, which has no quotas, so nothing is denied by
-/// one.
+/// Makes a quota, and waits until it is enforced. Returns false in the local home, which has no
+/// quotas.
 async fn limit(place: &Place, resource: &str, count: usize) -> Result<bool> {
     let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"},
         "spec": {"hard": {resource: count.to_string()}}});
@@ -65,8 +65,8 @@ async fn limit(place: &Place, resource: &str, count: usize) -> Result<bool> {
         }
         Err(error) => return Err(error.into()),
     }
-    // Its own controller must have counted once. One that did not know our kinds then, as it looks for new ones twice a minute only,
-    // counts again when the quota changes.
+    // Its controller must have counted once. A controller that did not know our kinds then, as it
+    // looks for new ones only twice a minute, counts again when the quota changes.
     place
         .eventually("a quota that is counted", async || {
             let another = json!({"spec": {"hard": {"count/configmaps": fastrand::u32(100..).to_string()}}});
@@ -120,7 +120,7 @@ pub(super) async fn a_quota_of_no_sandboxes_is_told_on_claim_and_pool_and_healed
     place.patch::<ResourceQuota>("small", larger).await?;
     assert_eq!(place.wait_claimed("c").await?.name_any(), "c");
     place.wait_full("full", 1).await?;
-    // Many tries have failed by now, and each was told once.
+    // Many tries have failed by now, and each problem was reported once.
     for (name, reason) in [("c", "ReconcilerError"), ("full", "FailedCreate")] {
         let events = place.events(name).await?;
         let told = events.iter().filter(|event| event.reason.as_deref() == Some(reason)).count();

@@ -1,4 +1,5 @@
-//! A sandbox's children: pod, service and volume claims, and objects of others in their place.
+//! Tests a sandbox's children: pod, service and volume claims, and conflicting objects of other
+//! owners.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
@@ -10,7 +11,7 @@ use warren_testkit::nodes::Fate;
 use crate::controllers::place::{Place, message, ready};
 use crate::controllers::workload::{sandbox, simulated, stranger, template, volume, with};
 
-/// An owner reference that makes a child of this sandbox.
+/// Returns an owner reference to this sandbox as the controller.
 fn controlled_by(owner: &Sandbox) -> Value {
     json!([{"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox", "name": owner.name_any(),
         "uid": owner.uid(), "controller": true, "blockOwnerDeletion": true}])
@@ -35,19 +36,18 @@ fn tracked(name: &str) -> Value {
     json!({labels::SANDBOX_NAME_HASH: NameHash::of(name).to_string()})
 }
 
-/// Why a child that nobody owns is not taken.
+/// The reason why a child without an owner is not adopted.
 const UNLABELLED: &str = "exists without an owner and is not labelled for adoption";
 
-/// Why a service is not taken, whoever may.
+/// The reason why a service with a cluster IP is not adopted.
 const ADDRESSED: &str = "has a cluster IP and cannot be adopted";
 
-/// Waits until a sandbox says why it does not take what is in its child's place.
+/// Waits until a sandbox reports why it does not adopt the object in its child's place.
 async fn wait_refused(place: &Place, name: &str, why: &str) -> Result<()> {
     place.wait_trouble::<Sandbox>(name, "ReconcilerError", &format!("Error seen: {why}")).await.map(drop)
 }
 
 pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place: Place) -> Result<()> {
-    // Pods.
     for (name, labels, taken) in [
         ("pod-plain", json!({"app": "theirs"}), false),
         ("pod-forged", tracked("somebody-else"), false),
@@ -72,7 +72,6 @@ pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place
             );
         }
     }
-    // Volume claims.
     for (name, labels, taken) in [
         ("claim-plain", json!({}), false),
         ("claim-forged", tracked("somebody-else"), false),
@@ -97,13 +96,12 @@ pub(super) async fn row_06_unowned_children_are_taken_only_with_permission(place
         );
         assert!(taken || after.labels() == before.labels(), "{name}: {:?}", after.labels());
     }
-    // Services.
     for (name, labels, spec, refusal) in [
         ("svc-plain", json!({}), json!({}), Some(UNLABELLED)),
         ("svc-forged", tracked("somebody-else"), json!({}), Some(UNLABELLED)),
         ("svc-free", adoptable(), json!({}), None),
         ("svc-known", tracked("svc-known"), json!({}), None),
-        // One with an address of its own would not be what clients of a sandbox expect.
+        // A service with a cluster IP is not what clients of a sandbox expect.
         ("svc-free-address", adoptable(), json!({"clusterIP": null}), Some(ADDRESSED)),
         ("svc-known-address", tracked("svc-known-address"), json!({"clusterIP": null}), Some(ADDRESSED)),
     ] {
@@ -138,7 +136,7 @@ pub(super) async fn row_07_an_unset_service_is_kept_in_order_but_never_made(plac
     let made: Service = place.get("one").await?;
     assert_eq!(made.spec.as_ref().and_then(|spec| spec.cluster_ip.as_deref()), Some("None"));
 
-    // Unset: it stays, counts, and is put right again.
+    // Unset: it stays, counts, and is corrected.
     place.patch::<Sandbox>("one", json!({"spec": {"service": null}})).await?;
     let up: Sandbox = place.wait_observed("one").await?;
     assert_eq!(
@@ -171,7 +169,7 @@ pub(super) async fn row_07_an_unset_service_is_kept_in_order_but_never_made(plac
     place.wait_observed::<Sandbox>("one").await?;
     assert!(place.get_opt::<Service>("one").await?.is_none(), "unset makes none");
 
-    // Nobody's, even one that could be taken: as if it were not there.
+    // A service without an owner is ignored, even if it could be adopted.
     let theirs: Service = place.create(service("two", adoptable(), json!({}))).await?;
     place.create::<Sandbox>(sandbox("two", json!({}))).await?;
     let up: Sandbox = place.wait_ready("two", "True/DependenciesReady").await?;
@@ -184,7 +182,7 @@ pub(super) async fn row_07_an_unset_service_is_kept_in_order_but_never_made(plac
     let left: Service = place.get("two").await?;
     assert_eq!((left.uid(), left.owner_references().len()), (theirs.uid(), 0));
 
-    // Another's: an error while one is or may be wanted, none of our business when not.
+    // A service of another owner: an error while one is or may be wanted, otherwise ignored.
     let other: Sandbox = place.get("one").await?;
     let foreign = with(
         service("three", json!({}), json!({})),
@@ -297,10 +295,12 @@ pub(super) async fn row_13_a_volume_claim_in_the_way_stops_neither_pod_nor_servi
     Ok(())
 }
 
-/// A volume claim that is gone is missed by the next look at its sandbox, and is no reason for one.
+/// A missing volume claim is noticed by the next reconcile of its sandbox, but does not trigger
+/// one.
 pub(super) async fn row_13_a_volume_claim_that_is_gone_wakes_nobody(place: Place) -> Result<()> {
     let spec = json!({"podTemplate": simulated(Fate::Ready), "volumeClaimTemplates": [volume("data")]});
-    // Makes a sandbox and gives it everything: whatever was to be done about others before that is done.
+    // Creates a sandbox and waits until it is ready: pending work on other objects is done before
+    // that.
     let round = async |name: &str| {
         place.create::<Sandbox>(sandbox(name, spec.clone())).await?;
         place.wait_ready::<Sandbox>(name, "True/DependenciesReady").await
@@ -350,7 +350,7 @@ pub(super) async fn row_14_two_pods_of_one_sandbox_stop_everything_until_one_goe
     let warning = place.wait_event("one", "MultiplePods").await?;
     assert_eq!((warning.type_.as_deref(), warning.action.as_deref()), (Some("Warning"), Some("Reconciling")));
 
-    // The service is frozen: seen by a pass that came after.
+    // The service is frozen: a later reconcile notices it.
     place
         .patch::<Service>("one", json!({"spec": {"selector": {labels::SANDBOX_NAME_HASH: "drift"}}}))
         .await?;

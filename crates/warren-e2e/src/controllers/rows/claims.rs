@@ -1,4 +1,4 @@
-//! Claims that cannot be served, outlive what they came from, or expire.
+//! Tests claims that cannot be served, outlive their pool or template, or expire.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -12,19 +12,19 @@ use crate::controllers::history::version;
 use crate::controllers::place::{Place, condition, ready, since, state};
 use crate::controllers::workload::{ending, sandbox, template, volume, with};
 
-/// Makes a pass over a claim certain, and gives what it said: an edit that changes nothing about its sandbox.
+/// Forces a reconcile of a claim by an edit without effect on its sandbox, and returns its status.
 async fn after_a_pass(place: &Place, name: &str) -> Result<SandboxClaim> {
     let later = Timestamp::now() + 48.hours();
     place.patch::<SandboxClaim>(name, json!({"spec": {"lifecycle": {"shutdownTime": later}}})).await?;
     place.wait_observed(name).await
 }
 
-/// The sandbox that a claim names in its status.
+/// Returns the sandbox that a claim names in its status.
 fn named(claim: &SandboxClaim) -> Option<&str> {
     claim.status.as_ref()?.sandbox.as_ref()?.name.as_deref()
 }
 
-/// Why a claim is not served that would change a label of its template.
+/// The reason why a claim is refused that would change a label of its template.
 const TEAM_IS_SET: &str =
     "Error seen: label sandbox.users.io/team is set by the template and cannot be changed by the claim";
 
@@ -88,7 +88,7 @@ pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a
         place.wait_trouble::<SandboxClaim>(name, reason, text).await?;
         assert!(place.get_opt::<Sandbox>(name).await?.is_none());
     }
-    // Nor does it keep a member that waits from others.
+    // It does not reserve a warm member either.
     let team = json!({"podTemplate": {"metadata": {"labels": {"sandbox.users.io/team": "a"}},
         "spec": {"containers": [{"name": "main", "image": "warren.dev/host"}]}}});
     place.pool("full", 1, team).await?;
@@ -96,10 +96,10 @@ pub(super) async fn row_21_errors_of_the_user_are_told_apart_from_errors_worth_a
     place.claim("clash", "full", metadata(json!({"sandbox.users.io/team": "b"}))).await?;
     let told: SandboxClaim = place.wait_trouble("clash", "ReconcilerError", TEAM_IS_SET).await?;
     assert!(!told.annotations().contains_key("agents.x-k8s.io/sandbox-name"), "{told:?}");
-    // Mended by the user.
+    // The user corrects it.
     place.patch::<SandboxClaim>("no-env", json!({"spec": {"env": null}})).await?;
     place.wait_claimed("no-env").await?;
-    // What lasts is said once: by now everything else has been tried again.
+    // A lasting problem is reported once: by now all other problems have been retried.
     let lasting: [SandboxClaim; 2] = [place.get("no-prefix").await?, place.get("same-env").await?];
     place.patch::<SandboxClaim>("no-volumes", json!({"spec": {"volumeClaimTemplates": null}})).await?;
     place.wait_claimed("no-volumes").await?;
@@ -124,19 +124,20 @@ pub(super) async fn row_21_what_is_worth_a_retry_heals_by_itself_and_what_is_not
     place.claim("refused", "closed", env("2")).await?;
     let text = "the template does not allow env in a claim";
     place.wait_trouble::<SandboxClaim>("refused", "EnvVarsInjectionRejected", text).await?;
-    // What is written to a claim wakes it. An event comes after that, and when a later claim has been answered, nothing is left
-    // to wake this one.
+    // A write to a claim wakes it, and an event follows the write. Once a later claim has been
+    // handled, nothing is left that could wake this one.
     place.claim("later", "closed", env("2")).await?;
     place.wait_ready::<SandboxClaim>("later", "False/EnvVarsInjectionRejected").await?;
-    // Both are mended by their templates, whose edits wake nobody. Backoff lasts about as long as one has failed, so were the
-    // younger one tried again, too, it would be by the time that the older one is served.
+    // Both are fixed by edits of their templates, which wake no claim. A backoff lasts about as
+    // long as the failures before it. If the younger one were retried, too, it would be by the time
+    // that the older one is served.
     place.edit_template("closed", json!({"spec": allowed})).await?;
     place.edit_template("open", json!({"spec": variables(json!([]))})).await?;
     place.wait_claimed("retried").await?;
     let refused: SandboxClaim = place.get("refused").await?;
     assert_eq!(ready(&refused), "False/EnvVarsInjectionRejected");
     assert!(place.get_opt::<Sandbox>("refused").await?.is_none());
-    // A word of the user is enough.
+    // An edit by the user is enough.
     place.patch::<SandboxClaim>("refused", json!({"spec": env("3")})).await?;
     place.wait_claimed("refused").await?;
     Ok(())
@@ -156,7 +157,7 @@ pub(super) async fn row_22_a_foreign_sandbox_of_the_claim_s_name_blocks_it(place
     let left: Sandbox = place.get("c1").await?;
     assert_eq!((left.uid(), left.owner_references().len()), (foreign.uid(), 0));
     assert_eq!(place.members("pool").await?[0].uid(), members[0].uid(), "the pool was not touched");
-    // When it goes, the claim is served.
+    // When it is gone, the claim is served.
     place.delete::<Sandbox>("c1").await?;
     place.wait_claimed("c1").await?;
     Ok(())
@@ -166,7 +167,7 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
     for name in ["one", "two"] {
         place.pool(name, 0, json!({})).await?;
     }
-    // Another pod, so that a sandbox that took more than labels from it would show.
+    // With another pod spec, which would show if a sandbox took more than labels from it.
     let other = |value: &str| {
         json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host",
         "env": [{"name": "OTHER", "value": value}]}]}}})
@@ -187,7 +188,7 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
     let warm_pod: Pod = place.get(&warm.name_any()).await?;
     place.wait_full("full", 1).await?;
     assert_eq!(place.get::<Pod>("extra").await?.labels()["sandbox.users.io/team"], "a");
-    // With a pool go those that wait in it. When they are gone, whoever collects what has lost its owner has been here.
+    // The pool's warm members go with it. Once they are gone, garbage collection has run.
     place.delete::<SandboxWarmPool>("full").await?;
     place.eventually("no member", async || Ok(place.members("full").await?.is_empty().then_some(()))).await?;
     place.delete::<SandboxTemplate>("full").await?;
@@ -196,8 +197,9 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
     place.wait_gone::<SandboxWarmPool>("one").await?;
     place.delete::<SandboxTemplate>("one").await?;
     place.wait_gone::<SandboxTemplate>("one").await?;
-    // Its metadata cannot be vouched for any more, but it is not taken away. The end of a pool wakes nobody who has a sandbox, so
-    // there must be a pass after it was heard of.
+    // Its metadata can no longer be checked, but it keeps its sandbox. The end of a pool wakes no
+    // claim that has a sandbox, so a reconcile must be forced after the controllers have heard of
+    // it.
     let told = place
         .eventually("told that the pool is gone", async || {
             let told = after_a_pass(&place, "extra").await?;
@@ -207,7 +209,7 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
     assert_eq!(named(&told), Some("extra"));
     place.get::<Pod>("extra").await?;
     assert_eq!(ready(&after_a_pass(&place, "plain").await?), "True/DependenciesReady");
-    // What came from a pool is as safe as what was made for its claim.
+    // An adopted sandbox is kept just like one that was made for its claim.
     assert_eq!(ready(&after_a_pass(&place, "warm").await?), "True/DependenciesReady");
     let (kept, pod) = (place.wait_claimed("warm").await?, place.get::<Pod>(&warm.name_any()).await?);
     assert_eq!((kept.uid(), pod.uid()), (warm.uid(), warm_pod.uid()));
@@ -236,7 +238,7 @@ pub(super) async fn row_23_a_bound_claim_outlives_its_pool_and_follows_another(p
         })
         .await?;
     assert_only_labels_moved("three").await?;
-    // The same when the pool gets another template. That wakes nobody who has a sandbox either.
+    // The same if the pool gets another template. That wakes no claim with a sandbox either.
     let repointed = json!({"spec": {"sandboxTemplateRef": {"name": "four"}}});
     place.patch::<SandboxWarmPool>("three", repointed).await?;
     place
@@ -256,7 +258,8 @@ pub(super) async fn row_23_a_claim_with_metadata_misses_its_template_alone_too(p
     let sandbox = place.wait_claimed("c").await?;
     place.delete::<SandboxTemplate>("pool").await?;
     place.wait_gone::<SandboxTemplate>("pool").await?;
-    // The end of a template wakes nobody, so there must be a pass after it was heard of.
+    // The end of a template wakes no claim, so a reconcile must be forced after the controllers
+    // have heard of it.
     let told = place
         .eventually("told that the template is gone", async || {
             let told = after_a_pass(&place, "c").await?;
@@ -270,7 +273,8 @@ pub(super) async fn row_23_a_claim_with_metadata_misses_its_template_alone_too(p
     Ok(())
 }
 
-/// Never since before the claim existed, however long its sandbox had been waiting: there agent-sandbox differs.
+/// The time is never before the claim's creation, however long its sandbox had been ready.
+/// agent-sandbox differs here.
 pub(super) async fn row_24_a_claim_is_ready_since_its_sandbox_is(place: Place) -> Result<()> {
     place.pool("pool", 1, json!({})).await?;
     place.wait_full("pool", 1).await?;
@@ -290,7 +294,7 @@ pub(super) async fn row_24_a_claim_is_ready_since_its_sandbox_is(place: Place) -
     assert_eq!((edited.metadata.generation, generation(&edited)), (Some(2), Some(json!(2))));
     assert_eq!(since(&edited, "Ready"), since(&bound, "Ready"));
 
-    // An error takes nothing away from it.
+    // An error does not take its sandbox away.
     let name = sandbox.name_any();
     let wrong = json!({"spec": {"additionalPodMetadata": {"labels": {"team": "a"}}}});
     place.patch::<SandboxClaim>("c", wrong).await?;
@@ -300,14 +304,15 @@ pub(super) async fn row_24_a_claim_is_ready_since_its_sandbox_is(place: Place) -
     assert_eq!(place.wait_claimed("c").await?.uid(), sandbox.uid());
     assert_eq!(since(&place.get::<SandboxClaim>("c").await?, "Ready"), since(&bound, "Ready"));
 
-    // Nor is a sandbox gone that is being deleted. When another that was made later has been served, the controllers know of it.
+    // A sandbox that is being deleted is not gone. Once a claim that was made later has been
+    // served, the controllers know of the deletion.
     let (claims, sandboxes) = (place.record::<SandboxClaim>().await?, place.record::<Sandbox>().await?);
     place.patch::<Sandbox>(&name, json!({"metadata": {"finalizers": [HOLD]}})).await?;
     place.delete::<Sandbox>(&name).await?;
     place.create::<Sandbox>(self::sandbox("later", json!({}))).await?;
     place.wait_ready::<Sandbox>("later", "True/DependenciesReady").await?;
     assert_eq!(named(&after_a_pass(&place, "c").await?), Some(name.as_str()));
-    // Only when it is gone is it let go of.
+    // It is released only when it is gone.
     place.release::<Sandbox>(&name).await?;
     let another = place
         .wait_for("c", "served by another sandbox", |claim: &SandboxClaim| {
@@ -365,7 +370,7 @@ pub(super) async fn row_29_nothing_is_deleted_before_expiry_is_stored(place: Pla
         assert!(version(&told.object) < version(&went.object), "{name}");
         place.wait_event(name, "ClaimExpired").await?;
     }
-    // Taken back, it is served again.
+    // After the edit is reverted, it is served again.
     place.patch::<SandboxClaim>("keep", json!({"spec": {"lifecycle": null}})).await?;
     place.wait_claimed("keep").await?;
     Ok(())
@@ -381,7 +386,7 @@ pub(super) async fn row_29_deleting_in_the_foreground_shows_on_claim_sandbox_and
     let lifecycle = json!({"shutdownTime": "2020-01-01T00:00:00Z", "shutdownPolicy": "DeleteForeground"});
     place.patch::<SandboxClaim>("c", json!({"spec": {"lifecycle": lifecycle}})).await?;
     place.wait_for("c", "going", |pod: &Pod| pod.metadata.deletion_timestamp.is_some()).await?;
-    // All three are on their way out together, and stay while the pod does.
+    // All three are being deleted, and stay while the pod does.
     let claim: SandboxClaim = place.get("c").await?;
     let sandbox: Sandbox = place.get("c").await?;
     assert!(claim.metadata.deletion_timestamp.is_some() && sandbox.metadata.deletion_timestamp.is_some());

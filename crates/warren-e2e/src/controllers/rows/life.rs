@@ -1,4 +1,4 @@
-//! A sandbox's life: suspending, ending, expiring, and what its pod inherits.
+//! Tests a sandbox's life: suspending, ending, expiring, and the metadata of its pod.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
@@ -12,7 +12,7 @@ use crate::controllers::history::{Entry, version};
 use crate::controllers::place::{Namespaced, Place, condition, ready, since, state};
 use crate::controllers::workload::{ending, sandbox, simulated, volume, with};
 
-/// Holds an object in its place after its deletion.
+/// A finalizer that holds a deleted object.
 pub(super) const HOLD: &str = "test.warren.dev/hold";
 
 pub(super) async fn row_01_suspended_is_always_there_and_its_time_moves_only_when_the_pod_is_gone(
@@ -24,7 +24,8 @@ pub(super) async fn row_01_suspended_is_always_there_and_its_time_moves_only_whe
     let beginning = since(&up, "Suspended");
     place.second_after(&beginning).await?;
 
-    // The pod dies while the sandbox is to run: another one comes, and nobody calls that suspended.
+    // The pod dies while the sandbox should run: another one is made, and the sandbox does not
+    // count as suspended.
     let pod: Pod = place.get("one").await?;
     place.delete::<Pod>("one").await?;
     place.wait_for("one", "replaced", |new: &Pod| new.uid() != pod.uid()).await?;
@@ -77,7 +78,7 @@ pub(super) async fn row_03_an_ended_pod_is_kept_and_never_replaced(place: Place)
         let ended: Sandbox = place.wait_ready(name, &format!("False/{reason}")).await?;
         assert_eq!(state(&ended, "Finished"), format!("True/{reason}"));
         let pod: Pod = place.get(name).await?;
-        // It is still looked after, and still the same.
+        // It is still maintained, and still the same.
         let label = json!({"spec": {"podTemplate": {"metadata": {"labels": {"later": "yes"}}}}});
         place.patch::<Sandbox>(name, label).await?;
         let after = place.wait_for(name, "labelled", |pod: &Pod| pod.labels().contains_key("later")).await?;
@@ -206,16 +207,16 @@ pub(super) async fn row_10_expiry_is_stored_before_anything_goes_and_can_be_take
     place.wait_gone::<Sandbox>("two").await
 }
 
-/// How often row 11 is tried: on a machine with much to do, the controller may look only after the deadline, and then there is nothing to
-/// see.
+/// The number of tries for row 11: on a busy machine the controller may look only after the
+/// deadline, and then the test proves nothing.
 const ATTEMPTS: usize = 10;
 
-/// Those of which row 11 asks the same at a time.
+/// The names of concurrent objects in one try of row 11.
 fn letters(attempt: usize) -> [String; 5] {
     ["a", "b", "c", "d", "e"].map(|letter| format!("{letter}{attempt}"))
 }
 
-/// Whether somebody looked at an object in this generation, and found that it goes on.
+/// Returns true if an object was reconciled in this generation and had not expired.
 fn looked_at<K: Namespaced>(versions: &[Entry<K>], generation: Option<i64>) -> bool {
     versions.iter().filter(|entry| entry.object.meta().generation == generation).any(|entry| {
         let ready = condition(&entry.object, "Ready").unwrap_or_default();
@@ -223,13 +224,13 @@ fn looked_at<K: Namespaced>(versions: &[Entry<K>], generation: Option<i64>) -> b
     })
 }
 
-/// The second of a time.
+/// Returns the second of a time.
 fn second(text: &str) -> Result<i64> {
     Ok(text.parse::<Timestamp>()?.as_second())
 }
 
-/// Claims that were looked at less than a second before their deadline are over in the very second of it. One that is looked at two
-/// seconds later, as sandboxes are, is over in a later second.
+/// Claims that were reconciled less than a second before their deadline expire in the second of the
+/// deadline. One that is reconciled two seconds later, as sandboxes are, expires in a later second.
 pub(super) async fn row_11_claims_expire_in_the_second_of_their_deadline(place: Place) -> Result<()> {
     place.pool("pool", 0, json!({"podTemplate": simulated(Fate::Ready)})).await?;
     let history = place.record::<SandboxClaim>().await?;
@@ -275,8 +276,8 @@ pub(super) async fn row_11_claims_expire_in_the_second_of_their_deadline(place: 
     anyhow::bail!("claims that were looked at before their deadline were not over in the second of it")
 }
 
-/// A sandbox that was looked at before its deadline is not looked at again within two seconds. Something else may wake the controller, but
-/// not for most of them.
+/// A sandbox that was reconciled before its deadline is not reconciled again within two seconds.
+/// Another event may wake the controller, but not for most of them.
 pub(super) async fn row_11_a_sandbox_does_not_expire_within_two_seconds_of_a_look(
     place: Place,
 ) -> Result<()> {
@@ -291,7 +292,8 @@ pub(super) async fn row_11_a_sandbox_does_not_expire_within_two_seconds_of_a_loo
         for name in &names {
             place.wait_ready::<Sandbox>(name, "True/DependenciesReady").await?;
         }
-        // Early in a second, the deadline is almost a second away, and two seconds after the question are a later second than that.
+        // Early in a second, the deadline is almost a second away, and two seconds after the
+        // request are a later second than the deadline.
         place.second_after(&Timestamp::now().to_string()).await?;
         let mut asked = Vec::new();
         for name in &names {
@@ -353,7 +355,7 @@ pub(super) async fn row_12_scheduling_is_mirrored_word_for_word(place: Place) ->
     mirrored(&told, &place.get("huge").await?);
     assert_eq!(ready(&told), "False/DependenciesNotReady");
 
-    // A pod behind a gate: whatever the server says of it, and a word of our own where it says nothing.
+    // A pod behind a gate: the server's own reason, or ours if it has none.
     let gated = json!({"spec": {"schedulingGates": [{"name": "test.warren.dev/gate"}]}});
     place.create::<Sandbox>(sandbox("gated", json!({"podTemplate": gated}))).await?;
     place.wait::<Pod>("gated", "made", |pod: Option<&Pod>| pod.is_some()).await?;
@@ -365,7 +367,7 @@ pub(super) async fn row_12_scheduling_is_mirrored_word_for_word(place: Place) ->
         None => assert_eq!(state(&told, "PodScheduled"), "Unknown/PodSchedulingUnknown"),
     }
 
-    // A scheduler that gives no reason gets one.
+    // A condition without a reason gets one.
     place.create::<Sandbox>(sandbox("plain", json!({"podTemplate": simulated(Fate::Ready)}))).await?;
     let up: Sandbox = place.wait_ready("plain", "True/DependenciesReady").await?;
     assert_eq!(

@@ -1,15 +1,18 @@
-//! The rows of `docs/compatibility.md`: behaviour of agent-sandbox that clients rely on and a new
-//! controller gets wrong first. Each is a scenario of its own, named after its row.
+//! The rows of `docs/compatibility.md`: behaviour of agent-sandbox that clients rely on and that is
+//! easy to get wrong. Each row is a scenario of its own, named after it.
 //!
-//! What cannot be seen through the API alone:
-//! - Row 11: that a deadline equal to now has passed, and that a claim wakes at its deadline to the millisecond, are pure tests
-//!   of `warren-decide`. Here is what stored times tell: nothing expires early, a claim that was looked at before its deadline is over in
-//!   the second of it, and a sandbox is not looked at again within two seconds. The latter is alone, as the status that tells of
-//!   the look may wait while claims leave no room.
-//! - Row 21: how often a claim with a lasting error is tried again is counted where the controller's requests can be
-//!   counted, in `warren-controllers`' own tests on both servers (`bad_input`). Here: reason, message, and who heals by itself.
-//! - Row 30: there is no conversion webhook yet, so no server serves `v1alpha1`; `warren migrate` converts manifests,
-//!   and its tests hold what is kept. Here: what it makes of old manifests works, and old owner references count.
+//! Some parts cannot be observed through the API alone:
+//! - Row 11: that a deadline equal to now has passed, and that a claim wakes exactly at its
+//!   deadline, are tests of `warren-decide`. Here stored times are checked: nothing expires early,
+//!   a claim that was reconciled before its deadline expires in the deadline's second, and a
+//!   sandbox is not reconciled again within two seconds. The latter runs alone, as the status that
+//!   shows the reconcile may be delayed while claims leave no room.
+//! - Row 21: the retries of a claim with a lasting error are counted where the controller's
+//!   requests can be counted, in `warren-controllers`' own tests on both servers (`bad_input`).
+//!   Here: reason, message, and which problems resolve by themselves.
+//! - Row 30: there is no conversion webhook yet, so no server serves `v1alpha1`. `warren migrate`
+//!   converts manifests, and its tests check the result. Here: converted manifests work, and old
+//!   owner references count.
 
 mod adoption;
 mod bad_input;
@@ -23,7 +26,7 @@ mod templates;
 
 use super::runner::Scenario;
 
-/// All rows, input that is wrong, and what we do beyond them.
+/// Returns all rows, scenarios of wrong input, and those of features beyond agent-sandbox.
 pub fn scenarios() -> Vec<Scenario> {
     crate::scenarios![
         life::row_01_suspended_is_always_there_and_its_time_moves_only_when_the_pod_is_gone,

@@ -1,4 +1,4 @@
-//! Objects of users who come from `v1alpha1`.
+//! Tests objects of users who come from `v1alpha1`.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -15,7 +15,7 @@ use crate::controllers::place::{Place, state};
 use crate::controllers::workload::{claim, simulated, with};
 use crate::local_home::warren_binary;
 
-/// What `warren migrate` makes of a manifest.
+/// Returns the manifests that `warren migrate` makes of one.
 fn migrated(manifest: &str) -> Result<Vec<Value>> {
     let mut child = Command::new(warren_binary())
         .args(["migrate", "-"])
@@ -115,7 +115,7 @@ pub(super) async fn row_30_migrated_manifests_work(place: Place) -> Result<()> {
 pub(super) async fn row_30_owner_references_of_the_old_version_count(place: Place) -> Result<()> {
     place.pool("pool", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
     place.wait_full("pool", 1).await?;
-    // A member whose owner was written by an older controller is a member, and may be claimed.
+    // A member with an older controller's owner reference is a member, and may be claimed.
     let member = place.members("pool").await?.remove(0);
     let mut owners = serde_json::to_value(member.owner_references())?;
     owners[0]["apiVersion"] = json!("extensions.agents.x-k8s.io/v1alpha1");

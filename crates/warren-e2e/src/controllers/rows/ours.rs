@@ -1,5 +1,5 @@
-//! What our controllers do beyond agent-sandbox's: deadlines, caps, rolling updates, verdicts, kept volumes, and saying what
-//! an edit has not changed yet.
+//! Tests features beyond agent-sandbox's: deadlines, caps, rolling updates, verdicts, kept volumes,
+//! and reporting edits that a live pod does not have.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ fn annotated(object: Value, key: &str, value: &str) -> Value {
     with(object, json!({"metadata": {"annotations": {key: value}}}))
 }
 
-/// The verdict on a pool's template as `status/reason`, or nothing.
+/// Returns the verdict on a pool's template as `status/reason`, or an empty text.
 fn progressing(pool: &SandboxWarmPool) -> String {
     let text = pool.annotations().get(annotations::PROGRESSING).map(String::as_str).unwrap_or("{}");
     let verdict: Value = serde_json::from_str(text).unwrap_or_default();
@@ -61,7 +61,7 @@ pub(super) async fn a_claim_that_is_not_ready_by_its_deadline_says_why_and_ends(
     );
     let event = place.wait_event("c", "DeadlineExceeded").await?;
     assert_eq!(event.type_.as_deref(), Some("Warning"));
-    // The words came before the deed.
+    // The reason was stored before the deletion.
     let first = history
         .so_far()
         .into_iter()
@@ -69,7 +69,7 @@ pub(super) async fn a_claim_that_is_not_ready_by_its_deadline_says_why_and_ends(
     let first = first.context("the end was told")?.object;
     assert_eq!(first.status.and_then(|status| status.sandbox?.name).as_deref(), Some("c"));
 
-    // A later deadline brings it back.
+    // A later deadline revives it.
     place
         .patch::<SandboxClaim>("c", json!({"metadata": {"annotations": {annotations::DEADLINE: "1h"}}}))
         .await?;
@@ -107,7 +107,7 @@ pub(super) async fn a_pool_is_never_larger_than_its_cap(place: Place) -> Result<
     place.claim("c", "pool", json!({})).await?;
     place.wait_claimed("c").await?;
     place.wait_full("pool", 3).await?;
-    // A smaller cap takes some away.
+    // A smaller cap removes some members.
     place
         .patch::<SandboxWarmPool>(
             "pool",
@@ -119,7 +119,7 @@ pub(super) async fn a_pool_is_never_larger_than_its_cap(place: Place) -> Result<
     Ok(())
 }
 
-/// The most members that there ever were at the same time, of those that count.
+/// Returns the largest number of matching members that existed at the same time.
 fn largest(
     history: &[crate::controllers::history::Entry<Sandbox>],
     counts: impl Fn(&Sandbox) -> bool,
@@ -127,7 +127,7 @@ fn largest(
     counts_over_time(history, counts).into_iter().max().unwrap_or_default()
 }
 
-/// How many members of `pool` there were after each event, of those that count.
+/// Returns the number of matching members of `pool` after each event.
 fn counts_over_time(
     history: &[crate::controllers::history::Entry<Sandbox>],
     counts: impl Fn(&Sandbox) -> bool,
@@ -174,7 +174,7 @@ pub(super) async fn a_rolling_update_leaves_most_of_a_pool_to_be_claimed(place: 
 
     let usable =
         |member: &Sandbox| member.metadata.deletion_timestamp.is_none() && ready(member).starts_with("True");
-    // The record begins with four entries, one for each member that there was.
+    // The recording begins with four entries, one for each present member.
     let fewest = counts_over_time(&history.so_far(), usable).into_iter().skip(3).min().unwrap_or_default();
     assert!(fewest >= 3, "{fewest} of 4 could be claimed");
     assert!(largest(&history.so_far(), |_| true) <= 4);
@@ -198,7 +198,7 @@ pub(super) async fn a_template_that_does_not_work_is_told_on_the_pool(place: Pla
         })
         .await?;
     let verdict = &told.annotations()[annotations::PROGRESSING];
-    // How far the pod is by then is for the machine to say.
+    // The pod's progress by then depends on the machine.
     assert!(
         verdict.contains("has become ready for 10s") && verdict.contains(": DependenciesNotReady: Pod "),
         "{verdict}"
@@ -218,7 +218,7 @@ pub(super) async fn retained_volume_claims_outlive_their_sandbox(place: Place) -
     assert!(first.owner_references().is_empty());
     let owned: PersistentVolumeClaim = place.get("data-later").await?;
     assert_eq!(owned.owner_references().len(), 1);
-    // Said later, it holds from when the owner is off.
+    // Set later, it takes effect once the owner reference is removed.
     let says = json!({"metadata": {"annotations": {annotations::PVC_RETENTION: annotations::RETAIN}}});
     place.patch::<Sandbox>("later", says).await?;
     place
@@ -233,7 +233,7 @@ pub(super) async fn retained_volume_claims_outlive_their_sandbox(place: Place) -
     let again: PersistentVolumeClaim = place.get("data-kept").await?;
     assert_eq!((again.uid(), again.owner_references().len()), (first.uid(), 0));
     assert!(place.get::<PersistentVolumeClaim>("data-later").await?.metadata.deletion_timestamp.is_none());
-    // Taken back, they go with it.
+    // After it is reverted, they are deleted with it.
     place
         .patch::<Sandbox>("kept", json!({"metadata": {"annotations": {annotations::PVC_RETENTION: null}}}))
         .await?;
@@ -259,7 +259,7 @@ pub(super) async fn retained_volume_claims_outlive_an_expired_sandbox(place: Pla
     place.patch::<Sandbox>("s", json!({"spec": {"shutdownTime": "2020-01-01T00:00:00Z"}})).await?;
     place.wait_ready::<Sandbox>("s", "False/SandboxExpired").await?;
     place.wait_gone::<Pod>("s").await?;
-    // Said of an expired sandbox, it holds from when the owner is off, as of any other.
+    // For an expired sandbox, it also takes effect once the owner reference is removed.
     let says = json!({"metadata": {"annotations": {annotations::PVC_RETENTION: annotations::RETAIN}}});
     place.patch::<Sandbox>("s", says).await?;
     place
@@ -316,7 +316,7 @@ pub(super) async fn an_edit_that_the_live_pod_does_not_have_is_told(place: Place
     Ok(())
 }
 
-/// Closes a node to new pods, as `kubectl cordon` does, or opens it again.
+/// Cordons a node, as `kubectl cordon` does, or uncordons it.
 async fn cordon(place: &Place, node: &str, closed: bool) -> Result<()> {
     let body = json!({"spec": {"unschedulable": closed}});
     let (nodes, parameters, patch) =
@@ -328,7 +328,7 @@ async fn cordon(place: &Place, node: &str, closed: bool) -> Result<()> {
 pub(super) async fn members_on_a_node_that_is_being_emptied_are_not_handed_out(place: Place) -> Result<()> {
     place.pool("pool", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
     let tries = AtomicUsize::new(0);
-    // Nothing tells when the controllers have seen the node closed, so one claim may be too early.
+    // No event shows when the controllers have seen the cordon, so one claim may be too early.
     let (member, node) = place
         .eventually("a claim that leaves the member alone", async || {
             place.wait_full("pool", 1).await?;

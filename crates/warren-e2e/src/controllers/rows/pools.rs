@@ -1,4 +1,4 @@
-//! Pools: rolling, replacing, shrinking, and members that nobody owns.
+//! Tests pools: rolling, replacing, shrinking, and orphaned members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ fn names(members: &[Sandbox]) -> BTreeSet<String> {
     members.iter().map(|member| member.name_any()).collect()
 }
 
-/// An edit of a template that makes another pod.
+/// Returns an edit of a template that changes the pod.
 fn another_pod() -> Value {
     json!({"spec": {"podTemplate": {"spec": {"containers": [
         {"name": "main", "image": "warren.dev/host", "env": [{"name": "NEW", "value": "1"}]}]}}}})
@@ -36,7 +36,7 @@ fn is_new(member: &Sandbox) -> bool {
     container.env.iter().flatten().any(|variable| variable.name == "NEW")
 }
 
-/// A pool that rolls at once.
+/// Creates a pool with the strategy `Recreate`.
 async fn recreating(place: &Place, name: &str, replicas: i32, spec: Value) -> Result<()> {
     place.create::<SandboxTemplate>(template(name, spec)).await?;
     let strategy = json!({"spec": {"updateStrategy": {"type": "Recreate"}}});
@@ -54,13 +54,14 @@ pub(super) async fn row_25_only_what_makes_another_pod_rolls_a_pool(place: Place
         json!({"podTemplate": {"metadata": {"labels": {"x": "y"}, "annotations": {"x": "y"}}}}),
         json!({"volumeClaimTemplates": [with(volume("data"), json!({"metadata": {"labels": {"x": "y"}}}))]}),
     ] {
-        // The pool says which state of the template it has judged.
+        // The annotation says which state of the template the pool has judged.
         let judged = |pool: &SandboxWarmPool| pool.annotations().get(annotations::PROGRESSING).cloned();
         let before = judged(&place.get("pool").await?);
         place.patch::<SandboxTemplate>("pool", json!({"spec": edit})).await?;
         place.wait_for("pool", "judged anew", |pool: &SandboxWarmPool| judged(pool) != before).await?;
     }
-    // Only the policy: it would change what a new member's pod asks its names of, and still is no reason.
+    // Only the policy: it would change a new member's DNS servers, and still does not roll the
+    // pool.
     recreating(&place, "policy", 1, json!({"podTemplate": simulated(Fate::Ready)})).await?;
     let guarded = place.members("policy").await?;
     place.patch::<SandboxTemplate>("policy", json!({"spec": {"networkPolicy": {"egress": [{}]}}})).await?;
@@ -71,7 +72,7 @@ pub(super) async fn row_25_only_what_makes_another_pod_rolls_a_pool(place: Place
         })
         .await?;
 
-    // The same pod under another template's name does.
+    // The same pod in a template of another name does.
     let same: SandboxTemplate = place.get("pool").await?;
     place.create::<SandboxTemplate>(template("renamed", serde_json::to_value(&same.spec)?)).await?;
     let deleted =
@@ -105,7 +106,8 @@ pub(super) async fn row_25_a_rollout_never_has_more_than_the_pool_s_size(place: 
     }
     let history = place.record::<Sandbox>().await?;
     place.patch::<SandboxTemplate>("pool", another_pod()).await?;
-    // All are on their way out, and held; so nobody follows, and a claim that comes now gets none of them.
+    // All are being deleted, and held by finalizers. No replacements are made, and a new claim gets
+    // none of them.
     place
         .eventually("all old members are going", async || {
             Ok(place.members("pool").await?.is_empty().then_some(()))
@@ -133,18 +135,20 @@ pub(super) async fn row_25_a_rollout_never_has_more_than_the_pool_s_size(place: 
     Ok(())
 }
 
-/// Claims come all the while that a pool is rolled. Who asks when the first outdated member is going is promised none of them, though
-/// most are still there. Who asked before may be: a promise that was decided on before anybody knew of the edit may be written a moment
-/// later, and what was promised is not swapped.
+/// Claims arrive while a pool is rolled. A claim that arrives once the first outdated member is
+/// being deleted must get none of them, although most still exist. An earlier claim may get one: an
+/// assignment that was decided before the edit was seen may be written a moment later, and an
+/// assignment is never swapped.
 pub(super) async fn row_25_outdated_members_are_not_handed_out_while_a_pool_is_rolled(
     place: Place,
 ) -> Result<()> {
     const SIZE: i32 = 16;
     const CLIENTS: usize = 4;
-    // Each client asks until the first outdated member is going, and then for so many more; but none goes if all were promised before.
+    // Each client creates claims until the first outdated member is being deleted, and then this
+    // many more. None is deleted if all were assigned before.
     const MORE: usize = 3;
     const MOST: usize = 20;
-    // A round in which no claim came while outdated members were going has shown nothing; hardly any is like that.
+    // A round without a claim during the deletions proves nothing; such rounds are rare.
     const ROUNDS: usize = 12;
     const ENOUGH: usize = 2;
     recreating(&place, "pool", SIZE, json!({"podTemplate": simulated(Fate::Ready)})).await?;
@@ -176,7 +180,7 @@ pub(super) async fn row_25_outdated_members_are_not_handed_out_while_a_pool_is_r
         }
         place.wait_full("pool", SIZE).await?;
 
-        // What is in the records comes by other watches than what was waited for.
+        // The recordings use other watches than the wait before.
         let (sandboxes, claims) = place
             .eventually("the records of the round", async || {
                 let (sandboxes, claims) = (sandboxes.so_far(), claims.so_far());
@@ -225,13 +229,13 @@ pub(super) async fn row_25_without_recreate_stale_members_are_handed_out(place: 
     Ok(())
 }
 
-/// The second of an object's creation.
+/// Returns the second of an object's creation.
 fn born(member: &Sandbox) -> Result<Timestamp> {
     member.metadata.creation_timestamp.clone().map(|time| time.0).context("a time of creation")
 }
 
-/// A member of a pool, made by hand: of several controllers that do not know of each other, each could make one. The pool has no template,
-/// so nobody makes another. It stays after its deletion, to be looked at.
+/// Creates a member of a pool directly: independent controllers could each make one. The pool has
+/// no template, so that no controller makes another. It stays after its deletion, to be inspected.
 async fn member_by_hand(place: &Place, name: &str, spec: Value) -> Result<Sandbox> {
     let owner: SandboxWarmPool = place.create(pool(name, "missing", 1)).await?;
     let metadata = json!({
@@ -247,11 +251,11 @@ pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedu
     place: Place,
 ) -> Result<()> {
     const GRACE: SignedDuration = SignedDuration::from_secs(10);
-    /// Members that turn not ready, one after the other.
+    /// The number of members that become unready, one after the other.
     const TURNING: i32 = 3;
     let not_ready = || json!({"podTemplate": simulated(Fate::NotReady)});
     place.pool("flips", TURNING, json!({"podTemplate": simulated(Fate::Ready)})).await?;
-    // No node looks at it: there is no room until this scenario says so.
+    // No node handles it: it has no room until this scenario provides it.
     place.pool("held", 1, json!({"podTemplate": simulated(Fate::Ignored)})).await?;
     place.wait_full("flips", TURNING).await?;
     let held =
@@ -261,19 +265,21 @@ pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedu
     let scheduled = |status: &str, more: Value| with(json!({"type": "PodScheduled", "status": status}), more);
     let no_room = scheduled("False", json!({"reason": "Unschedulable", "message": "no room"}));
     place.patch_status::<Pod>(&pod, json!({"conditions": [no_room]})).await?;
-    // A controller with a short grace beside the others, which have a long one and see nothing to do. There are members when it
-    // comes: two that do not know of each other could both make one.
+    // A controller with a short grace period beside the others, which have a long one and see
+    // nothing to do. The members exist before it starts: two independent controllers could both
+    // make one.
     let grace = format!("--sandbox-warm-pool-readiness-grace-period={}s", GRACE.as_secs());
     let _impatient = ControllerProcess::start(place.home(), &["--leader-elect=false", &grace])?;
     let warning = place.wait_event("held", "WarmPoolNotProgressing").await?;
     assert_eq!(warning.type_.as_deref(), Some("Warning"));
 
-    // Born now that it is at work, and never ready; from its first moments on nothing happens to it or its pool.
+    // Created after the controller has started, and never ready; nothing else happens to it or its
+    // pool.
     let stuck = member_by_hand(&place, "stuck", not_ready()).await?;
 
     let still: Sandbox = place.get(&held.name_any()).await?;
     assert_eq!(ready(&still), "False/DependenciesNotReady");
-    // Room is found, and the pod is ready at once: how long a node takes is another matter.
+    // It is scheduled, and the pod is ready at once: a node's speed is not tested here.
     let up = json!({"phase": "Running", "podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}],
         "conditions": [scheduled("True", json!({})), {"type": "Ready", "status": "True"}]});
     place.patch_status::<Pod>(&pod, up).await?;
@@ -284,29 +290,31 @@ pub(super) async fn row_26_members_that_turn_not_ready_are_replaced_and_unschedu
 
     turning_not_ready_is_no_birth(&place, GRACE, place.members("flips").await?, not_ready()).await?;
 
-    // Given its grace, and no more.
+    // It gets its grace period, and no more.
     let ended = place
         .wait_for("stuck", "on its way out", |stuck: &Sandbox| stuck.metadata.deletion_timestamp.is_some())
         .await?;
     let end = ended.metadata.deletion_timestamp.context("just seen")?.0;
     assert!(end >= born(&stuck)? + GRACE, "{end:?} after {:?}", born(&stuck)?);
 
-    // Only the impatient one had anything to say, and says it once.
+    // Only the controller with the short grace period had an event to write, and wrote it once.
     let events = place.events("held").await?;
     let reasons: Vec<&str> = events.iter().filter_map(|event| event.reason.as_deref()).collect();
     assert_eq!(reasons, ["WarmPoolNotProgressing", "WarmPoolProgressing"]);
     Ok(())
 }
 
-/// A member past its grace turns not ready while one that never was ready still has some: the former goes first. Given another grace from
-/// its turn on, it would go last.
+/// A member past its grace period becomes unready, while one that never was ready still has time:
+/// the former must be deleted first. With a new grace period from that moment on, it would be
+/// deleted last.
 async fn turning_not_ready_is_no_birth(
     place: &Place,
     grace: SignedDuration,
     members: Vec<Sandbox>,
     not_ready: Value,
 ) -> Result<()> {
-    // The pod of a sandbox, by its template: a change on the pod itself would be put right.
+    // The pod of a sandbox is changed by its template: a direct change of the pod would be
+    // reverted.
     let turn = json!({"spec": {"podTemplate": {"metadata": {"annotations": {FATE: "not-ready"}}}}});
     let history = place.record::<Sandbox>().await?;
     let end = async |name: &str| {
@@ -332,13 +340,13 @@ async fn turning_not_ready_is_no_birth(
             })
             .await?;
         let in_time = Timestamp::now() + SignedDuration::from_secs(2) < born(&young)? + grace;
-        // Over for the young one, and not for the old one had it been given another.
+        // Over for the young one, but not for the old one if it had a new grace period.
         place.second_after(&(born(&young)? + grace).to_string()).await?;
         place.touch_pool(&young_name).await?;
         let (old_end, young_end) = (end(&old_name).await?, end(&young_name).await?);
         if in_time {
             assert!(old_end < young_end, "the old one went at {old_end}, the young one at {young_end}");
-            // And another takes its place.
+            // A replacement is made.
             place.wait_full("flips", i32::try_from(members.len())?).await?;
             return Ok(());
         }
@@ -347,7 +355,7 @@ async fn turning_not_ready_is_no_birth(
 }
 
 pub(super) async fn row_27_not_ready_members_go_first_and_then_the_newest(place: Place) -> Result<()> {
-    // One after the other, so that each is of another second.
+    // One after the other, so that each has another second.
     place.pool("pool", 1, json!({"podTemplate": simulated(Fate::NotReady)})).await?;
     let mut ages: Vec<String> = Vec::new();
     for count in 1..=3_usize {
@@ -386,14 +394,15 @@ pub(super) async fn row_27_orphans_are_taken_in_if_equal_and_deleted_if_not(plac
         json!({"apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
             "metadata": {"name": name, "labels": member.labels()}, "spec": with(own, spec)})
     };
-    // Room for the one that is equal.
+    // Makes room for the equal one.
     place.patch::<SandboxWarmPool>("pool", json!({"spec": {"replicas": 2}})).await?;
     place.create::<Sandbox>(orphan("equal", json!({}))).await?;
     let other = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "warren.dev/host",
         "env": [{"name": "NEW", "value": "1"}]}]}}});
     place.create::<Sandbox>(orphan("different", other)).await?;
     place.wait_gone::<Sandbox>("different").await?;
-    // The pool may have been quicker in filling the room, and then the newest goes; taken in it is either way.
+    // The pool may have filled the room faster, and then the newest goes; the equal one is adopted
+    // in either case.
     place
         .eventually("the equal one taken in", async || {
             let taken = history.of("equal").iter().any(|entry| {
@@ -404,7 +413,8 @@ pub(super) async fn row_27_orphans_are_taken_in_if_equal_and_deleted_if_not(plac
         .await?;
     place.wait_full("pool", 2).await?;
 
-    // Nobody's sandbox is never claimed. Its pool has no template to hold it against, and so does not take it in.
+    // A sandbox without a controller is never claimed. Its pool has no template to compare it with,
+    // and so does not adopt it.
     place.create::<SandboxWarmPool>(pool("later", "missing", 0)).await?;
     let lonely = with(
         orphan("lonely", json!({})),

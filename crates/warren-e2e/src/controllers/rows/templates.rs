@@ -1,4 +1,4 @@
-//! Templates: their network policy, and what sandboxes made from them get without asking.
+//! Tests templates: their network policy, and the defaults of sandboxes made from them.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::PodSpec;
@@ -25,7 +25,8 @@ pub(super) async fn row_28_a_policy_of_others_is_left_alone(place: Place) -> Res
     let selector = policy.spec.as_ref().and_then(|spec| spec.pod_selector.as_ref()?.match_labels.clone());
     let hash = NameHash::of("free").to_string();
     assert_eq!(selector.unwrap_or_default().get(labels::SANDBOX_TEMPLATE_REF_HASH), Some(&hash));
-    // The label on the template is written in the same pass, so this one has been looked at.
+    // The label on the template is written in the same reconcile, so the template has been
+    // reconciled.
     let labelled =
         |template: &SandboxTemplate| template.labels().contains_key(labels::SANDBOX_TEMPLATE_REF_HASH);
     place.wait_for("taken", "labelled", labelled).await?;
@@ -42,7 +43,7 @@ pub(super) async fn row_28_a_policy_of_others_is_left_alone(place: Place) -> Res
     place.wait_gone::<NetworkPolicy>(&own("free")).await?;
     let left: NetworkPolicy = place.get(&own("taken")).await?;
     assert_eq!((left.uid(), left.resource_version()), (foreign.uid(), foreign.resource_version()));
-    // Gone out of the way, its place is taken by whoever manages it.
+    // Once it is removed, its manager creates its own in its place.
     place.delete::<NetworkPolicy>(&own("taken")).await?;
     place.patch::<SandboxTemplate>("taken", json!({"spec": {"networkPolicyManagement": "Managed"}})).await?;
     place

@@ -1,4 +1,4 @@
-//! Claims: served from a pool or made for the purpose, with what they may bring along.
+//! Tests claims: served from a pool or with a new sandbox, and with additions of their own.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,8 @@ use super::referee::Referee;
 use crate::controllers::place::{Place, message, ready, state};
 use crate::controllers::workload;
 
-/// A waiting sandbox changes hands with its pod: same pod, new owner, none of the pool's marks; the pool is filled again.
+/// A warm sandbox gets a new owner and keeps its pod, and none of the pool's labels stay; the pool
+/// is refilled.
 pub async fn a_claim_takes_a_waiting_sandbox(place: Place) -> Result<()> {
     place.pool("pool", 2, json!({})).await?;
     place.wait_full("pool", 2).await?;
@@ -60,7 +61,7 @@ pub async fn a_claim_takes_a_waiting_sandbox(place: Place) -> Result<()> {
         assert!(!claimed || named || ready(&entry.object) != "True/DependenciesReady", "ready without a pod");
     }
 
-    // The pool is whole again, and a pod that dies is the claim's business now.
+    // The pool is full again, and the claim now replaces a dead pod.
     place.wait_full("pool", 2).await?;
     place.delete::<Pod>(&name).await?;
     place.wait_for(&name, "replaced", |pod: &Pod| pod.uid() != before.uid()).await?;
@@ -70,7 +71,7 @@ pub async fn a_claim_takes_a_waiting_sandbox(place: Place) -> Result<()> {
     place.wait_gone::<Pod>(&name).await
 }
 
-/// Nothing waits: a sandbox of the claim's own name is made, at once.
+/// With an empty pool, a sandbox of the claim's own name is made at once.
 pub async fn a_claim_on_an_empty_pool_starts_cold(place: Place) -> Result<()> {
     let begun = Timestamp::now();
     let metadata = json!({"labels": {"team": "burrows"}});
@@ -93,7 +94,7 @@ pub async fn a_claim_on_an_empty_pool_starts_cold(place: Place) -> Result<()> {
     let pod: Pod = place.get("c").await?;
     assert_eq!(pod.labels().get("team").map(String::as_str), Some("burrows"));
     assert!(!pod.labels().contains_key(labels::CLAIM_UID));
-    // When it was first seen and when it was first ready, to the fraction of a second.
+    // The times of the first observation and the first Ready, to the fraction of a second.
     let stamped: SandboxClaim = place
         .wait_for("c", "stamped", |claim: &SandboxClaim| {
             claim.annotations().contains_key(annotations::CLAIM_FIRST_READY_AT)
@@ -101,7 +102,8 @@ pub async fn a_claim_on_an_empty_pool_starts_cold(place: Place) -> Result<()> {
         .await?;
     for key in [annotations::CONTROLLER_FIRST_OBSERVED_AT, annotations::CLAIM_FIRST_READY_AT] {
         let text = stamped.annotations().get(key).with_context(|| key.to_owned())?;
-        // One that was killed between the two writes has left the time to nobody, and the next one says so.
+        // A controller that was killed between the two writes has lost the time, and the next one
+        // writes `unknown`.
         if text == "unknown" && key == annotations::CLAIM_FIRST_READY_AT && place.is_disturbed() {
             continue;
         }
@@ -112,7 +114,7 @@ pub async fn a_claim_on_an_empty_pool_starts_cold(place: Place) -> Result<()> {
     Ok(())
 }
 
-/// References that lead nowhere are named, and followed as soon as they lead somewhere.
+/// Missing references are named in the status, and resolved as soon as they exist.
 pub async fn a_claim_waits_for_its_pool_and_its_template(place: Place) -> Result<()> {
     place.claim("c", "later", json!({})).await?;
     refused(&place, "c", "WarmPoolNotFound").await?;
@@ -123,7 +125,7 @@ pub async fn a_claim_waits_for_its_pool_and_its_template(place: Place) -> Result
     place.wait_claimed("c").await.map(drop)
 }
 
-/// Variables as the template's policy lets them in; whoever brings some gets a sandbox of his own.
+/// Variables follow the template's policy; a claim with variables gets a sandbox of its own.
 pub async fn variables_of_a_claim_follow_the_policy_of_the_template(place: Place) -> Result<()> {
     let containers = json!([
         {"name": "main", "image": "warren.dev/host", "env": [{"name": "HOME", "value": "/"}]},
@@ -162,12 +164,12 @@ pub async fn variables_of_a_claim_follow_the_policy_of_the_template(place: Place
     assert_eq!(variables(&place, "replaces").await?, ["main HOME=/tmp"]);
     assert!(controller(&place.get::<Sandbox>(&waiting).await?).contains("SandboxWarmPool"), "nobody took it");
 
-    // A refused claim that is mended is served.
+    // A refused claim that is corrected is served.
     place.patch::<SandboxClaim>("refused", json!({"spec": {"env": null}})).await?;
     place.wait_claimed("refused").await.map(drop)
 }
 
-/// Every variable of a pod, as `container name=value`.
+/// Returns every variable of a pod, as `container name=value`.
 async fn variables(place: &Place, pod: &str) -> Result<Vec<String>> {
     let spec = place.get::<Pod>(pod).await?.spec.unwrap_or_default();
     let line = |container: &str, variable: &EnvVar| {
@@ -180,7 +182,8 @@ async fn variables(place: &Place, pod: &str) -> Result<Vec<String>> {
     Ok(all.collect())
 }
 
-/// Labels and annotations from domains that are free for users reach the pod, warm or cold; others are refused.
+/// Labels and annotations of domains that users may use reach the pod, warm or cold; others are
+/// refused.
 pub async fn metadata_of_a_claim_reaches_the_pod_if_it_may(place: Place) -> Result<()> {
     let own = json!({"labels": {"sandbox.users.io/fixed": "template"}});
     place.pool("pool", 1, json!({"podTemplate": {"metadata": own}})).await?;
@@ -219,7 +222,7 @@ pub async fn metadata_of_a_claim_reaches_the_pod_if_it_may(place: Place) -> Resu
         })
         .await?;
 
-    // What is mended is served, what is taken back goes.
+    // A corrected claim is served, and reverted metadata is removed.
     place.patch::<SandboxClaim>("no-domain", json!({"spec": {"additionalPodMetadata": null}})).await?;
     place.wait_claimed("no-domain").await?;
     let taken_back = json!({"spec": {"additionalPodMetadata": {"labels": {"sandbox.users.io/team": null}}}});
@@ -232,7 +235,8 @@ pub async fn metadata_of_a_claim_reaches_the_pod_if_it_may(place: Place) -> Resu
     Ok(())
 }
 
-/// More sandboxes than claims, then more claims than sandboxes: everybody is served, nobody twice.
+/// More sandboxes than claims, then more claims than sandboxes: every claim is served, and no
+/// sandbox twice.
 pub async fn many_claims_at_once_get_one_sandbox_each(place: Place) -> Result<()> {
     let referee = Referee::watch(&place).await?;
     let mut given = Vec::new();
@@ -252,7 +256,7 @@ pub async fn many_claims_at_once_get_one_sandbox_each(place: Place) -> Result<()
     referee.verdict(&place, &given).await
 }
 
-/// A claim tells of the end of its sandbox's work, and of a sandbox that is gone.
+/// A claim's status shows the end of its sandbox's work, and a lost sandbox.
 pub async fn a_claim_tells_what_became_of_its_sandbox(place: Place) -> Result<()> {
     place.pool("good", 0, json!({"podTemplate": workload::ending(0)})).await?;
     place.pool("bad", 0, json!({"podTemplate": workload::ending(1)})).await?;
@@ -261,7 +265,7 @@ pub async fn a_claim_tells_what_became_of_its_sandbox(place: Place) -> Result<()
         let ended = refused(&place, name, reason).await?;
         assert_eq!(state(&ended, "Finished"), format!("True/{reason}"));
     }
-    // Its sandbox deleted by somebody, a claim gets another.
+    // After its sandbox is deleted, a claim gets another.
     place.pool("pool", 0, json!({})).await?;
     place.claim("c", "pool", json!({})).await?;
     let first = place.wait_claimed("c").await?;

@@ -1,4 +1,5 @@
-//! Several controllers at once: without an election they fight and nothing is given twice; with one, one leads.
+//! Tests several controllers at once: without an election they compete and no sandbox is given
+//! twice; with one, one leads.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +19,11 @@ use crate::controllers::workload;
 
 const LEASE: &str = "a3317529.agent-sandbox.x-k8s.io";
 
-/// Beside those of the home itself.
+/// The number of additional controllers beside the home's own.
 const MORE_CONTROLLERS: usize = 2;
 
-/// The home's own controllers and two processes that hold no election, over a pool that is too small for its claims. One
-/// of them is killed in the middle and another takes its place.
+/// The home's own controllers and two processes without an election, over a pool that is too small
+/// for its claims. One of them is killed in the middle and another takes its place.
 pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> Result<()> {
     let fight = || ControllerProcess::start(place.home(), &["--leader-elect=false"]);
     let mut fighters = (0..MORE_CONTROLLERS).map(|_| fight()).collect::<Result<Vec<_>>>()?;
@@ -30,7 +31,7 @@ pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> 
     let statuses = place.record::<SandboxClaim>().await?;
     place.pool("pool", 6, json!({})).await?;
     place.wait_full("pool", 6).await?;
-    // All of them are at work before it begins.
+    // All of them are working before the contest begins.
     place.claim("first", "pool", json!({})).await?;
     for fighter in &fighters {
         wait_until_at_work(&place, fighter).await?;
@@ -51,7 +52,7 @@ pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> 
     for (sandbox, name) in sandboxes.iter().zip(&names) {
         assert!(controller(sandbox).contains(&format!(" SandboxClaim {name} ")), "{}", controller(sandbox));
     }
-    // Nothing that was made in the heat of it is left over: as many members as asked for, and one sandbox for each claim.
+    // Nothing is left over afterwards: the pool has exactly its size, and each claim one sandbox.
     place.wait_full("pool", 6).await?;
     place
         .eventually("six members and one sandbox for each claim", async || {
@@ -61,7 +62,8 @@ pub async fn three_controllers_that_fight_give_everything_once(place: Place) -> 
             Ok((waiting == 6 && all.len() == 6 + names.len()).then_some(()))
         })
         .await?;
-    // What a claim once named, it named for good. The record comes by another watch, and is complete with what the claim has now.
+    // A claim's first assignment is final. The recording uses another watch, and is complete once
+    // it has the claim's present state.
     for (sandbox, name) in sandboxes.iter().zip(&names) {
         let named = place
             .eventually("the record of what a claim named", async || {
@@ -84,10 +86,10 @@ async fn wait_until_at_work(place: &Place, controllers: &ControllerProcess) -> R
     place.eventually("a pass over a claim", is_at_work).await
 }
 
-/// Two wait for their turn behind one that leads. Killed, it is followed when its lease has run out; asked to leave, it
-/// gives the lease back, so that the next one need not wait.
+/// Two wait behind a leader. If it is killed, it is followed when its lease has expired. If it is
+/// asked to stop, it releases the lease, so that the next one need not wait.
 pub async fn a_leader_that_is_killed_or_leaves_is_followed(place: Place) -> Result<()> {
-    // Where the home's own controllers can stand aside, whoever leads does the work alone.
+    // If the home's own controllers can be stopped, the leader does all the work.
     let can_stand_aside = place.home().kind() == HomeKind::Cluster;
     if can_stand_aside {
         place.home().fight(0)?;
@@ -126,7 +128,7 @@ async fn election(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Waits until somebody who is none of these leads.
+/// Waits until a holder that is none of these leads.
 async fn holder(place: &Place, others: &BTreeSet<String>) -> Result<String> {
     let held = |lease: &Lease| lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone());
     let lease: Lease = place
@@ -137,7 +139,7 @@ async fn holder(place: &Place, others: &BTreeSet<String>) -> Result<String> {
     held(&lease).context("it has a holder")
 }
 
-/// Whether the lease was without a holder at some time.
+/// Returns true if the lease had no holder at some time.
 fn released(history: &crate::controllers::history::History<Lease>) -> bool {
     history.of(LEASE).iter().any(|entry| {
         let holder = entry.object.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref());

@@ -1,6 +1,7 @@
-//! Sandboxes and claims that end at a set time, or some time after their work is done.
+//! Tests sandboxes and claims that end at a set time, or some time after their work is done.
 //!
-//! Times are set when everything is ready, so that a busy machine does not eat them up before the scenario has begun.
+//! Times are set when everything is ready, so that a busy machine does not use them up before the
+//! scenario begins.
 
 use anyhow::{Context as _, Result};
 use jiff::{SignedDuration, Timestamp};
@@ -13,7 +14,7 @@ use super::objects::{self, sandbox_of};
 use crate::controllers::place::{Place, message, ready, since, state};
 use crate::controllers::workload;
 
-/// A moment from now, in whole seconds as the API keeps them.
+/// Returns a moment from now, in whole seconds as in the API.
 fn soon() -> Result<Timestamp> {
     let moment = Timestamp::now() + SignedDuration::from_secs(2);
     Ok(Timestamp::from_second(moment.as_second())?)
@@ -27,7 +28,8 @@ fn time_of<K: serde::Serialize>(object: &K, type_: &str) -> Result<Timestamp> {
     since(object, type_).parse().with_context(|| format!("when {type_} changed"))
 }
 
-/// The status of a kept sandbox is emptied, its children go, what it said of its end stays; a later time revives it.
+/// The status of a kept sandbox is emptied, its children are deleted, its result stays; a later
+/// time revives it.
 pub async fn an_expired_sandbox_is_kept_without_its_children_and_can_be_revived(place: Place) -> Result<()> {
     place.create::<Sandbox>(workload::sandbox("keep", json!({"service": true}))).await?;
     place.wait_ready::<Sandbox>("keep", "True/DependenciesReady").await?;
@@ -67,7 +69,7 @@ pub async fn an_expired_sandbox_is_deleted_with_its_children(place: Place) -> Re
     place.wait_gone::<Service>("drop").await
 }
 
-/// What a sandbox said about the end of its work survives its own end.
+/// A sandbox's result survives its expiry.
 pub async fn a_finished_sandbox_says_so_after_it_has_expired(place: Place) -> Result<()> {
     for (name, code, reason, words) in
         [("good", 0, "PodSucceeded", "Pod completed successfully"), ("bad", 3, "PodFailed", "Pod failed")]
@@ -99,7 +101,7 @@ fn end_soon(policy: &str) -> Result<(Timestamp, Value)> {
     Ok((end, json!({"spec": lifecycle(json!({"shutdownTime": end, "shutdownPolicy": policy}))})))
 }
 
-/// `Delete` of a claim takes everything along.
+/// `Delete` of a claim deletes all that it had.
 pub async fn an_expired_claim_is_deleted_with_all_it_had(place: Place) -> Result<()> {
     place.pool("pool", 1, json!({})).await?;
     place.claim("c", "pool", json!({})).await?;
@@ -111,7 +113,7 @@ pub async fn an_expired_claim_is_deleted_with_all_it_had(place: Place) -> Result
     place.wait_gone::<Pod>(&sandbox).await
 }
 
-/// `DeleteForeground` keeps the claim until the last of what it had is gone.
+/// `DeleteForeground` keeps the claim until all that it had is gone.
 pub async fn an_expired_claim_waits_for_its_pod_when_deleted_in_the_foreground(place: Place) -> Result<()> {
     place.pool("pool", 0, json!({})).await?;
     place.claim("c", "pool", json!({})).await?;
@@ -124,7 +126,7 @@ pub async fn an_expired_claim_waits_for_its_pod_when_deleted_in_the_foreground(p
     all_gone(&place, "c").await
 }
 
-/// The claim, its sandbox and its pod are on their way out together.
+/// Waits until the claim, its sandbox and its pod are all being deleted.
 async fn all_terminating(place: &Place, name: &str) -> Result<()> {
     place.wait_for(name, "terminating", |pod: &Pod| pod.metadata.deletion_timestamp.is_some()).await?;
     let claim: SandboxClaim = place.get(name).await?;
@@ -141,7 +143,7 @@ async fn all_gone(place: &Place, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// `Retain` keeps the claim without a sandbox; a later time provides it with another.
+/// `Retain` keeps the claim without a sandbox; a later time gives it another.
 pub async fn an_expired_claim_is_kept_without_its_sandbox_and_can_be_revived(place: Place) -> Result<()> {
     place.pool("pool", 0, json!({})).await?;
     place.claim("c", "pool", json!({})).await?;
@@ -162,7 +164,7 @@ pub async fn an_expired_claim_is_kept_without_its_sandbox_and_can_be_revived(pla
     Ok(())
 }
 
-/// A claim whose work is done, with so much in its lifecycle.
+/// Creates a claim whose work is done, with these lifecycle fields.
 async fn finished_claim(place: &Place, name: &str, fields: Value) -> Result<SandboxClaim> {
     place.claim(name, "pool", lifecycle(fields)).await?;
     place
@@ -170,17 +172,19 @@ async fn finished_claim(place: &Place, name: &str, fields: Value) -> Result<Sand
         .await
 }
 
-/// Time to live counts from the end of the work; the earlier of the two ends counts; without either nothing happens.
+/// The time to live counts from the end of the work; the earlier of the two ends counts; without
+/// either nothing happens.
 pub async fn a_finished_claim_ends_after_its_time_to_live(place: Place) -> Result<()> {
     place.pool("pool", 0, json!({"podTemplate": workload::ending(0)})).await?;
     finished_claim(&place, "stays", json!({"shutdownPolicy": "Delete"})).await?;
     finished_claim(&place, "kept", json!({"ttlSecondsAfterFinished": 2, "shutdownPolicy": "Retain"})).await?;
     let kept: SandboxClaim = place.wait_ready("kept", "False/ClaimExpired").await?;
-    // Ready was False before and has kept its time, so the only clock is ours: it was not too early.
+    // Ready was False before and keeps its time, so only our clock can show that it was not too
+    // early.
     let lived = Timestamp::now().duration_since(time_of(&kept, "Finished")?);
     assert!(lived >= SignedDuration::from_secs(2), "it lived {lived:?}");
 
-    // The end that is set beats a long time to live.
+    // The set end wins over a long time to live.
     let end = soon()?;
     let spec = json!({"shutdownTime": end, "ttlSecondsAfterFinished": 3600, "shutdownPolicy": "Retain"});
     place.claim("earlier", "pool", lifecycle(spec)).await?;
@@ -203,7 +207,8 @@ pub async fn a_finished_claim_ends_after_its_time_to_live(place: Place) -> Resul
     Ok(())
 }
 
-/// A time to live of nothing: the sandbox goes as soon as its work is done, and the claim still tells of both.
+/// With a time to live of zero the sandbox is deleted as soon as its work is done, and the claim's
+/// status still has both results.
 pub async fn a_finished_claim_with_a_time_to_live_of_zero_keeps_what_it_said(place: Place) -> Result<()> {
     place.pool("pool", 0, json!({"podTemplate": workload::ending(0)})).await?;
     let ttl = json!({"ttlSecondsAfterFinished": 0, "shutdownPolicy": "Retain"});
@@ -224,7 +229,7 @@ pub async fn a_finished_claim_with_a_time_to_live_of_zero_keeps_what_it_said(pla
     Ok(())
 }
 
-/// Time to live and deletion in the foreground together.
+/// A time to live together with foreground deletion.
 pub async fn a_finished_claim_is_deleted_in_the_foreground(place: Place) -> Result<()> {
     place.pool("pool", 0, json!({"podTemplate": workload::ending(0)})).await?;
     finished_claim(&place, "c", json!({"shutdownPolicy": "DeleteForeground"})).await?;

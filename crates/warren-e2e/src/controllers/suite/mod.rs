@@ -1,8 +1,10 @@
-//! The end-to-end suite of the controllers: what a user of sandboxes, templates, pools and claims sees, in both homes.
+//! The end-to-end suite of the controllers: what a user of sandboxes, templates, pools and claims
+//! observes, in both homes.
 //!
-//! Most scenarios are run twice: in peace, several at a time, and once more while the controllers are killed and started
-//! again every now and then (at least once during each), which must make no difference to what is seen in the end. After that come those that want
-//! the home for themselves: controllers that fight each other, and their election. Start reading at [`scenarios`].
+//! Most scenarios run twice: undisturbed, several at a time, and once more while the controllers
+//! are killed and restarted from time to time (at least once during each), which must not change
+//! the final result. Then follow those that need the home alone: competing controllers, and their
+//! election. Start reading at [`scenarios`].
 
 pub mod claims;
 mod contest;
@@ -20,7 +22,8 @@ pub mod volumes;
 use super::runner::Scenario;
 use crate::scenarios;
 
-/// All of them. What only holds in peace (no request of a controller that died is still under way) is not disturbed.
+/// Returns all of them. Scenarios that only hold without late requests of a dead controller are not
+/// disturbed.
 pub fn scenarios() -> Vec<Scenario> {
     let mut all = both_ways();
     all.extend(scenarios![

@@ -1,4 +1,4 @@
-//! The network policy of a template, and what it means for the pods made from it.
+//! Tests the network policy of a template, and its effect on pods made from it.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
@@ -41,7 +41,8 @@ fn secure(template: &str) -> Value {
     })
 }
 
-/// Nothing said: the router may come in, the open internet may be reached, names are asked of public servers.
+/// Without rules: the router is allowed in, the open internet is allowed out, and names are
+/// resolved by public servers.
 pub async fn a_template_without_rules_is_secure_by_default(place: Place) -> Result<()> {
     place.pool("t", 0, json!({})).await?;
     let made = policy(&place, "t-network-policy", &secure("t")).await?;
@@ -69,13 +70,13 @@ pub async fn a_template_without_rules_is_secure_by_default(place: Place) -> Resu
     assert_eq!(inside.dns_policy.as_deref(), Some("None"));
     let nameservers = inside.dns_config.and_then(|dns| dns.nameservers).unwrap_or_default();
     assert_eq!(nameservers, ["8.8.8.8", "1.1.1.1"]);
-    // A sandbox that was made by hand gets none of this.
+    // A sandbox that was created directly gets none of this.
     place.create::<Sandbox>(workload::sandbox("plain", json!({}))).await?;
     place.wait_ready::<Sandbox>("plain", "True/DependenciesReady").await?;
     let plain: Pod = place.get("plain").await?;
     assert!(plain.spec.is_some_and(|spec| spec.dns_policy.as_deref() != Some("None")));
 
-    // Somebody bends it: it is put right. The template goes: it goes too.
+    // A changed policy is corrected. When the template goes, it goes too.
     place.patch::<NetworkPolicy>("t-network-policy", json!({"spec": {"egress": [{}]}})).await?;
     let mended = policy(&place, "t-network-policy", &secure("t")).await?;
     assert_eq!(mended.uid(), made.uid());
@@ -83,11 +84,12 @@ pub async fn a_template_without_rules_is_secure_by_default(place: Place) -> Resu
     place.wait_gone::<NetworkPolicy>("t-network-policy").await
 }
 
-/// Rules of its own replace the default and are followed when they change; `Unmanaged` removes the policy.
+/// Rules of its own replace the default and are followed when they change; `Unmanaged` removes the
+/// policy.
 pub async fn a_template_with_rules_manages_its_policy_until_told_not_to(place: Place) -> Result<()> {
     let ingress = json!([{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]);
     place.pool("t", 0, json!({"networkPolicy": {"ingress": ingress}})).await?;
-    // The server leaves an empty list out; with both directions named, that denies everything outward.
+    // The server drops an empty list; with both directions named, that denies all egress.
     let closed =
         json!({"podSelector": selector("t"), "policyTypes": ["Ingress", "Egress"], "ingress": ingress});
     let made = policy(&place, "t-network-policy", &closed).await?;
@@ -98,7 +100,7 @@ pub async fn a_template_with_rules_manages_its_policy_until_told_not_to(place: P
     let open = json!({"podSelector": selector("t"), "policyTypes": ["Ingress", "Egress"], "egress": egress});
     assert_eq!(policy(&place, "t-network-policy", &open).await?.uid(), made.uid());
 
-    // Pods of a template with rules ask the names of whom they like.
+    // Pods of a template with rules keep their DNS servers.
     place.claim("c", "t", json!({})).await?;
     place.wait_claimed("c").await?;
     let inside = place.get::<Pod>("c").await?.spec.unwrap_or_default();
@@ -112,13 +114,13 @@ pub async fn a_template_with_rules_manages_its_policy_until_told_not_to(place: P
     policy(&place, "t-network-policy", &open).await.map(drop)
 }
 
-/// A policy of that name that is somebody else's is never touched, whatever the template wants.
+/// A policy of that name with another owner is never changed, whatever the template wants.
 pub async fn a_foreign_policy_is_left_alone(place: Place) -> Result<()> {
     let stranger = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"name": "t-network-policy"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress"]}});
     let foreign: NetworkPolicy = place.create(stranger).await?;
     place.pool("t", 0, json!({})).await?;
-    // The template has been looked at once it carries its label.
+    // The template has been reconciled once it has its label.
     let seen = |template: &SandboxTemplate| template.labels().contains_key(labels::SANDBOX_TEMPLATE_REF_HASH);
     place.wait_for("t", "labelled", seen).await?;
     place.patch::<SandboxTemplate>("t", json!({"spec": {"networkPolicyManagement": "Unmanaged"}})).await?;
@@ -128,7 +130,7 @@ pub async fn a_foreign_policy_is_left_alone(place: Place) -> Result<()> {
     let left: NetworkPolicy = place.get("t-network-policy").await?;
     assert_eq!((left.uid(), spec(&left), controller(&left)), (foreign.uid(), spec(&foreign), String::new()));
 
-    // Managed again and the stranger gone, the template gets its own.
+    // Once it is managed again and the other policy is gone, the template gets its own.
     place.patch::<SandboxTemplate>("t", json!({"spec": {"networkPolicyManagement": "Managed"}})).await?;
     place.delete::<NetworkPolicy>("t-network-policy").await?;
     policy(&place, "t-network-policy", &secure("t")).await.map(drop)

@@ -1,4 +1,4 @@
-//! Patches that several scenarios use, and short ways to read what came of them.
+//! Patches and accessors that several scenarios share.
 
 use anyhow::Result;
 use kube::Resource;
@@ -9,24 +9,24 @@ use warren_api::SandboxClaim;
 use crate::controllers::place::{Namespaced, Place, ready};
 use crate::controllers::workload;
 
-/// The patch that gives a pod template's only container this variable.
+/// Returns the patch that gives a pod template's only container this variable.
 pub fn with_variable(name: &str, value: &str) -> Value {
     let mut template = workload::running();
     template["spec"]["containers"][0]["env"] = json!([{"name": name, "value": value}]);
     json!({"spec": {"podTemplate": {"spec": template["spec"]}}})
 }
 
-/// The patch that suspends a sandbox, or resumes it.
+/// Returns the patch that suspends a sandbox, or resumes it.
 pub fn suspended(suspended: bool) -> Value {
     json!({"spec": {"operatingMode": if suspended { "Suspended" } else { "Running" }}})
 }
 
-/// The patch that keeps an object from going when it is deleted.
+/// Returns the patch that holds an object after its deletion.
 pub fn held() -> Value {
     json!({"metadata": {"finalizers": ["test.warren.dev/hold"]}})
 }
 
-/// The sandbox that a claim names in its status.
+/// Returns the sandbox that a claim names in its status.
 pub fn sandbox_of(claim: &SandboxClaim) -> Option<String> {
     claim.status.as_ref()?.sandbox.as_ref()?.name.clone()
 }
@@ -37,7 +37,8 @@ pub async fn refused(place: &Place, claim: &str, reason: &str) -> Result<Sandbox
     place.wait_for(claim, &wanted, |claim: &SandboxClaim| ready(claim) == wanted).await
 }
 
-/// The controller among an object's owners, as `apiVersion kind name uid`; nothing if it has none.
+/// Returns the controller among an object's owners, as `apiVersion kind name uid`; an empty text if
+/// it has none.
 pub fn controller<K: Resource>(object: &K) -> String {
     let owners = object.meta().owner_references.as_deref().unwrap_or_default();
     owners
@@ -47,7 +48,7 @@ pub fn controller<K: Resource>(object: &K) -> String {
         .unwrap_or_default()
 }
 
-/// Every condition as `type status/reason at generation: message`, by type.
+/// Returns every condition as `type status/reason at generation: message`, by type.
 pub fn conditions<K: Serialize>(object: &K) -> Vec<String> {
     let value = serde_json::to_value(object).unwrap_or_default();
     let found = value["status"]["conditions"].as_array().cloned().unwrap_or_default();
@@ -64,7 +65,7 @@ pub fn conditions<K: Serialize>(object: &K) -> Vec<String> {
     lines
 }
 
-/// Whether a condition tells about the present generation.
+/// Returns true if a condition has the present generation.
 pub fn observed<K: Namespaced>(object: &K, type_: &str) -> bool {
     let condition = crate::controllers::place::condition(object, type_);
     condition.is_some_and(|found| found["observedGeneration"].as_i64() == object.meta().generation)

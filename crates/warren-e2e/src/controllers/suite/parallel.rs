@@ -1,4 +1,4 @@
-//! Many at once.
+//! Tests many sandboxes at once.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +14,17 @@ use crate::controllers::workload;
 
 const SANDBOXES: usize = 100;
 
-/// Creates in flight at the same time; the server has other guests.
+/// The number of concurrent creations; the server has other clients.
 const IN_FLIGHT: usize = 25;
 
-/// A hundred sandboxes are made, used and removed side by side: a pod for each and nothing left.
+/// A hundred sandboxes are made, used and removed in parallel: each has a pod, and nothing is left.
 pub async fn a_hundred_sandboxes_in_parallel(place: Place) -> Result<()> {
     let names: Vec<String> = (0..SANDBOXES).map(|number| format!("one-of-many-{number}")).collect();
     for some in names.chunks(IN_FLIGHT) {
         let created = some.iter().map(|name| place.create::<Sandbox>(workload::sandbox(name, json!({}))));
         try_join_all(created).await?;
     }
-    // How long a hundred take is for the machine to say; what must not happen is that it goes no further.
+    // The total time depends on the machine; only a standstill is a failure.
     let mut up = 0;
     while up < SANDBOXES {
         up = place

@@ -1,4 +1,4 @@
-//! Pools: their size, and how a changed template reaches their members.
+//! Tests pools: their size, and how a changed template reaches their members.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ async fn names(place: &Place, pool: &str) -> Result<BTreeSet<String>> {
     Ok(place.members(pool).await?.iter().map(|member| member.name_any()).collect())
 }
 
-/// The variable that tells versions of a template apart, in a sandbox made from it.
+/// Returns the variable that marks the template's version in a sandbox.
 fn version(sandbox: &Sandbox) -> String {
     let containers = &sandbox.spec.blueprint.pod_template.spec.containers;
     let variable = containers.first().and_then(|container| container.env.as_ref()?.first()?.value.clone());
@@ -33,7 +33,7 @@ async fn scale(place: &Place, pool: &str, replicas: i32) -> Result<()> {
     place.patch::<SandboxWarmPool>(pool, json!({"spec": {"replicas": replicas}})).await.map(drop)
 }
 
-/// Waits until all of a pool's members are of this version, and there are so many.
+/// Waits until a pool has this number of members, all of this version.
 async fn all_of(place: &Place, pool: &str, count: usize, wanted: &str) -> Result<BTreeSet<String>> {
     place
         .eventually(&format!("{count} members of version {wanted}"), async || {
@@ -44,7 +44,8 @@ async fn all_of(place: &Place, pool: &str, count: usize, wanted: &str) -> Result
         .await
 }
 
-/// Waits until a pool has so many members and each of them is ready. The pool's own status may lag behind a claim.
+/// Waits until a pool has this number of members, all ready. The pool's own status may lag behind a
+/// claim.
 async fn filled(place: &Place, pool: &str, count: usize) -> Result<Vec<Sandbox>> {
     place
         .eventually(&format!("{count} ready members"), async || {
@@ -56,7 +57,7 @@ async fn filled(place: &Place, pool: &str, count: usize) -> Result<Vec<Sandbox>>
         .await
 }
 
-/// Up, down, to nothing and up again; the same by the scale subresource, as an autoscaler does it.
+/// Scales up, down, to zero and up again; and once by the scale subresource, as an autoscaler does.
 pub async fn a_pool_is_scaled_up_and_down(place: Place) -> Result<()> {
     place.pool("pool", 2, json!({})).await?;
     place.wait_full("pool", 2).await?;
@@ -91,15 +92,15 @@ pub async fn a_pool_is_scaled_up_and_down(place: Place) -> Result<()> {
     let scale = place.eventually("its scale", async || Ok(pools.get_scale("pool").await.ok())).await?;
     assert_eq!(scale.status.map(|status| status.replicas), Some(2));
 
-    // The pool gone, its members go.
+    // When the pool is deleted, its members are.
     place.delete::<SandboxWarmPool>("pool").await?;
     place
         .eventually("nothing left", async || Ok(place.list::<Sandbox>().await?.is_empty().then_some(())))
         .await
 }
 
-/// Through all of filling, scaling, rolling and claiming there are never more members than were ever asked for, those
-/// on their way out included. Told by the whole history, not by looks now and then.
+/// During filling, scaling, rolling and claiming there are never more members than requested,
+/// including those being deleted. Checked on the whole history.
 pub async fn a_pool_is_never_larger_than_asked_for(place: Place) -> Result<()> {
     let history = place.record::<Sandbox>().await?;
     place.create::<SandboxTemplate>(workload::template("pool", json!({}))).await?;
@@ -121,7 +122,7 @@ pub async fn a_pool_is_never_larger_than_asked_for(place: Place) -> Result<()> {
     Ok(())
 }
 
-/// The most members of pools that existed at the same time.
+/// Returns the largest number of pool members that existed at the same time.
 fn most_members(history: &[Entry<Sandbox>]) -> usize {
     let (mut present, mut most) = (BTreeSet::new(), 0);
     for entry in history {
@@ -136,7 +137,8 @@ fn most_members(history: &[Entry<Sandbox>]) -> usize {
     most
 }
 
-/// `OnReplenish`, said or unsaid: members stay as they are and are still handed out; who takes a place is new.
+/// `OnReplenish`, explicit or by default: members stay as they are and are still handed out; only
+/// new ones are of the new version.
 pub async fn a_changed_template_reaches_a_pool_as_members_leave_it(place: Place) -> Result<()> {
     let said = json!({"spec": {"updateStrategy": {"type": "OnReplenish"}}});
     for (pool, more) in [("unsaid", json!({})), ("said", said)] {
@@ -183,7 +185,7 @@ pub async fn a_changed_template_recreates_a_pool(place: Place) -> Result<()> {
     Ok(())
 }
 
-/// A pool of four that is rolled with one missing at a time, and the record of it.
+/// Rolls a pool of four with one missing at a time, and returns the recording.
 async fn roll(place: &Place) -> Result<History<Sandbox>> {
     place.create::<SandboxTemplate>(workload::template("pool", json!({}))).await?;
     let how =
@@ -206,7 +208,8 @@ async fn roll(place: &Place) -> Result<History<Sandbox>> {
     Ok(history)
 }
 
-/// `RollingUpdate`, which is ours: in the end every member is new, and the pool says that it is done.
+/// `RollingUpdate`, which is ours: in the end every member is new, and the pool's status says that
+/// it is done.
 pub async fn a_changed_template_rolls_a_pool_a_few_at_a_time(place: Place) -> Result<()> {
     roll(&place).await?;
     place.claim("c", "pool", json!({})).await?;
@@ -215,7 +218,7 @@ pub async fn a_changed_template_rolls_a_pool_a_few_at_a_time(place: Place) -> Re
     Ok(())
 }
 
-/// Never are more members missing than the rolling update may leave missing, told by the whole history.
+/// A rolling update never leaves more members missing than allowed. Checked on the whole history.
 pub async fn a_rolling_pool_stays_as_large_as_it_must(place: Place) -> Result<()> {
     let history = roll(&place).await?.so_far();
     let (mut usable, mut fewest) = (BTreeSet::new(), usize::MAX);
@@ -229,7 +232,7 @@ pub async fn a_rolling_pool_stays_as_large_as_it_must(place: Place) -> Result<()
         } else {
             usable.remove(&member.uid());
         }
-        // The first four are what there was in the beginning.
+        // The first four are the initial members.
         if place >= 3 {
             fewest = fewest.min(usable.len());
         }
@@ -238,8 +241,8 @@ pub async fn a_rolling_pool_stays_as_large_as_it_must(place: Place) -> Result<()
     Ok(())
 }
 
-/// Labels, rules and policies of a template do not roll a pool; who comes next has them. The proof that the change was
-/// seen is a member made after it.
+/// Labels, rules and policies of a template do not roll a pool; only later members have them. A
+/// member that is made after the edit proves that it was seen.
 pub async fn a_change_of_labels_rolls_nothing(place: Place) -> Result<()> {
     place.create::<SandboxTemplate>(workload::template("pool", json!({}))).await?;
     let recreate = json!({"spec": {"updateStrategy": {"type": "Recreate"}}});
@@ -260,7 +263,7 @@ pub async fn a_change_of_labels_rolls_nothing(place: Place) -> Result<()> {
     Ok(())
 }
 
-/// Two pools that have nothing to do with each other, and one that changes to another template of the same content.
+/// Two independent pools, and one that changes to another template of the same content.
 pub async fn only_the_pool_of_a_changed_template_rolls(place: Place) -> Result<()> {
     let recreate = json!({"spec": {"updateStrategy": {"type": "Recreate"}}});
     for name in ["left", "right"] {
@@ -293,7 +296,8 @@ pub async fn only_the_pool_of_a_changed_template_rolls(place: Place) -> Result<(
         .await
 }
 
-/// A pool whose template is missing makes nothing, says nothing wrong, and is filled when the template comes.
+/// A pool whose template is missing creates nothing and reports no error, and is filled when the
+/// template exists.
 pub async fn a_pool_waits_for_its_template(place: Place) -> Result<()> {
     place.create::<SandboxWarmPool>(workload::pool("pool", "blueprint", 2)).await?;
     place.claim("c", "pool", json!({})).await?;
@@ -303,7 +307,7 @@ pub async fn a_pool_waits_for_its_template(place: Place) -> Result<()> {
     place.wait_full("pool", 2).await?;
     place.wait_claimed("c").await?;
     filled(&place, "pool", 2).await?;
-    // Templates come and go; what is there stays.
+    // Templates come and go; present members stay.
     place.delete::<SandboxTemplate>("blueprint").await?;
     place.wait_gone::<SandboxTemplate>("blueprint").await?;
     assert_eq!(filled(&place, "pool", 2).await?.len(), 2);

@@ -1,4 +1,4 @@
-//! `warren controller` as a process of its own, against the API of any home.
+//! Runs `warren controller` as a process of its own, against the API of any home.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,9 +18,10 @@ pub struct ControllerProcess {
 }
 
 impl ControllerProcess {
-    /// Starts one, for all kinds, with more arguments.
+    /// Starts one for all kinds, with more arguments.
     pub fn start(home: &Home, more: &[&str]) -> Result<Self> {
-        // A port that is free now stays so until the process has it, as nobody else uses its address.
+        // A port that is free now stays free until the process has it, as no other process uses its
+        // address.
         let own = Ipv4Addr::new(127, fastrand::u8(1..), fastrand::u8(..), fastrand::u8(1..255));
         let metrics = TcpListener::bind((own, 0)).context("find a port")?.local_addr()?;
         let child = Command::new(warren_binary())
@@ -38,7 +39,7 @@ impl ControllerProcess {
         Ok(Self { child, metrics })
     }
 
-    /// How many passes it has made over claims.
+    /// Returns how many reconciles of claims it has made.
     pub async fn passes_over_claims(&self) -> Result<u64> {
         // It may need a moment until it listens.
         let Ok(mut stream) = TcpStream::connect(self.metrics).await else { return Ok(0) };
@@ -50,21 +51,21 @@ impl ControllerProcess {
         Ok(lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum())
     }
 
-    /// `kill -9`.
+    /// Kills it (`kill -9`).
     pub fn kill(mut self) -> Result<()> {
         self.child.kill().context("kill a controller")?;
         self.child.wait().context("wait for its end")?;
         Ok(())
     }
 
-    /// Asks it to leave, and waits until it has.
+    /// Asks it to stop, and waits until it has.
     pub fn leave(mut self) -> Result<ExitStatus> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("its process id")?;
         kill_process(pid, Signal::TERM).context("ask a controller to leave")?;
         self.child.wait().context("wait for its end")
     }
 
-    /// Whether it still runs.
+    /// Returns true if it still runs.
     pub fn runs(&mut self) -> Result<bool> {
         Ok(self.child.try_wait().context("look at a controller")?.is_none())
     }
@@ -72,7 +73,7 @@ impl ControllerProcess {
 
 impl Drop for ControllerProcess {
     fn drop(&mut self) {
-        // One that has ended already is fine.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,6 @@
-//! Watches who owns which sandbox, from beginning to end, and judges: no sandbox ever serves two claims, no claim has two
-//! sandboxes at a time. It goes by every version that the server tells of, so what was wrong for a moment only is seen.
+//! Watches the owners of all sandboxes, and checks that no sandbox ever serves two claims and no
+//! claim has two sandboxes at a time. It reads every version from the server, so even momentary
+//! faults are seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,19 +11,19 @@ use warren_api::Sandbox;
 use crate::controllers::history::{Entry, History, version};
 use crate::controllers::place::Place;
 
-/// Watches one namespace until it is dropped.
+/// A watch on one namespace, until it is dropped.
 pub struct Referee {
     sandboxes: History<Sandbox>,
 }
 
 impl Referee {
-    /// Watches from now on.
+    /// Starts to watch.
     pub async fn watch(place: &Place) -> Result<Self> {
         Ok(Self { sandboxes: place.record().await? })
     }
 
-    /// Fails if anything was given twice, up to these sandboxes of claims as they were read: what is judged comes by another watch
-    /// than what was waited for, so that is waited for as well.
+    /// Fails if a sandbox or claim was served twice, up to the given versions of claims' sandboxes.
+    /// It uses another watch than the caller's waits, so it waits for these versions, too.
     pub async fn verdict(&self, place: &Place, given: &[Sandbox]) -> Result<()> {
         let seen = |given: &Sandbox, seen: &Entry<Sandbox>| {
             seen.object.uid() == given.uid() && version(&seen.object) >= version(given)
@@ -42,7 +43,7 @@ impl Referee {
     }
 }
 
-/// The claim that controls a sandbox, by uid and name.
+/// Returns the claim that controls a sandbox, by uid and name.
 fn claim_of(entry: &Entry<Sandbox>) -> Option<(String, String)> {
     let mut owners = entry.object.owner_references().iter();
     owners
@@ -50,7 +51,7 @@ fn claim_of(entry: &Entry<Sandbox>) -> Option<(String, String)> {
         .map(|owner| (owner.uid.clone(), owner.name.clone()))
 }
 
-/// What was given twice, in the order in which it happened.
+/// Returns the double assignments, in order.
 fn faults(history: &[Entry<Sandbox>]) -> Vec<String> {
     let mut served: BTreeMap<String, String> = BTreeMap::new();
     let mut present: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();

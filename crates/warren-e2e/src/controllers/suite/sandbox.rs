@@ -1,4 +1,4 @@
-//! A sandbox by itself: what it consists of, and how it is suspended and resumed.
+//! Tests a single sandbox: its children and status, suspending and resuming.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::objects::{self, conditions, controller, observed, suspended};
 use crate::controllers::place::{Place, message, ready, since, state};
 use crate::controllers::workload;
 
-/// The whole status, word for word, and the children with their owner.
+/// The exact status, and the children with their owner.
 pub async fn a_sandbox_has_a_pod_and_a_service_and_says_so(place: Place) -> Result<()> {
     let metadata = json!({"labels": {"team": "burrows"}, "annotations": {"note": "kept"}});
     let spec = json!({"service": true, "podTemplate": {"metadata": metadata}});
@@ -38,7 +38,7 @@ pub async fn a_sandbox_has_a_pod_and_a_service_and_says_so(place: Place) -> Resu
     assert_eq!(controller(&service), controller_of(&sandbox));
     assert_eq!(service.spec.and_then(|spec| spec.cluster_ip).as_deref(), Some("None"));
 
-    // What was made for it goes with it.
+    // Its children are deleted with it.
     place.delete::<Sandbox>("one").await?;
     place.wait_gone::<Pod>("one").await?;
     place.wait_gone::<Service>("one").await
@@ -48,7 +48,7 @@ fn controller_of(sandbox: &Sandbox) -> String {
     format!("agents.x-k8s.io/v1beta1 Sandbox one {}", sandbox.uid().unwrap_or_default())
 }
 
-/// Two whole cycles; each change of mode is one generation, each resumed sandbox a new pod.
+/// Two whole cycles; each change of mode is one generation, each resumed sandbox has a new pod.
 pub async fn a_sandbox_is_suspended_and_resumed_twice(place: Place) -> Result<()> {
     place.create::<Sandbox>(workload::sandbox("nap", json!({"service": true}))).await?;
     let mut pods = BTreeSet::new();
@@ -91,7 +91,8 @@ pub async fn a_sandbox_is_suspended_and_resumed_twice(place: Place) -> Result<()
     Ok(())
 }
 
-/// A pod that lingers holds up the suspension, which says so, and then a resumption: never two pods, never a stolen name.
+/// A pod that lingers delays the suspension, which the status says, and then a resumption: there
+/// are never two pods, and never a pod of another owner's name.
 pub async fn a_pod_held_by_a_finalizer_holds_up_suspending_and_resuming(place: Place) -> Result<()> {
     place.create::<Sandbox>(workload::sandbox("slow", json!({}))).await?;
     let up: Sandbox = place.wait_ready("slow", "True/DependenciesReady").await?;
@@ -121,7 +122,7 @@ pub async fn a_pod_held_by_a_finalizer_holds_up_suspending_and_resuming(place: P
     let next: Pod = place.wait_for("slow", "replaced", |next: &Pod| next.uid() != pod.uid()).await?;
     place.wait_ready::<Sandbox>("slow", "True/DependenciesReady").await?;
 
-    // And once more, to its end.
+    // Once more, to its end.
     place.patch::<Pod>("slow", objects::held()).await?;
     place.patch::<Sandbox>("slow", suspended(true)).await?;
     place
@@ -140,7 +141,7 @@ pub async fn a_pod_held_by_a_finalizer_holds_up_suspending_and_resuming(place: P
     Ok(())
 }
 
-/// Somebody deletes the pod of a running sandbox: it gets another, and was never suspended.
+/// The pod of a running sandbox is deleted: it gets another, and was never suspended.
 pub async fn a_deleted_pod_is_replaced_without_a_suspension(place: Place) -> Result<()> {
     place.create::<Sandbox>(workload::sandbox("cat", json!({}))).await?;
     let before: Sandbox = place.wait_ready("cat", "True/DependenciesReady").await?;
@@ -153,7 +154,7 @@ pub async fn a_deleted_pod_is_replaced_without_a_suspension(place: Place) -> Res
     Ok(())
 }
 
-/// A pod of the same name that is not the sandbox's survives its suspension.
+/// A pod of the same name with another owner survives the suspension.
 pub async fn a_foreign_pod_is_not_deleted_by_a_suspension(place: Place) -> Result<()> {
     let foreign: Pod = place.create(workload::stranger("taken", json!({}))).await?;
     place.create::<Sandbox>(workload::sandbox("taken", json!({"operatingMode": "Suspended"}))).await?;
@@ -169,14 +170,15 @@ pub async fn a_foreign_pod_is_not_deleted_by_a_suspension(place: Place) -> Resul
     assert_eq!((left.uid(), controller(&left)), (foreign.uid(), String::new()));
     assert!(left.metadata.deletion_timestamp.is_none());
 
-    // Once it is out of the way, the sandbox runs like any other.
+    // Once it is gone, the sandbox runs like any other.
     place.delete::<Pod>("taken").await?;
     place.wait_gone::<Pod>("taken").await?;
     place.patch::<Sandbox>("taken", suspended(false)).await?;
     place.wait_ready::<Sandbox>("taken", "True/DependenciesReady").await?;
     assert!(controller(&place.get::<Pod>("taken").await?).contains(" Sandbox taken "));
 
-    // One that comes later, and goes again, is heard of although it has nothing to do with the sandbox but its name.
+    // A conflicting pod that comes later, and goes again, is noticed although only its name relates
+    // it to the sandbox.
     place.create::<Sandbox>(workload::sandbox("late", json!({"operatingMode": "Suspended"}))).await?;
     let suspended = |sandbox: &Sandbox| state(sandbox, "Suspended") == "True/PodTerminated";
     place.wait_for("late", "suspended", suspended).await?;

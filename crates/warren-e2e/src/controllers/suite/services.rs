@@ -1,4 +1,4 @@
-//! The three modes of a sandbox's service.
+//! Tests the three modes of a sandbox's service.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ pub async fn a_service_is_made_kept_and_removed_as_asked(place: Place) -> Result
         .collect();
     assert_eq!(ports, ["dns 53 UDP", "p-8080-tcp 8080 TCP"]);
 
-    // No longer asked for, it stays and is looked after.
+    // No longer requested, it stays and is maintained.
     place.patch::<Sandbox>("s", asks(Value::Null)).await?;
     ready_with(&place, "s", "Pod is Ready; Service Exists").await?;
     place.patch::<Service>("s", json!({"spec": {"selector": {"astray": "yes"}}})).await?;
@@ -74,7 +74,7 @@ pub async fn a_service_is_made_kept_and_removed_as_asked(place: Place) -> Result
         .await?;
     assert_eq!(mended.uid(), made.uid());
 
-    // Refused, it goes; unset does not bring it back.
+    // With false it is removed; unset does not bring it back.
     place.patch::<Sandbox>("s", asks(json!(false))).await?;
     place.wait_gone::<Service>("s").await?;
     let bare = ready_with(&place, "s", "Pod is Ready").await?;
@@ -85,7 +85,8 @@ pub async fn a_service_is_made_kept_and_removed_as_asked(place: Place) -> Result
     Ok(())
 }
 
-/// A service of the same name that is somebody else's is never touched; it is an error only for who asks for one.
+/// A service of the same name with another owner is never changed; it is an error only for a
+/// sandbox that wants one.
 pub async fn a_foreign_service_is_left_alone(place: Place) -> Result<()> {
     let stranger = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"},
         "spec": {"clusterIP": "None", "selector": {"app": "other"}, "ports": [{"port": 1}]}});
@@ -101,7 +102,7 @@ pub async fn a_foreign_service_is_left_alone(place: Place) -> Result<()> {
     assert_eq!((left.uid(), controller(&left)), (foreign.uid(), String::new()));
     assert_eq!(left.spec, foreign.spec);
 
-    // Out of the way, it is replaced by one of the sandbox's own.
+    // Once it is gone, the sandbox makes its own.
     place.delete::<Service>("s").await?;
     ready_with(&place, "s", "Pod is Ready; Service Exists").await?;
     assert!(controller(&place.get::<Service>("s").await?).contains(" Sandbox s "));

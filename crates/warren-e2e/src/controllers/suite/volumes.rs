@@ -1,4 +1,4 @@
-//! Volume claims of sandboxes and of claims.
+//! Tests volume claims of sandboxes and of claims.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
@@ -20,7 +20,7 @@ async fn wait_ready(place: &Place, name: &str) -> Result<()> {
     place.wait_ready::<Sandbox>(name, "True/DependenciesReady").await.map(drop)
 }
 
-/// The name and size of every volume claim there is.
+/// Returns the name and size of every volume claim.
 async fn sizes(place: &Place) -> Result<Vec<String>> {
     let mut found: Vec<String> = place
         .list::<PersistentVolumeClaim>()
@@ -38,7 +38,8 @@ async fn sizes(place: &Place) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The claim is the sandbox's, the pod uses it, a suspension keeps it, the sandbox's end takes it along.
+/// The sandbox owns the claim, the pod uses it, a suspension keeps it, and the sandbox's end
+/// deletes it.
 pub async fn a_volume_claim_lives_as_long_as_its_sandbox(place: Place) -> Result<()> {
     let spec = json!({"volumeClaimTemplates": [sized("data", "1Gi"), sized("cache", "2Gi")]});
     place.create::<Sandbox>(workload::sandbox("keeper", spec)).await?;
@@ -74,7 +75,7 @@ pub async fn a_volume_claim_lives_as_long_as_its_sandbox(place: Place) -> Result
     place.wait_gone::<PersistentVolumeClaim>("cache-keeper").await
 }
 
-/// Not added, not changed, not removed: the server itself refuses.
+/// The server itself refuses to add, change or remove one.
 pub async fn volume_claim_templates_of_a_sandbox_are_immutable(place: Place) -> Result<()> {
     let suspended = json!({"operatingMode": "Suspended"});
     let with_volume = workload::with(suspended.clone(), json!({"volumeClaimTemplates": [volume("data")]}));
@@ -95,14 +96,15 @@ pub async fn volume_claim_templates_of_a_sandbox_are_immutable(place: Place) -> 
             other => panic!("{templates} on {name} was not refused: {other:?}"),
         }
     }
-    // Of a template they are not.
+    // Those of a template are mutable.
     let spec = json!({"volumeClaimTemplates": [volume("data")]});
     place.create::<SandboxTemplate>(workload::template("free", spec)).await?;
     place.patch::<SandboxTemplate>("free", json!({"spec": {"volumeClaimTemplates": null}})).await?;
     Ok(())
 }
 
-/// Claims may bring volumes of their own as far as the template lets them; what is refused says why and takes nothing.
+/// Claims may add volumes of their own as far as the template allows; a refused one gets the reason
+/// and no sandbox.
 pub async fn volume_claims_of_a_claim_follow_the_policy_of_the_template(place: Place) -> Result<()> {
     let own = json!([sized("data", "1Gi")]);
     let template = |policy: Value| json!({"volumeClaimTemplates": own, "volumeClaimTemplatesPolicy": policy});
@@ -132,7 +134,7 @@ pub async fn volume_claims_of_a_claim_follow_the_policy_of_the_template(place: P
         let templates = &sandbox.spec.blueprint.volume_claim_templates;
         templates.iter().map(|template| template.metadata.name.clone()).collect()
     };
-    // A claim that brings none is served under any policy.
+    // A claim without volumes is served under any policy.
     place.claim("none", "no", json!({})).await?;
     wait_ready(&place, "none").await?;
     place.claim("adds", "add", brings(&[sized("more", "2Gi")])).await?;
@@ -147,14 +149,15 @@ pub async fn volume_claims_of_a_claim_follow_the_policy_of_the_template(place: P
         ["data-adds 1Gi", "data-none 1Gi", "data-replaces 3Gi", "more-adds 2Gi", "more-replaces 4Gi"]
     );
 
-    // A refused claim that is mended is served.
+    // A refused claim that is corrected is served.
     place
         .patch::<SandboxClaim>("clash", json!({"spec": {"volumeClaimTemplates": [volume("other")]}}))
         .await?;
     wait_ready(&place, "clash").await
 }
 
-/// A claim with volumes never takes a waiting sandbox, which cannot have them; one without does.
+/// A claim with volumes never adopts a warm sandbox, which cannot have them; one without volumes
+/// does.
 pub async fn a_claim_with_volumes_leaves_the_pool_alone(place: Place) -> Result<()> {
     place.pool("pool", 1, json!({"volumeClaimTemplatesPolicy": "Allowed"})).await?;
     let pool = place.wait_full("pool", 1).await?;
