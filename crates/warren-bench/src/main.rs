@@ -16,6 +16,7 @@ mod home;
 mod legacy_cgroups;
 mod node;
 mod process;
+mod router;
 mod serve;
 mod summary;
 
@@ -50,6 +51,8 @@ enum Benchmark {
     Claims(claims::Options),
     /// Our API server beside kube-apiserver with etcd: creates, reads, watches, memory.
     Apiserver(apiserver::Options),
+    /// The home's router beside nginx, and the guest daemon behind it.
+    Router(router::Options),
     /// Be the API server that is measured; `apiserver` starts it.
     #[command(name = serve::SUBCOMMAND, hide = true)]
     ServeApi {
@@ -68,6 +71,7 @@ fn main() -> anyhow::Result<()> {
         Benchmark::Node(options) => runtime()?.block_on(node::measure(&options)),
         Benchmark::Claims(options) => on_time()?.block_on(claims::measure(&options)),
         Benchmark::Apiserver(options) => runtime()?.block_on(apiserver::measure(&options)),
+        Benchmark::Router(options) => runtime()?.block_on(router::measure(&options)),
         Benchmark::ServeApi { directory } => runtime()?.block_on(serve::serve(&directory)),
     }
 }
