@@ -1,8 +1,8 @@
-//! Builds `warren-shim` and `warren-guest`, programs that this crate's library carries as bytes.
+//! Builds `warren-shim` and `warren-guest`, programs that this crate's library embeds as bytes.
 //!
-//! By a cargo of its own: a stable one does not let a crate depend on another's program. They are
-//! optimised for size whatever the daemon is built for, in a directory that all such builds share, and
-//! by one call, so that what both depend on is built once.
+//! A nested cargo builds them: stable cargo does not let a crate depend on another's program. They
+//! are optimised for size in every profile of the daemon, in a directory that all such builds
+//! share, and by one call, so that their common dependencies are built once.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,17 +11,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const PROGRAMS: [&str; 2] = ["warren-shim", "warren-guest"];
-/// In the workspace's manifest.
+/// The profile of both programs, defined in the workspace's manifest.
 const PROFILE: &str = "shim";
 
-/// What it is made from: crates of ours, below `crates`, and how they and those of others are built.
+/// The inputs of both programs: our crates below `crates`, and the files that control how all
+/// crates are built.
 const OURS: [&str; 5] = ["warren-shim", "warren-guest", "warren-proto", "warren-oci", "warren-sys"];
 const PARTS: [&str; 4] = ["Cargo.toml", "build.rs", "init", "src"];
 const ALL: [&str; 3] = ["Cargo.toml", "Cargo.lock", ".cargo/config.toml"];
 
 fn main() {
     let ours = OURS.iter().flat_map(|crate_| PARTS.map(|part| format!("../{crate_}/{part}")));
-    // What is not there would count as changed.
+    // Cargo treats a missing file as changed.
     for source in ours.chain(ALL.map(|file| format!("../../{file}"))).filter(|path| Path::new(path).exists())
     {
         println!("cargo::rerun-if-changed={source}");
@@ -35,7 +36,8 @@ fn main() {
         .arg(&target)
         .arg("--target-dir")
         .arg(&directory)
-        // How this crate is checked, and with which flags, is for this crate. The others are in the workspace's configuration.
+        // The wrapper and flags of this build are for this crate. The programs use the workspace's
+        // configuration.
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .status()
@@ -62,7 +64,7 @@ fn variable(name: &str) -> OsString {
     env::var_os(name).unwrap_or_else(|| panic!("cargo sets `{name}`"))
 }
 
-/// The directory that everything is built in, which cargo marks.
+/// Returns cargo's target directory, by the marker file that cargo puts there.
 fn shared(own: &Path) -> &Path {
     own.ancestors().find(|directory| directory.join("CACHEDIR.TAG").exists()).unwrap_or(own)
 }

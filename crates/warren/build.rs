@@ -1,4 +1,4 @@
-//! Tells the program which commit it is built from, and from when.
+//! Tells the program its commit and build date.
 
 #[path = "build/origin.rs"]
 mod origin;
@@ -10,7 +10,7 @@ fn main() {
     for variable in origin::VARIABLES {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    // Only what is there: a file that is not would count as changed each time.
+    // Only existing files: cargo treats a missing one as changed each time.
     for file in &origin.files {
         println!("cargo::rerun-if-changed={}", file.display());
     }

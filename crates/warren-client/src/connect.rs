@@ -1,7 +1,8 @@
-//! A `kube::Client` for a home: over the data directory's unix socket, or from a kubeconfig.
+//! Makes a `kube::Client` for a home: over the data directory's unix socket, or from a kubeconfig.
 //!
-//! The unix socket needs no TLS and no token (the server asks the kernel who is calling), which is
-//! why commands on the same machine use it. HTTP/1.1, because exec upgrades the connection.
+//! The unix socket needs no TLS and no token, since the server asks the kernel for the caller's
+//! identity. So commands on the same machine use it. The protocol is HTTP/1.1, because exec
+//! upgrades the connection.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -19,27 +20,27 @@ use tower::{Service, ServiceExt as _};
 
 use crate::home::DataDir;
 
-/// The namespace for things that name none.
+/// The namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// A home could not be reached.
+/// The error of a home that could not be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nothing listens on the data directory's socket.
+    /// No process listens on the data directory's socket.
     #[error("no daemon answers on `{}`", socket.display())]
     NotRunning {
         /// The socket.
         socket: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// Another reason to fail on the socket, for example permissions.
+    /// The socket failed for another reason, for example permissions.
     #[error("connect to `{}`", socket.display())]
     Socket {
         /// The socket.
         socket: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -48,23 +49,23 @@ pub enum ConnectError {
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// What the kubeconfig says cannot be made into a client.
+    /// The kubeconfig is not valid for a client.
     #[error("use the kubeconfig `{}`", path.display())]
     Client {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
 }
 
 /// Connects to the daemon of a local home. The first connection is made here and used for the first
-/// request, so a daemon that is not running is found now and costs nothing extra when it is.
+/// request. So a missing daemon is noticed now, at no extra cost.
 pub async fn local(data_dir: &DataDir) -> Result<kube::Client, ConnectError> {
     let socket = data_dir.api_socket();
     let first = UnixStream::connect(&socket).await.map_err(|source| {
@@ -78,12 +79,12 @@ pub async fn local(data_dir: &DataDir) -> Result<kube::Client, ConnectError> {
     Ok(over_socket(socket, first))
 }
 
-/// A client for the API server behind a unix socket, with a connection to begin with.
+/// Returns a client for the API server behind a unix socket, with a first connection.
 fn over_socket(socket: PathBuf, first: UnixStream) -> kube::Client {
     let connector = UnixConnector { socket, first: Arc::new(Mutex::new(Some(first))) };
     let client = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
         .build::<_, kube::client::Body>(connector)
-        // kube gives paths; hyper's pool wants to know whom they are for. The name is never resolved.
+        // kube gives only paths, but hyper's pool needs an authority. The name is never resolved.
         .map_request(|mut request: http::Request<kube::client::Body>| {
             let mut parts = std::mem::take(request.uri_mut()).into_parts();
             parts.scheme = Some(Scheme::HTTP);
@@ -101,8 +102,8 @@ pub async fn from_kubeconfig(path: &Path) -> Result<kube::Client, ConnectError> 
     from_context(path, None).await
 }
 
-/// Connects to the cluster of a context in a kubeconfig; of its current context if none is named. The client's
-/// default namespace is the context's.
+/// Connects to the cluster of a context in a kubeconfig; of its current context if none is named.
+/// The client's default namespace is the context's.
 pub async fn from_context(path: &Path, context: Option<&str>) -> Result<kube::Client, ConnectError> {
     let failed = |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
@@ -112,8 +113,8 @@ pub async fn from_context(path: &Path, context: Option<&str>) -> Result<kube::Cl
         .map_err(|source| ConnectError::Client { path: path.to_owned(), source: Box::new(source) })
 }
 
-/// Connects to the cluster of a named context in a kubeconfig of one or more files. The first file that says something wins, as
-/// with `$KUBECONFIG`. Credential plugins that the files name are run.
+/// Connects to the cluster of a named context in a kubeconfig of one or more files. The first file
+/// with a value wins, as with `$KUBECONFIG`. Credential plugins that the files name are run.
 pub async fn from_kubeconfigs(files: &[PathBuf], context: &str) -> Result<kube::Client, ConnectError> {
     let mut merged = Kubeconfig::default();
     for path in files {
@@ -129,12 +130,12 @@ pub async fn from_kubeconfigs(files: &[PathBuf], context: &str) -> Result<kube::
         .map_err(|source| ConnectError::Client { path: path(), source: Box::new(source) })
 }
 
-/// Makes connections to one unix socket, whatever the URI says.
+/// Connects to one unix socket, whatever the URI is.
 #[derive(Clone, Debug)]
 struct UnixConnector {
     socket: PathBuf,
-    /// A connection that exists already, for the first who asks. Shared, because hyper clones the
-    /// connector for each request.
+    /// An existing connection for the first request. Shared, because hyper clones the connector for
+    /// each request.
     first: Arc<Mutex<Option<UnixStream>>>,
 }
 

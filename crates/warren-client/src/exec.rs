@@ -1,9 +1,9 @@
-//! Running a command in a pod's container, with its streams kept apart.
+//! Runs a command in a pod's container, with separate streams.
 //!
-//! The wire is Kubernetes' remote command protocol over WebSocket (`v5.channel.k8s.io`, or `v4`): the
-//! first byte of a message says which stream it belongs to. Reading and writing go on at the same
-//! time, independently: a command such as `cat` answers while it is still being fed, and a client
-//! that waits for one direction before it serves the other would stop both.
+//! The protocol is Kubernetes' remote command protocol over WebSocket (`v5.channel.k8s.io`, or
+//! `v4`): the first byte of a message is the number of its stream. Reading and writing are
+//! concurrent and independent. A command such as `cat` answers while it is still being fed; serving
+//! one direction at a time would block both.
 
 use bytes::Bytes;
 use futures::stream::{SplitSink, SplitStream};
@@ -23,13 +23,15 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
 const RESIZE: u8 = 4;
-/// Followed by the number of the stream that ends; version 5 of the protocol only.
+/// The close message's number, followed by the number of the closed stream; version 5 of the
+/// protocol only.
 const CLOSE: u8 = 255;
 
-/// One read of standard input. Half of a pipe's default capacity, and what kubelet uses for output.
+/// The size of one read of standard input: half of a pipe's default capacity, and kubelet's size
+/// for output.
 const STDIN_CHUNK: usize = 32 * 1024;
 
-/// What to run, and where.
+/// A command and its place.
 #[derive(Clone, Debug)]
 pub struct ExecRequest {
     /// The namespace of the pod.
@@ -40,9 +42,9 @@ pub struct ExecRequest {
     pub container: Option<String>,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// Whether the command gets an input. Without, it reads an end of file.
+    /// True if the command gets an input. Otherwise it reads an end of file.
     pub stdin: bool,
-    /// Whether it runs on a terminal; standard error then comes out of standard output.
+    /// True to run it on a terminal. Standard error is then part of standard output.
     pub tty: bool,
 }
 
@@ -56,7 +58,7 @@ pub struct TerminalSize {
     pub height: u16,
 }
 
-/// A command could not be run, or its end is not known.
+/// The error of a command that could not be run, or whose end is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
     /// The server refused, or could not be reached.
@@ -66,40 +68,40 @@ pub enum ExecError {
         pod: String,
         /// The program.
         command: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
-    /// The node answered that the command did not run.
+    /// The node answered that the command could not be run.
     #[error("run `{command}` in pod `{pod}`: {message}")]
     Failed {
         /// The pod.
         pod: String,
         /// The program.
         command: String,
-        /// What the node says.
+        /// The node's message.
         message: String,
-        /// The exit code that a shell would give, where the node says that too: 127 for a program that is
-        /// not there, 126 for one that cannot be executed.
+        /// The exit code that a shell would give, if the node reports one: 127 for a missing
+        /// program, 126 for one that cannot be executed.
         exit_code: Option<i32>,
     },
-    /// The connection ended before the node said how the command ended.
+    /// The connection ended before the command's exit status came.
     #[error("the connection to `{command}` in pod `{pod}` ended before the command did")]
     Lost {
         /// The pod.
         pod: String,
         /// The program.
         command: String,
-        /// What went wrong on the wire, if the other side did not just hang up.
+        /// The connection's error, unless the other side just closed it.
         #[source]
         source: Option<Box<tungstenite::Error>>,
     },
-    /// What the command wrote could not be passed on.
+    /// The command's output could not be written locally.
     #[error("pass on what `{command}` writes")]
     Output {
         /// The program.
         command: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -108,7 +110,7 @@ pub enum ExecError {
     Input {
         /// The program.
         command: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -117,19 +119,19 @@ pub enum ExecError {
 /// The local ends of a command's streams.
 #[derive(Debug)]
 pub struct Streams<I, O, E> {
-    /// Where the input comes from; used if [`ExecRequest::stdin`] says so.
+    /// The source of the input; used if [`ExecRequest::stdin`] is true.
     pub stdin: I,
-    /// Where the output goes.
+    /// The target of the output.
     pub stdout: O,
-    /// Where the errors go.
+    /// The target of standard error.
     pub stderr: E,
-    /// Sizes of the terminal, the first one included.
+    /// Sizes of the terminal, including the first one.
     pub resize: mpsc::Receiver<TerminalSize>,
 }
 
 type Socket = WebSocketStream<TokioIo<Upgraded>>;
 
-/// A command that has been asked for and whose streams are open.
+/// A started command with open streams.
 #[derive(Debug)]
 pub struct Exec {
     socket: Socket,
@@ -138,7 +140,7 @@ pub struct Exec {
 }
 
 impl Exec {
-    /// Asks the server to run a command. Dropping the result hangs up.
+    /// Asks the server to run a command. Dropping the result disconnects.
     pub async fn start(client: &kube::Client, request: ExecRequest) -> Result<Self, ExecError> {
         let failed = |source: kube::Error| ExecError::Start {
             pod: request.pod.clone(),
@@ -149,7 +151,7 @@ impl Exec {
             container: request.container.clone(),
             stdin: request.stdin,
             stdout: true,
-            // A terminal has one output; servers refuse to be asked for two.
+            // A terminal has one output; servers refuse requests for two.
             stderr: !request.tty,
             tty: request.tty,
             ..AttachParams::default()
@@ -180,11 +182,11 @@ impl Exec {
         let drain = drain(&self.request, source, stdout, stderr);
         tokio::pin!(feed, drain);
         tokio::select! {
-            // The command's own end counts, also when it comes together with a failure to feed it.
+            // The command's end wins, even if feeding it fails at the same time.
             biased;
             code = &mut drain => code,
             fed = &mut feed => match fed {
-                // The other side has stopped listening; why, it says on its way out.
+                // The other side has stopped reading; the exit status gives the reason.
                 Ok(()) => drain.await,
                 Err(error) => Err(error),
             },
@@ -197,14 +199,15 @@ impl Exec {
 pub struct Captured {
     /// Its exit code.
     pub code: i32,
-    /// The first part of what it wrote to standard error, in one line that is safe to print.
+    /// The first part of its standard error, in one line that is safe to print.
     pub complaint: String,
 }
 
-/// As much is kept of what a command writes to standard error.
+/// The longest part of a command's standard error that is kept.
 const LONGEST_COMPLAINT: usize = 4096;
 
-/// Runs a command of our own, such as a script that unpacks an archive. Its output goes to `stdout`.
+/// Runs a command of our own, such as a script that unpacks an archive. Its output goes to
+/// `stdout`.
 pub async fn capture<I: AsyncRead + Unpin, O: AsyncWrite + Unpin>(
     client: &kube::Client,
     request: ExecRequest,
@@ -221,10 +224,10 @@ pub async fn capture<I: AsyncRead + Unpin, O: AsyncWrite + Unpin>(
     Ok(Captured { code, complaint })
 }
 
-/// Keeps the first bytes that are written to it, and forgets the others.
+/// A writer that keeps the first bytes and discards the rest.
 #[derive(Debug)]
 pub struct Bounded {
-    /// The bytes.
+    /// The kept bytes.
     pub kept: Vec<u8>,
     most: usize,
 }
@@ -272,8 +275,8 @@ impl ExecRequest {
     }
 }
 
-/// Sends input and sizes until both have ended and then waits for ever, or until the other side
-/// does not listen any more.
+/// Sends input and sizes until both have ended, then waits for ever. Returns when the other side
+/// stops reading.
 async fn feed<I: AsyncRead + Unpin>(
     request: &ExecRequest,
     mut sink: SplitSink<Socket, Message>,
@@ -296,8 +299,8 @@ async fn feed<I: AsyncRead + Unpin>(
                     Some(Message::binary(Bytes::copy_from_slice(&buffer[..=length])))
                 } else {
                     input = None;
-                    // Version 4 knows no end of one stream. Closing everything would cut off the
-                    // output, so the command is left waiting for input, as kubectl leaves it.
+                    // Version 4 cannot close one stream. Closing the connection would cut off the
+                    // output, so the command keeps waiting for input, as with kubectl.
                     closes_streams.then(|| Message::binary(vec![CLOSE, STDIN]))
                 }
             },
@@ -324,7 +327,7 @@ fn resize_message(size: TerminalSize) -> Message {
     Message::binary(message)
 }
 
-/// Passes on what comes, until the status comes.
+/// Writes received output until the exit status comes.
 async fn drain<O: AsyncWrite + Unpin, E: AsyncWrite + Unpin>(
     request: &ExecRequest,
     mut source: SplitStream<Socket>,
@@ -335,7 +338,7 @@ async fn drain<O: AsyncWrite + Unpin, E: AsyncWrite + Unpin>(
     while let Some(message) = source.next().await {
         let data = match message {
             Ok(Message::Binary(data)) => data,
-            // The real server sends the status as text when the request came without a subprotocol.
+            // The real server sends the status as text if the request had no subprotocol.
             Ok(Message::Text(text)) => Bytes::from(text),
             Ok(Message::Close(_)) => break,
             Ok(_) => continue,
@@ -357,7 +360,7 @@ async fn drain<O: AsyncWrite + Unpin, E: AsyncWrite + Unpin>(
     Err(request.lost(None))
 }
 
-/// The exit code in the status that ends a command.
+/// Returns the exit code in the status that ends a command.
 fn exit_code(request: &ExecRequest, bytes: &[u8]) -> Result<i32, ExecError> {
     let failed = |message: String, exit_code| ExecError::Failed {
         pod: request.pod.clone(),
@@ -379,7 +382,7 @@ fn exit_code(request: &ExecRequest, bytes: &[u8]) -> Result<i32, ExecError> {
         .and_then(|code| code.parse().ok());
     match (status.reason.as_deref(), code) {
         (Some("NonZeroExitCode"), Some(code)) => Ok(code),
-        // Any other reason is about running it, not about what it did.
+        // Any other reason means that the command was not run.
         (_, code) => {
             let message = status.message.as_deref().unwrap_or("no reason given");
             let message = message.strip_prefix("Internal error occurred: ").unwrap_or(message);

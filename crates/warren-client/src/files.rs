@@ -1,8 +1,9 @@
-//! Files in a sandbox.
+//! Reads and writes files in a sandbox.
 //!
-//! [`Files`] is the whole of what tools need, so that it can move to a daemon inside the sandbox. [`ByExec`] does it with
-//! programs that nearly every image has: `sh`, `head`, `tail`, `wc`, `stat`, `find`, `xargs` and `grep`, of GNU or
-//! BusyBox. Scripts are constants; paths and patterns are their arguments.
+//! [`Files`] is the whole interface that tools need, so that another implementation can use a
+//! daemon inside the sandbox. [`ByExec`] uses programs that nearly every image has: `sh`, `head`,
+//! `tail`, `wc`, `stat`, `find`, `xargs` and `grep`, of GNU or BusyBox. Scripts are constants;
+//! paths and patterns are their arguments.
 
 use std::future::Future;
 use std::io;
@@ -19,13 +20,13 @@ use crate::exec::{Exec, ExecError, ExecRequest, Streams};
 /// The largest file that is written or edited.
 pub const LARGEST: usize = 8 << 20;
 
-/// Most that a listing or search may print.
+/// The longest output of a listing or search.
 const MOST_PRINTED: usize = 8 << 20;
 
 /// A pod that commands run in.
 #[derive(Clone)]
 pub struct Place {
-    /// The home.
+    /// The home's client.
     pub client: Client,
     /// The pod's namespace.
     pub namespace: String,
@@ -34,7 +35,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// Runs a command and carries its streams. Dropping the future hangs up, and the node kills the command.
+    /// Runs a command and carries its streams. Dropping the future disconnects, and the node kills
+    /// the command.
     pub async fn run<I, O, E>(
         &self,
         command: Vec<String>,
@@ -82,7 +84,7 @@ pub struct Entry {
     pub kind: &'static str,
     /// Its size in bytes.
     pub size: u64,
-    /// When it was last changed, in seconds since 1970.
+    /// The time of its last change, in seconds since 1970.
     pub modified: i64,
 }
 
@@ -106,7 +108,7 @@ pub struct Search<'a> {
     pub pattern: &'a str,
     /// True if `pattern` is a regular expression.
     pub regex: bool,
-    /// Which files, as a pattern of the shell for their names.
+    /// The files to search, as a shell pattern for their names.
     pub name: &'a str,
 }
 
@@ -114,10 +116,10 @@ pub struct Search<'a> {
 pub trait Files {
     /// Reads at most `most` bytes of a file from an offset on.
     fn read(&self, path: &str, offset: u64, most: u64) -> impl Future<Output = Result<Part, String>> + Send;
-    /// Replaces a file's content, or makes the file and the directories above it. A file that exists keeps its
-    /// permissions, and is not touched before the new content is complete in the sandbox.
+    /// Replaces a file's content, or makes the file and its parent directories. An existing file
+    /// keeps its permissions, and is not changed before the new content is complete in the sandbox.
     fn write(&self, path: &str, content: &[u8]) -> impl Future<Output = Result<(), String>> + Send;
-    /// Tells whether there is something at a path.
+    /// Returns true if the path exists.
     fn exists(&self, path: &str) -> impl Future<Output = Result<bool, String>> + Send;
     /// Lists a directory, sorted by name.
     fn list(&self, path: &str) -> impl Future<Output = Result<Vec<Entry>, String>> + Send;
@@ -133,14 +135,15 @@ pub struct ByExec {
     pub timeout: Duration,
 }
 
-/// Arguments: path, offset from 1, length.
+/// Reads a part of a file. Arguments: path, offset from 1, length.
 const READ: &str = r#"
 [ -e "$1" ] || { echo "there is no such file" >&2; exit 1; }
 [ -f "$1" ] || { echo "not a regular file" >&2; exit 1; }
 wc -c < "$1" && tail -c "+$2" "$1" | head -c "$3"
 "#;
 
-/// Arguments: path, length, a suffix for the file that the content is collected in.
+/// Writes a file. Arguments: path, length, a suffix for the temporary file that collects the
+/// content.
 const WRITE: &str = r#"
 if [ -d "$1" ]; then echo "is a directory" >&2; exit 1; fi
 parent=${1%/*}
@@ -152,7 +155,8 @@ head -c "$2" > "$part" || exit 1
 if [ -e "$1" ]; then cat "$part" > "$1"; else mv "$part" "$1"; fi
 "#;
 
-/// Argument: path. Prints batches: names, each ended by NUL, and an empty one; then a line for each, and NUL.
+/// Lists a directory. Argument: path. Prints batches: names, each ended by NUL, and an empty one;
+/// then a line for each, and NUL.
 const LIST: &str = r#"
 [ -d "$1" ] || { echo "not a directory" >&2; exit 1; }
 cd "$1" || exit 1
@@ -161,7 +165,8 @@ for name in * .[!.]* ..?*; do
 done | xargs -0 sh -c '[ $# -gt 0 ] || exit 0; printf "%s\0" "$@" ""; stat -c "%s %Y %F" "$@"; printf "\0"' sh
 "#;
 
-/// Arguments: path, name pattern, `-E` or `-F`, pattern. Prints `path NUL line:text` where `grep` can.
+/// Searches files. Arguments: path, name pattern, `-E` or `-F`, pattern. Prints `path NUL
+/// line:text` if `grep` supports it.
 const SEARCH: &str = r#"
 [ -e "$1" ] || { echo "there is no such file or directory" >&2; exit 1; }
 null=
@@ -254,7 +259,8 @@ impl Files for ByExec {
     }
 }
 
-/// Returns an error and its causes in one line. A cause that only repeats the error before it is left out.
+/// Formats an error and its causes in one line. A cause that only repeats the error before it is
+/// left out.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -269,7 +275,8 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Reads what [`LIST`] prints. `None` if names and lines do not match: a file went while it was looked at.
+/// Parses the output of [`LIST`]. `None` if names and lines do not match: a file was deleted
+/// meanwhile.
 fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
     let mut entries = Vec::new();
     let mut fields = bytes.split(|byte| *byte == 0).peekable();
@@ -297,7 +304,8 @@ fn entries(bytes: &[u8]) -> Option<Vec<Entry>> {
     Some(entries)
 }
 
-/// Reads what [`SEARCH`] prints. Where `grep` knows no `--null`, a path ends at the first `:` with a number behind it.
+/// Parses the output of [`SEARCH`]. If `grep` does not support `--null`, a path ends at the first
+/// `:` followed by a number.
 fn matches(bytes: &[u8]) -> Vec<Match> {
     let text = String::from_utf8_lossy(bytes);
     let parse = |line: &str| {
@@ -351,14 +359,14 @@ impl AsyncWrite for Bounded {
 mod tests {
     use super::*;
 
-    /// Runs a script here, as the sandbox would.
+    /// Runs a script locally, as the sandbox would.
     fn run(script: &str, words: &[&str], stdin: &[u8]) -> (Option<i32>, Vec<u8>) {
         use std::io::Write as _;
         use std::process::{Command, Stdio};
         let mut command = Command::new("sh");
         command.args(["-c", script, "sh"]).args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.stderr(Stdio::null()).spawn().expect("run sh");
-        // Scripts that read nothing may have ended.
+        // A script that reads no input may have ended.
         let _ = child.stdin.take().expect("stdin").write_all(stdin);
         let output = child.wait_with_output().expect("wait");
         (output.status.code(), output.stdout)

@@ -1,20 +1,20 @@
-//! Where a local home is, and what a client finds in its data directory.
+//! Locates a local home and the files in its data directory.
 //!
-//! The paths that daemon and clients share have one method here each, so that they cannot disagree.
+//! Each path that daemon and clients share has one method here, so that they cannot disagree.
 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use warren_api::NameHash;
 
-/// What the surroundings say about the user, read once at the rim of the program.
+/// The user's environment, read once in `main`.
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
-    /// Whether the effective user is root.
+    /// True if the effective user is root.
     pub root: bool,
     /// `$XDG_DATA_HOME`.
     pub xdg_data_home: Option<PathBuf>,
-    /// `$HOME`, else what `/etc/passwd` says.
+    /// `$HOME`, else the home in `/etc/passwd`.
     pub home: Option<PathBuf>,
 }
 
@@ -23,7 +23,7 @@ impl Surroundings {
     pub fn of_this_process() -> Self {
         let directory = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let user = rustix::process::geteuid();
-        // Services and scheduled jobs often have none in their environment.
+        // Services and scheduled jobs often have no `$HOME`.
         let known = || home_of(&std::fs::read_to_string("/etc/passwd").ok()?, user.as_raw());
         Self {
             root: user.is_root(),
@@ -33,7 +33,7 @@ impl Surroundings {
     }
 }
 
-/// A user's home. Lines are `name:password:user:group:comment:home:shell`.
+/// Returns a user's home. Lines are `name:password:user:group:comment:home:shell`.
 fn home_of(passwd: &str, user: u32) -> Option<PathBuf> {
     passwd.lines().find_map(|line| {
         let mut fields = line.split(':').skip(2);
@@ -42,10 +42,10 @@ fn home_of(passwd: &str, user: u32) -> Option<PathBuf> {
     })
 }
 
-/// The data directory could not be found or made.
+/// The error of a data directory that could not be found or made.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// Neither a flag nor the environment says where it could be.
+    /// Neither a flag nor the environment names one.
     #[error(
         "no data directory is named, neither $XDG_DATA_HOME nor $HOME is set, and `/etc/passwd` says no home"
     )]
@@ -55,7 +55,7 @@ pub enum DataDirError {
     Create {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -64,11 +64,11 @@ pub enum DataDirError {
     Open {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// Sockets below it would have names that the kernel does not take.
+    /// The names of sockets in it would be too long for the kernel.
     #[error(
         "the data directory `{}` has {length} characters; a socket below it needs {limit} or fewer",
         path.display()
@@ -76,26 +76,26 @@ pub enum DataDirError {
     TooLong {
         /// The directory.
         path: PathBuf,
-        /// How long its path is.
+        /// The length of its path.
         length: usize,
-        /// How long it may be.
+        /// The longest length.
         limit: usize,
     },
 }
 
-/// A `sockaddr_un` has room for 107 bytes and a terminator; the longest socket that a home makes is
-/// `/pods/<36 characters>/shim.sock`.
+/// The longest path of a data directory. A `sockaddr_un` has room for 107 bytes and a terminator;
+/// the longest socket of a home is `/pods/<36 characters>/shim.sock`.
 const LONGEST_DATA_DIR: usize = 107 - "/pods/".len() - 36 - "/shim.sock".len();
 
-/// The directory of one local home. It exists, and its path is canonical.
+/// The directory of a local home. It exists, and its path is canonical.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataDir {
     path: PathBuf,
 }
 
 impl DataDir {
-    /// Where the home is by the rules: what was named, else `/var/lib/warren` for root, else
-    /// `warren` below the user's data directory. Touches nothing.
+    /// Returns the home's path by the rules: the named one, else `/var/lib/warren` for root, else
+    /// `warren` below the user's data directory. Makes nothing.
     pub fn locate(named: Option<&Path>, surroundings: &Surroundings) -> Result<PathBuf, DataDirError> {
         if let Some(path) = named {
             return Ok(path.to_owned());
@@ -113,7 +113,7 @@ impl DataDir {
             .ok_or(DataDirError::Nowhere)
     }
 
-    /// Makes the directory, readable by its owner only, if it is not there, and resolves its path.
+    /// Makes the directory, readable by its owner only, if it is missing, and resolves its path.
     pub fn create(path: &Path) -> Result<Self, DataDirError> {
         use std::os::unix::fs::DirBuilderExt as _;
         std::fs::DirBuilder::new()
@@ -124,7 +124,7 @@ impl DataDir {
         Self::open(path)
     }
 
-    /// Resolves the path of a directory that exists.
+    /// Resolves the path of an existing directory.
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
         let failed = |source| DataDirError::Open { path: path.to_owned(), source };
         let canonical = path.canonicalize().map_err(failed)?;
@@ -137,37 +137,37 @@ impl DataDir {
         Ok(Self { path: canonical })
     }
 
-    /// The directory itself.
+    /// Returns the directory itself.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The mark that everything this home makes on the machine carries: 8 hexadecimal digits.
+    /// Returns the mark of all of this home's objects on the machine: 8 hexadecimal digits.
     pub fn home_id(&self) -> String {
         NameHash::of(&self.path.to_string_lossy()).to_string()
     }
 
-    /// The API on a unix socket.
+    /// Returns the unix socket of the API.
     pub fn api_socket(&self) -> PathBuf {
         self.path.join("api.sock")
     }
 
-    /// The kubeconfig for the TLS port.
+    /// Returns the kubeconfig for the TLS port.
     pub fn kubeconfig(&self) -> PathBuf {
         self.path.join("kubeconfig")
     }
 
-    /// The file with the URL of the router.
+    /// Returns the file with the URL of the router.
     pub fn router_url(&self) -> PathBuf {
         self.path.join("router-url")
     }
 
-    /// The key that signs tokens for the router. It is a secret.
+    /// Returns the file with the key that signs tokens for the router. It is a secret.
     pub fn router_token_key(&self) -> PathBuf {
         self.path.join("router-token-key")
     }
 
-    /// What a detached daemon says.
+    /// Returns the log file of a detached daemon.
     pub fn daemon_log(&self) -> PathBuf {
         self.path.join("daemon.log")
     }
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(locate(None, true, Some("/x"), home).as_deref(), Some("/var/lib/warren"));
         assert_eq!(locate(None, false, Some("/x"), home).as_deref(), Some("/x/warren"));
         assert_eq!(locate(None, false, None, home).as_deref(), Some("/home/ada/.local/share/warren"));
-        // The XDG specification says that a relative path is to be ignored.
+        // The XDG specification says that a relative path is ignored.
         assert_eq!(locate(None, false, Some("x"), home).as_deref(), Some("/home/ada/.local/share/warren"));
         assert_eq!(locate(None, false, None, None), None);
     }

@@ -1,7 +1,8 @@
-//! The images of a local home's node: listed, brought from archives, pulled from registries, removed.
+//! Manages the images of a local home's node: lists, imports, pulls and removes them.
 //!
-//! Everything goes through the API server, to the node's own API (`nodes/proxy`). Only an archive takes a connection of its own:
-//! a `kube::Client` collects a body before it sends it, and archives are large.
+//! All requests go through the API server to the node's own API (`nodes/proxy`). Only an archive
+//! uses a connection of its own: a `kube::Client` collects a body before it sends it, and archives
+//! are large.
 
 use std::io;
 
@@ -20,9 +21,9 @@ use crate::home::DataDir;
 
 /// The only node of a local home.
 const NODE: &str = "local";
-/// How much of an archive is in memory at a time.
+/// The part of an archive that is in memory at a time.
 const CHUNK: usize = 256 << 10;
-/// Answers are a line for each image.
+/// The longest answer; an answer has a line for each image.
 const LARGEST_ANSWER: usize = 16 << 20;
 
 /// An image on the node.
@@ -32,50 +33,50 @@ pub struct Image {
     pub name: String,
     /// The digest of its manifest.
     pub digest: String,
-    /// Bytes of its layers as they came; not told by an import.
+    /// The compressed size of its layers; unknown after an import.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// How many layers it has; not told by an import or a pull.
+    /// The number of its layers; unknown after an import or a pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
 }
 
-/// How far something has come, in bytes.
+/// The progress of an operation, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Progress {
-    /// What is done.
+    /// The finished bytes.
     pub done: u64,
-    /// All of it; 0 while that is not known.
+    /// All bytes; 0 while unknown.
     pub total: u64,
 }
 
-/// Something about images did not succeed.
+/// The error of an operation on images.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The server or the node refused.
     #[error("{action}: {message}")]
     Refused {
-        /// What was tried.
+        /// The operation.
         action: String,
-        /// What was said.
+        /// The server's message.
         message: String,
     },
     /// The server did not answer as expected.
     #[error("{action}")]
     Api {
-        /// What was tried.
+        /// The operation.
         action: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
     /// The archive could not be sent.
     #[error("send the archive")]
     Send(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The answer is not of the expected form, or is not all there.
+    /// The answer has the wrong form or is incomplete.
     #[error("{action}: the answer broke off")]
     Answer {
-        /// What was tried.
+        /// The operation.
         action: String,
     },
 }
@@ -85,7 +86,7 @@ struct Images {
     images: Vec<Image>,
 }
 
-/// All images of the node.
+/// Returns all images of the node.
 pub async fn list(client: &Client) -> Result<Vec<Image>, ImageError> {
     let action = || "list images".to_owned();
     let text =
@@ -95,14 +96,15 @@ pub async fn list(client: &Client) -> Result<Vec<Image>, ImageError> {
         .map_err(|_| ImageError::Answer { action: action() })
 }
 
-/// Takes a name away, and with it what no other image and no container needs.
+/// Removes a name, and the layers that no other image and no container needs.
 pub async fn remove(client: &Client, name: &str) -> Result<(), ImageError> {
     let request = request(Method::DELETE, &[("name", name)]);
     let answer = client.request_text(request).await;
     answer.map(drop).map_err(|error| refused(format!("remove image `{name}`"), error))
 }
 
-/// Has the node pull an image, or only if it is not there. Dropping this gives up; what has come of it stays for the next time.
+/// Makes the node pull an image, optionally only if it is missing. Dropping the future cancels the
+/// pull; fetched layers stay for the next one.
 pub async fn pull(
     client: &Client,
     name: &str,
@@ -132,8 +134,8 @@ pub async fn pull(
     Err(ImageError::Answer { action: action() })
 }
 
-/// Sends an archive (an OCI layout, or what `docker save` writes) to the node, which takes in its images under the names that it
-/// says, or its only one under `name`.
+/// Sends an archive (an OCI layout, or the output of `docker save`) to the node. The node imports
+/// its images under the names in it, or its only one under `name`.
 pub async fn import(
     data_dir: &DataDir,
     archive: impl AsyncRead + Send + Unpin + 'static,
@@ -184,7 +186,7 @@ fn request(method: Method, parameters: &[(&str, &str)]) -> Request<Vec<u8>> {
     query.extend_pairs(parameters);
     let mut request = Request::new(Vec::new());
     *request.method_mut() = method;
-    // What is encoded for a query is a valid URI.
+    // An encoded query is a valid URI.
     if let Ok(uri) = format!("/api/v1/nodes/{NODE}/proxy/images?{}", query.finish()).parse() {
         *request.uri_mut() = uri;
     }
@@ -198,7 +200,7 @@ fn refused(action: String, error: kube::Error) -> ImageError {
     }
 }
 
-/// The node answers in plain text, the server with a `Status`.
+/// Returns the error text: the node answers in plain text, the server with a `Status`.
 fn message(text: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Status {

@@ -1,8 +1,9 @@
-//! Sandboxes for a client's own use: from an image, a pool or a template, under one name.
+//! Launches sandboxes for a client's own use: from an image, a pool or a template, under one name.
 //!
-//! A sandbox from an image is a `Sandbox`; one from a pool or a template is a `SandboxClaim`, so that the controllers
-//! apply the template's rules. Either has a shutdown time from the start, which its owner moves on for as long as it
-//! lives ([`renew`], [`keep`]): after `kill -9` of the owner, the controller deletes the sandbox.
+//! A sandbox from an image is a `Sandbox`. One from a pool or a template is a `SandboxClaim`, so
+//! that the controllers apply the template's rules. Either has a shutdown time from the start,
+//! which its owner extends for as long as it lives ([`renew`], [`keep`]). After a `kill -9` of the
+//! owner, the controller deletes the sandbox.
 
 mod held;
 
@@ -38,20 +39,22 @@ pub use held::{Held, LEASE, container_of, default_container, is_controlled_by, k
 
 use crate::sandbox::{self, Progress, SandboxError, SandboxKey, Standing, WaitError};
 
-/// The program that the local home's node brings into every container. It waits until the sandbox is deleted.
+/// The program that the local home's node adds to every container. It waits until the sandbox is
+/// deleted.
 pub const INIT: &str = "/.warren/init";
 
 /// The name of the volume of [`Launch::kept_directory`].
 const KEPT_VOLUME: &str = "kept";
 
-/// The source that a sandbox is made from.
+/// The source of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// An image.
     Image {
         /// Its name.
         image: String,
-        /// The first process, which has to run until the sandbox is deleted; none for the image's own.
+        /// The first process, which has to run until the sandbox is deleted; `None` for the image's
+        /// own.
         command: Option<Vec<String>>,
     },
     /// A `SandboxWarmPool` of the namespace.
@@ -71,8 +74,8 @@ pub struct Launch {
     pub labels: BTreeMap<String, String>,
     /// Annotations of the claim or sandbox itself.
     pub annotations: BTreeMap<String, String>,
-    /// A directory that is kept while the sandbox is suspended: a volume claim is made for it. For [`Source::Image`]; a
-    /// template has volumes of its own.
+    /// A directory that is kept while the sandbox is suspended: a volume claim is made for it. For
+    /// [`Source::Image`]; a template has volumes of its own.
     pub kept_directory: Option<String>,
     /// Labels and annotations of its pod.
     pub pod_metadata: PodMetadata,
@@ -80,14 +83,14 @@ pub struct Launch {
     pub env: BTreeMap<String, String>,
     /// Resource limits as Kubernetes quantities. For [`Source::Image`]; a template has its own.
     pub limits: BTreeMap<String, String>,
-    /// When it ends by itself.
+    /// The time when it ends by itself.
     pub until: Timestamp,
 }
 
-/// A sandbox could not be launched.
+/// The error of a sandbox that could not be launched.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The named pool or template is not in the namespace.
+    /// The named pool or template does not exist in the namespace.
     #[error("there is no {kind} `{name}` in namespace `{namespace}`")]
     NoSource {
         /// `SandboxWarmPool` or `SandboxTemplate`.
@@ -102,7 +105,7 @@ pub enum LaunchError {
     Server(#[from] SandboxError),
 }
 
-/// The object that stands for a launched sandbox.
+/// The object of a launched sandbox.
 #[derive(Clone, Debug)]
 pub enum Launched {
     /// Made from an image.
@@ -146,7 +149,7 @@ impl Launched {
         }
     }
 
-    /// Returns whether the object is being deleted.
+    /// Returns true if the object is being deleted.
     pub fn is_deleted(&self) -> bool {
         let metadata = match self {
             Launched::Sandbox(sandbox) => &sandbox.metadata,
@@ -173,7 +176,7 @@ impl Launched {
         metadata.creation_timestamp.as_ref().map(|time| time.0)
     }
 
-    /// Says what the sandbox was made from, such as `image warren.dev/host` or `pool python`.
+    /// Returns the sandbox's source as text, such as `image warren.dev/host` or `pool python`.
     pub fn source(&self) -> String {
         match self {
             Launched::Sandbox(sandbox) => {
@@ -185,7 +188,7 @@ impl Launched {
         }
     }
 
-    /// Reads how far the sandbox is from the object's conditions.
+    /// Returns the sandbox's progress, from the object's conditions.
     pub fn progress(&self) -> Progress {
         match self {
             Launched::Sandbox(sandbox) => sandbox::progress(sandbox),
@@ -194,8 +197,8 @@ impl Launched {
     }
 }
 
-/// Returns the first process that keeps a container of any image running: ours in the local home, and on other
-/// nodes a program that nearly all images have.
+/// Returns the first process that keeps a container of any image running: ours in the local home,
+/// and on other nodes a program that nearly all images have.
 pub fn idle_command(local_home: bool) -> Vec<String> {
     match local_home {
         true => vec![INIT.to_owned()],
@@ -205,7 +208,7 @@ pub fn idle_command(local_home: bool) -> Vec<String> {
 
 /// Creates the objects of a sandbox, without waiting for it.
 ///
-/// Killed at any moment, it leaves at most a sandbox that ends at [`Launch::until`].
+/// If it is killed at any moment, at most a sandbox is left that ends at [`Launch::until`].
 pub async fn launch(client: &Client, launch: &Launch) -> Result<Launched, LaunchError> {
     let namespace = &launch.key.namespace;
     match &launch.source {
@@ -228,8 +231,8 @@ pub async fn launch(client: &Client, launch: &Launch) -> Result<Launched, Launch
     }
 }
 
-/// Claims from an empty pool of the claim's own. The pool is created after the claim and owned by it, so that it is
-/// garbage-collected with the claim.
+/// Claims from an empty pool of the claim's own. The pool is created after the claim and owned by
+/// it, so that it is garbage-collected with the claim.
 async fn from_template(client: &Client, launch: &Launch, template: &str) -> Result<Launched, LaunchError> {
     let namespace = &launch.key.namespace;
     let templates: Api<SandboxTemplate> = Api::namespaced(client.clone(), namespace);
@@ -347,8 +350,8 @@ fn annotations(launch: &Launch) -> Option<BTreeMap<String, String>> {
     (!launch.annotations.is_empty()).then(|| launch.annotations.clone())
 }
 
-/// Returns the template of the volume claim for a directory that is kept. The controller adds the volume of that name to
-/// the pod.
+/// Returns the template of the volume claim for the kept directory. The controller adds the volume
+/// of that name to the pod.
 fn kept_claim() -> PersistentVolumeClaimTemplate {
     let storage = BTreeMap::from([("storage".to_owned(), Quantity("10Gi".to_owned()))]);
     PersistentVolumeClaimTemplate {
@@ -367,8 +370,8 @@ fn kept_claim() -> PersistentVolumeClaimTemplate {
     }
 }
 
-/// Waits until a launched sandbox is Ready and returns it. Fails early, with the reason, if it cannot become Ready
-/// any more.
+/// Waits until a launched sandbox is Ready and returns it. Fails early, with the reason, if it can
+/// no longer become Ready.
 pub async fn wait_ready(client: &Client, launched: Launched, within: Duration) -> Result<Sandbox, WaitError> {
     let claim = match launched {
         Launched::Sandbox(sandbox) => return sandbox::wait_ready(client, *sandbox, within).await,
@@ -390,7 +393,7 @@ pub async fn wait_ready(client: &Client, launched: Launched, within: Duration) -
             }
             Err(_) => claims.get_opt(&key.name).await.map_err(failed("read", &key))?,
         };
-    // A later claim of the same name is another one.
+    // A later claim of the same name does not count.
     let seen = seen.filter(|claim| claim.uid() == uid);
     let Some(claim) = seen else { return Err(WaitError::Deleted { sandbox: key }) };
     match claim_progress(&claim) {
@@ -419,7 +422,8 @@ fn claim_progress(claim: &SandboxClaim) -> Progress {
             pod: None,
         },
     };
-    // These stay until the claim or its template is changed; a pool that is not found may be on its way.
+    // These reasons stay until the claim or its template is changed; a missing pool may still be
+    // created.
     let stays = matches!(
         Reason::parse(&standing.reason),
         Some(
@@ -440,7 +444,7 @@ fn claim_progress(claim: &SandboxClaim) -> Progress {
     }
 }
 
-/// Returns the sandbox that a claim was given, if it was given one that still exists.
+/// Returns the sandbox that a claim was given, if there is one that still exists.
 async fn behind_claim(client: &Client, claim: &SandboxClaim) -> Result<Option<Sandbox>, SandboxError> {
     let given = claim.status.as_ref().and_then(|status| status.sandbox.as_ref()?.name.clone());
     let Some(name) = given else { return Ok(None) };
@@ -449,7 +453,7 @@ async fn behind_claim(client: &Client, claim: &SandboxClaim) -> Result<Option<Sa
     sandboxes.get_opt(&key.name).await.map_err(failed("read", &key))
 }
 
-/// Returns the sandbox that runs a launched one's commands, as the server has it now.
+/// Returns the sandbox in which a launched one's commands run, as the server has it now.
 pub async fn behind(client: &Client, launched: &Launched) -> Result<Option<Sandbox>, SandboxError> {
     match launched {
         Launched::Sandbox(sandbox) => Ok(Some(sandbox.as_ref().clone())),
@@ -468,7 +472,7 @@ pub async fn find(client: &Client, key: &SandboxKey) -> Result<Option<Launched>,
     Ok(sandbox.map(|sandbox| Launched::Sandbox(Box::new(sandbox))))
 }
 
-/// Lists claims and the sandboxes that belong to none, of those with the labels that a selector names.
+/// Lists claims, and the sandboxes without an owner, with the labels of a selector.
 pub async fn list(client: &Client, namespace: &str, selector: &str) -> Result<Vec<Launched>, SandboxError> {
     let key = SandboxKey { namespace: namespace.to_owned(), name: "*".to_owned() };
     let parameters = ListParams::default().labels(selector);
@@ -476,13 +480,13 @@ pub async fn list(client: &Client, namespace: &str, selector: &str) -> Result<Ve
     let sandboxes: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
     let claims = claims.list(&parameters).await.map_err(failed("list", &key))?;
     let sandboxes = sandboxes.list(&parameters).await.map_err(failed("list", &key))?;
-    // Those of pools and claims have an owner.
+    // Sandboxes of pools and claims have an owner.
     let own = sandboxes.items.into_iter().filter(|sandbox| sandbox.owner_references().is_empty());
     let claims = claims.items.into_iter().map(|claim| Launched::Claim(Box::new(claim)));
     Ok(claims.chain(own.map(|sandbox| Launched::Sandbox(Box::new(sandbox)))).collect())
 }
 
-/// Moves on the time at which a launched sandbox ends by itself.
+/// Extends the time at which a launched sandbox ends by itself.
 pub async fn renew(client: &Client, launched: &Launched, until: Timestamp) -> Result<(), SandboxError> {
     let key = launched.key();
     let parameters = PatchParams::default();
@@ -501,8 +505,8 @@ pub async fn renew(client: &Client, launched: &Launched, until: Timestamp) -> Re
     .map_err(failed("renew the lease of", &key))
 }
 
-/// Deletes a launched sandbox and, by garbage collection, what it owns. One that is gone already is a success; a
-/// later one of the same name is left alone.
+/// Deletes a launched sandbox and, by garbage collection, the objects that it owns. A missing one
+/// is a success; a later one of the same name is not deleted.
 pub async fn delete(client: &Client, launched: &Launched) -> Result<(), SandboxError> {
     let claim = match launched {
         Launched::Sandbox(sandbox) => return sandbox::delete(client, sandbox.as_ref()).await,

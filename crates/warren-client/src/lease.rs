@@ -1,9 +1,9 @@
-//! Leases: sandboxes that outlive the command that asked for them.
+//! Leases: sandboxes that outlive the command that created them.
 //!
-//! A lease is one claim or sandbox on the server and one record here. The record pins what the server answered: the UID,
-//! the pool, the end, later the sandbox, the pod and the container. Before a lease is used or ended, the live objects are
-//! compared with it ([`check_root`], [`check_chain`]); everything in this file is pure. [`store`] keeps the
-//! records, [`cluster`] talks to the server.
+//! A lease is one claim or sandbox on the server and one record here. The record pins the server's
+//! answers: the UID, the pool, the end, later the sandbox, the pod and the container. Before a
+//! lease is used or ended, the live objects are compared with it ([`check_root`], [`check_chain`]).
+//! Everything in this file is pure. [`store`] keeps the records, [`cluster`] talks to the server.
 
 pub mod cluster;
 pub mod store;
@@ -24,14 +24,14 @@ use warren_api::{NameHash, Sandbox, annotations, labels};
 use crate::launch::{Launched, default_container, is_controlled_by};
 use crate::sandbox::{Progress, Standing};
 
-/// Begins each lease's id.
+/// The prefix of each lease's id.
 pub const ID_PREFIX: &str = "asbx_";
 
-/// The longest slug: the name of the claim has a prefix of 7, a hash of 9 and at most 63 characters, and names of
-/// what is made for it need some, too.
+/// The longest slug: the claim's name has a prefix of 7, a hash of 9 and at most 63 characters, and
+/// the names of its objects need some, too.
 pub const LONGEST_SLUG: usize = 40;
 
-/// Returns the fault of a slug that cannot be part of an object's name.
+/// Returns the problem of a slug that cannot be part of an object's name.
 pub fn check_slug(slug: &str) -> Result<(), &'static str> {
     let plain = |letter: u8| letter == b'-' || letter.is_ascii_lowercase() || letter.is_ascii_digit();
     if slug.is_empty() || slug.len() > LONGEST_SLUG {
@@ -43,7 +43,8 @@ pub fn check_slug(slug: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Returns the name of a lease's object. It follows from the lease, so that an answer that was lost can be looked up.
+/// Returns the name of a lease's object. It depends only on the lease, so that the object can be
+/// found after a lost answer.
 pub fn object_name(slug: &str, id: &str) -> String {
     format!("warren-{slug}-{}", NameHash::of(id))
 }
@@ -64,7 +65,8 @@ pub struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    /// Returns the SHA-256 fingerprint in hexadecimal digits. The server stores only this, no path of this machine.
+    /// Returns the SHA-256 fingerprint in hexadecimal digits. The server stores only this, no path
+    /// of this machine.
     pub fn fingerprint(&self) -> String {
         let mut context = Context::new(&SHA256);
         for part in [self.home, self.context, self.namespace, self.pool, self.container] {
@@ -84,11 +86,11 @@ pub enum Kind {
     Sandbox,
 }
 
-/// The state of a lease as this side knows it.
+/// The local state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum State {
-    /// The object is being asked for.
+    /// The object is being created.
     Creating,
     /// It became Ready.
     Ready,
@@ -96,7 +98,7 @@ pub enum State {
     NotReady,
 }
 
-/// An object that a lease holds on to.
+/// An object that a lease is pinned to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
     /// Its name.
@@ -111,7 +113,7 @@ pub struct Pinned {
 pub struct Lease {
     /// Its id: [`ID_PREFIX`] and random characters.
     pub id: String,
-    /// The name that its user gave it.
+    /// The name given by the user.
     pub slug: String,
     /// The kind of its object.
     pub kind: Kind,
@@ -121,27 +123,27 @@ pub struct Lease {
     pub name: String,
     /// The fingerprint of its [`Scope`].
     pub scope: String,
-    /// The home, in words for people.
+    /// The home as readable text.
     pub home: String,
     /// The pool that its claim names.
     pub pool: Option<String>,
-    /// The template of which its claim has an empty pool of its own.
+    /// The template from which its claim has an empty pool of its own.
     pub template: Option<String>,
     /// The container that was chosen; none for the pod's default.
     pub chosen_container: Option<String>,
     /// The directory for files and commands; none for the default.
     pub workdir: Option<String>,
-    /// When the controller ends it.
+    /// The time when the controller ends it.
     pub expires: Timestamp,
-    /// When it was asked for.
+    /// The time when it was requested.
     pub created: Timestamp,
-    /// When a command last ended in it.
+    /// The time when a command last ended in it.
     pub last_used: Timestamp,
-    /// Its state as this side knows it.
+    /// Its local state.
     pub state: State,
     /// The UID of its object, once the server has answered.
     pub uid: Option<String>,
-    /// Its sandbox. A claim that is given another one is not this lease any more.
+    /// Its sandbox. A claim with another sandbox is no longer this lease.
     pub sandbox: Option<Pinned>,
     /// Its pod.
     pub pod: Option<Pinned>,
@@ -183,7 +185,7 @@ impl Lease {
     }
 }
 
-/// A live object is not what the lease holds.
+/// The error of a live object that differs from the lease.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{object} `{name}` is not the one of this lease: its {field} is `{found}`, not `{expected}`")]
 pub struct Mismatch {
@@ -229,7 +231,7 @@ pub fn check_root(lease: &Lease, live: &Launched) -> Result<(), Mismatch> {
     let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
     let annotation =
         |key: &str| meta.annotations.as_ref().and_then(|known| known.get(key)).map(String::as_str);
-    // First what tells a later object of the same name apart.
+    // The UID is checked first: it reveals a later object of the same name.
     if let Some(uid) = &lease.uid {
         check("metadata.uid", meta.uid.as_deref(), uid)?;
     }
@@ -245,7 +247,7 @@ pub fn check_root(lease: &Lease, live: &Launched) -> Result<(), Mismatch> {
     check("shutdownPolicy", Some(if retained { "Retain" } else { "Delete" }), "Retain")
 }
 
-/// The objects behind a lease, as they were found.
+/// The live objects behind a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     /// The sandbox.
@@ -256,7 +258,8 @@ pub struct Chain {
     pub container: String,
 }
 
-/// Compares the live sandbox and pod with the lease. `pod` is compared with `pinned_pod`, if there is one.
+/// Compares the live sandbox and pod with the lease. `pod` is compared with `pinned_pod`, if there
+/// is one.
 pub fn check_chain(
     lease: &Lease,
     sandbox: &Sandbox,
@@ -326,12 +329,12 @@ pub fn check_chain(
     })
 }
 
-/// The standing of a lease, by its record and its live object.
+/// The state of a lease, from its record and its live object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseStanding {
     /// Commands can run in it.
     Ready,
-    /// It is on its way.
+    /// It is starting.
     Waiting(Standing),
     /// It will not become Ready.
     Ended(Standing),
@@ -341,7 +344,7 @@ pub enum LeaseStanding {
     Missing,
 }
 
-/// Judges how a lease stands. Once it has expired, missing objects behind it are not waited for.
+/// Judges the state of a lease. Once it has expired, missing objects behind it are not waited for.
 pub fn judge(lease: &Lease, live: Option<&Launched>, now: Timestamp) -> LeaseStanding {
     let Some(live) = live else { return LeaseStanding::Missing };
     if now >= lease.expires || conditions_of(live).iter().any(says_expired) {
@@ -380,13 +383,14 @@ pub fn is_finished(sandbox: &Sandbox) -> bool {
 pub enum Due {
     /// Its time is over.
     Expired,
-    /// No command has used it for so long.
+    /// It has not been used by a command for this long.
     Idle(Duration),
-    /// It never became Ready, or was given up while it was made.
+    /// It never became Ready, or its creation was abandoned.
     NotReady,
 }
 
-/// Decides if clean-up removes a lease. The caller holds its lock, so no command is making or using it.
+/// Returns the reason for clean-up to remove a lease, if there is one. The caller holds its lock,
+/// so no command is making or using it.
 pub fn due(lease: &Lease, now: Timestamp, idle_timeout: Duration) -> Option<Due> {
     if now >= lease.expires {
         return Some(Due::Expired);

@@ -1,10 +1,12 @@
-//! The core that every Warren client shares: it finds a home ([`home`]), connects to it ([`connect`]), creates
-//! sandboxes, waits for them and deletes them ([`sandbox`]), launches them from an image, a pool or a template ([`launch`]),
-//! leases them beyond one command ([`lease`]), runs commands in them ([`exec`]), reads and writes single files
-//! ([`files`]), carries whole trees in and out ([`sync`]), and brings images to a local home ([`images`]).
+//! The library that every Warren client shares. It finds a home ([`home`]), connects to it
+//! ([`connect`]), creates sandboxes, waits for them and deletes them ([`sandbox`]), launches them
+//! from an image, a pool or a template ([`launch`]), leases them beyond one command ([`lease`]),
+//! runs commands in them ([`exec`]), reads and writes single files ([`files`]), transfers whole
+//! trees ([`sync`]), and adds images to a local home ([`images`]).
 //!
-//! Everything goes through a `kube::Client`, so the same calls work on the local home and on a cluster. It
-//! parses no arguments, prints nothing and starts no daemon. Start reading at [`sandbox`].
+//! Every request goes through a `kube::Client`, so the same calls work on the local home and on a
+//! cluster. The library parses no arguments, prints nothing and starts no daemon. Start reading at
+//! [`sandbox`].
 
 pub mod connect;
 pub mod exec;

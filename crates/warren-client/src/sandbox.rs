@@ -1,8 +1,9 @@
-//! The life of a sandbox: created, waited for, deleted. [`crate::launch`] keeps one while a client lives.
+//! Creates sandboxes, waits for them and deletes them. [`crate::launch`] keeps one while a client
+//! lives.
 //!
-//! Waiting is by watch: the server tells when something has changed, nobody asks again and again. The
-//! watch begins at the `resourceVersion` that the create call returned, so no event between the two
-//! can be missed, and it is opened while the controllers are already at work.
+//! Waiting uses a watch instead of polling. The watch begins at the `resourceVersion` that the
+//! create call returned, so no event in between can be missed, and it is opened while the
+//! controllers are already at work.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use warren_api::{Sandbox, annotations, conditions};
 
 use crate::connect::DEFAULT_NAMESPACE;
 
-/// Where a sandbox is: its namespace and name.
+/// A sandbox's key: namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxKey {
     /// The namespace.
@@ -30,7 +31,7 @@ pub struct SandboxKey {
 }
 
 impl SandboxKey {
-    /// The key of an object that the server returned.
+    /// Returns the key of an object that the server returned.
     pub fn of(sandbox: &Sandbox) -> Self {
         Self {
             namespace: sandbox.namespace().unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()),
@@ -49,59 +50,59 @@ impl std::fmt::Display for SandboxKey {
     }
 }
 
-/// The server would not do something with a sandbox.
+/// The error of a request about a sandbox.
 #[derive(Debug, thiserror::Error)]
 #[error("{action} sandbox `{sandbox}`")]
 pub struct SandboxError {
-    /// What was tried, as a verb.
+    /// The action, as a verb.
     pub action: &'static str,
-    /// With which one.
+    /// The sandbox.
     pub sandbox: SandboxKey,
-    /// Why not.
+    /// The cause.
     #[source]
     pub source: Box<kube::Error>,
 }
 
-/// A sandbox did not become Ready.
+/// The error of a sandbox that did not become Ready.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
-    /// It cannot become Ready any more, or not without somebody changing it.
+    /// It can no longer become Ready, or not without a change by a user.
     #[error("sandbox `{sandbox}` will not become Ready: {standing}")]
     Ended {
-        /// Which one.
+        /// The sandbox.
         sandbox: SandboxKey,
-        /// Why.
+        /// The reason.
         standing: Box<Standing>,
     },
-    /// Somebody deleted it.
+    /// It was deleted.
     #[error("sandbox `{sandbox}` was deleted while it was starting")]
     Deleted {
-        /// Which one.
+        /// The sandbox.
         sandbox: SandboxKey,
     },
     /// It took too long.
     #[error("sandbox `{sandbox}` was not Ready within {} s: {standing}", within.as_secs())]
     TimedOut {
-        /// Which one.
+        /// The sandbox.
         sandbox: SandboxKey,
-        /// How long was waited.
+        /// The time limit.
         within: Duration,
-        /// What was last seen of it.
+        /// Its last known state.
         standing: Box<Standing>,
     },
-    /// The server could not be asked.
+    /// A request to the server failed.
     #[error(transparent)]
     Server(#[from] SandboxError),
 }
 
-/// Why a sandbox is not Ready.
+/// The reason why a sandbox is not Ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The reason in its Ready condition.
     pub reason: String,
-    /// The message beside it.
+    /// The message of the condition.
     pub message: String,
-    /// What its pod says, if there is one and it was asked.
+    /// The pod's own reasons, if there is a pod and it was read.
     pub pod: Option<String>,
 }
 
@@ -115,18 +116,18 @@ impl std::fmt::Display for Standing {
     }
 }
 
-/// How far a sandbox is.
+/// A sandbox's progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Commands can be run in it.
     Ready,
-    /// It is on its way.
+    /// It is starting.
     Waiting(Standing),
     /// It will not become Ready by itself.
     Ended(Standing),
 }
 
-/// Reads how far a sandbox is from its conditions.
+/// Returns a sandbox's progress, from its conditions.
 pub fn progress(sandbox: &Sandbox) -> Progress {
     let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let standing = match conditions::find(conditions, ConditionType::Ready) {
@@ -146,8 +147,8 @@ pub fn progress(sandbox: &Sandbox) -> Progress {
     }
 }
 
-/// Whether a reason not to be Ready stays until somebody changes the object. `ReconcilerError` does not: it is
-/// retried.
+/// Returns true if a reason for not being Ready stays until the object is changed.
+/// `ReconcilerError` does not: it is retried.
 fn stays(reason: &str) -> bool {
     matches!(
         Reason::parse(reason),
@@ -155,15 +156,15 @@ fn stays(reason: &str) -> bool {
     )
 }
 
-/// Reasons of a waiting container by which it could not be made. Its node tries again, later and later.
+/// Waiting reasons of a container that could not be made. Its node retries with increasing delays.
 const CANNOT_BE_MADE: [&str; 4] =
     ["CreateContainerError", "CreateContainerConfigError", "RunContainerError", "InvalidImageName"];
 
-/// The wait is given up once a container could not be made for this long. Shortages that pass by
-/// themselves, such as a disk that an eviction clears, have passed by then.
+/// The time after which a container that cannot be made ends the wait. Temporary shortages, such as
+/// a full disk before an eviction, have passed by then.
 const CANNOT_BE_MADE_FOR: Duration = Duration::from_secs(15);
 
-/// Reads from a sandbox's conditions that a container of its pod cannot be made.
+/// Returns the reason if a sandbox's conditions say that a container of its pod cannot be made.
 fn cannot_be_made(sandbox: &Sandbox) -> Option<Standing> {
     let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let waiting = conditions::find(conditions, ConditionType::PodWaiting)?;
@@ -174,12 +175,12 @@ fn cannot_be_made(sandbox: &Sandbox) -> Option<Standing> {
     })
 }
 
-/// The pod that runs a sandbox.
+/// Returns the name of the pod that runs a sandbox.
 pub fn pod_name(sandbox: &Sandbox) -> String {
     sandbox.annotations().get(annotations::POD_NAME).cloned().unwrap_or_else(|| sandbox.name_any())
 }
 
-/// Creates a sandbox. The result is what the server stored: its name, if one was generated, and the
+/// Creates a sandbox. Returns the stored object, with its name if one was generated, and the
 /// `resourceVersion` that [`wait_ready`] begins at.
 pub async fn create(client: &Client, namespace: &str, sandbox: &Sandbox) -> Result<Sandbox, SandboxError> {
     let api: Api<Sandbox> = Api::namespaced(client.clone(), namespace);
@@ -198,8 +199,9 @@ pub async fn create(client: &Client, namespace: &str, sandbox: &Sandbox) -> Resu
     })
 }
 
-/// Waits until a sandbox is Ready, beginning at the state given. Returns early, with the reason, when
-/// it cannot become Ready any more, or when a container of it could not be made for a while. Cancelling it changes nothing.
+/// Waits until a sandbox is Ready, beginning at the given state. Returns early, with the reason, if
+/// it can no longer become Ready, or if a container of it could not be made for a while. Cancelling
+/// it changes nothing.
 pub async fn wait_ready(client: &Client, sandbox: Sandbox, within: Duration) -> Result<Sandbox, WaitError> {
     let key = SandboxKey::of(&sandbox);
     let mut seen = sandbox;
@@ -227,7 +229,7 @@ async fn follow(client: &Client, key: &SandboxKey, seen: &mut Sandbox) -> Result
     let failed = |source| SandboxError { action: "watch", sandbox: key.clone(), source: Box::new(source) };
     let uid = seen.uid();
     let parameters = WatchParams::default().fields(&format!("metadata.name={}", key.name));
-    // Since when a container could not be made.
+    // The time since when a container could not be made.
     let mut failing: Option<Instant> = None;
     loop {
         if judge(key, seen)? {
@@ -265,13 +267,13 @@ async fn follow(client: &Client, key: &SandboxKey, seen: &mut Sandbox) -> Result
                 }
                 WatchEvent::Deleted(_) => return Err(WaitError::Deleted { sandbox: key.clone() }),
                 WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
-                // The history does not reach back that far: look at the whole again, below.
+                // The history does not reach back that far: read the object again, below.
                 WatchEvent::Error(status) if status.code == 410 => break,
                 WatchEvent::Error(status) => return Err(failed(kube::Error::Api(status)).into()),
             }
         }
         tracing::debug!(sandbox = %key, version, "watch ended");
-        // Servers end watches after a few minutes. The state as of now is a new beginning.
+        // Servers end watches after a few minutes. Start again from the present state.
         *seen = match api.get_opt(&key.name).await.map_err(failed)? {
             Some(sandbox) if sandbox.uid() == uid => sandbox,
             _ => return Err(WaitError::Deleted { sandbox: key.clone() }),
@@ -289,7 +291,7 @@ fn judge(key: &SandboxKey, sandbox: &Sandbox) -> Result<bool, WaitError> {
     }
 }
 
-/// What the pod behind a sandbox says about itself, in one line. Used for errors, so a failure to ask is silence.
+/// Returns the pod's own reasons in one line. Used for errors, so a failed read returns nothing.
 async fn pod_says(client: &Client, sandbox: &Sandbox) -> Option<String> {
     let key = SandboxKey::of(sandbox);
     let pods: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
@@ -297,7 +299,7 @@ async fn pod_says(client: &Client, sandbox: &Sandbox) -> Option<String> {
     describe_pod(&pod)
 }
 
-/// The reasons and messages in a pod's status, the most specific last.
+/// Returns the reasons and messages in a pod's status, the most specific last.
 pub fn describe_pod(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let mut parts = Vec::new();
@@ -328,8 +330,9 @@ pub fn describe_pod(pod: &Pod) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// Deletes a sandbox or a claim and, by garbage collection, what it owns. Returns when the server has accepted that; an object that
-/// is gone already is a success. Only the very object given is deleted, never a later one of the same name.
+/// Deletes a sandbox or a claim and, by garbage collection, the objects that it owns. Returns when
+/// the server has accepted that; a missing object is a success. Only the given object is deleted,
+/// never a later one of the same name.
 pub async fn delete<K>(client: &Client, object: &K) -> Result<(), SandboxError>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -352,7 +355,7 @@ where
     }
 }
 
-/// Returns when a sandbox kept for `lease` from `now` on ends by itself.
+/// Returns the end of a lease that begins at `now`.
 pub fn lease_end(now: Timestamp, lease: Duration) -> Timestamp {
     now + lease
 }

@@ -1,7 +1,8 @@
-//! Files in and out of a sandbox, as archives over exec.
+//! Transfers files into and out of a sandbox, as archives over exec.
 //!
-//! [`manifest`] lists a checkout, [`pack`] makes an archive of it, [`upload`] has a script in the sandbox unpack it. [`download`]
-//! brings an archive out, and [`back`] decides what of it may be written here. The image needs `/bin/sh` and `tar`.
+//! [`manifest`] lists a checkout, [`pack`] makes an archive of it, and [`upload`] runs a script in
+//! the sandbox that unpacks it. [`download`] fetches an archive, and [`back`] decides which of its
+//! files may be written here. The image needs `/bin/sh` and `tar`.
 
 pub mod back;
 pub mod manifest;
@@ -29,24 +30,24 @@ pub struct Place {
     pub container: String,
 }
 
-/// Files could not be carried.
+/// The error of a transfer.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
-    /// The files here could not be read.
+    /// The local files could not be read.
     #[error("read the files to send")]
     Read(#[source] io::Error),
-    /// The sandbox could not do its part.
+    /// The script in the sandbox failed.
     #[error("{action} in the sandbox: {}", complaint(captured))]
     Remote {
         /// The action that failed.
         action: &'static str,
-        /// The script's exit code and complaint.
+        /// The script's exit code and error output.
         captured: Captured,
     },
     /// The script could not be run.
     #[error(transparent)]
     Exec(#[from] ExecError),
-    /// Another directory must be chosen.
+    /// The directory cannot be used.
     #[error("`{directory}` cannot be the work directory: {fault}")]
     Directory {
         /// The directory in the sandbox.
@@ -63,7 +64,8 @@ fn complaint(captured: &Captured) -> String {
     }
 }
 
-/// Checks a directory that files are unpacked into: absolute, without `..`, and none that others use.
+/// Checks a directory that files are unpacked into: absolute, without `..`, and not a system
+/// directory.
 pub fn check_directory(directory: &str) -> Result<(), SyncError> {
     let refused = |fault| SyncError::Directory { directory: directory.to_owned(), fault };
     let parts: Vec<&str> = directory.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
@@ -82,9 +84,9 @@ pub fn check_directory(directory: &str) -> Result<(), SyncError> {
     }
 }
 
-/// Unpacks an archive from standard input beside the work directory's content (`$1`) and puts its entries into place
-/// only when its last file (`$2`) has come. Other entries of the work directory stay, unless `$3` says that they go. The directory
-/// itself stays in any case: it may be a volume.
+/// Unpacks an archive from standard input beside the work directory's content (`$1`) and moves its
+/// entries into place only when its last file (`$2`) has come. Other entries of the work directory
+/// stay, unless `$3` asks to delete them. The directory itself always stays: it may be a volume.
 const UNPACK: &str = r#"
 set -e
 umask 022
@@ -109,14 +111,14 @@ for file in "$stage"/* "$stage"/.[!.]* "$stage"/..?*; do
 done
 "#;
 
-/// Prints the names of all files below `$1` with a zero byte after each.
+/// Prints the names of all files below `$1`, each followed by a zero byte.
 const LIST: &str = r#"cd -- "$1" && find . -name .git -prune -o \( -type f -o -type l \) -print0"#;
 
 /// Writes an archive of the files below `$1` whose names are on standard input.
 const PACK: &str = r#"cd -- "$1" && exec tar -cf - -T -"#;
 
 impl Place {
-    /// Makes a request that runs a script with arguments in this container, without a terminal.
+    /// Returns a request that runs a script with arguments in this container, without a terminal.
     pub fn script(&self, script: &str, arguments: &[&str], stdin: bool) -> ExecRequest {
         let mut command = vec!["/bin/sh".to_owned(), "-c".to_owned(), script.to_owned(), "sh".to_owned()];
         command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
@@ -131,8 +133,8 @@ impl Place {
     }
 }
 
-/// Sends the files of a manifest into a directory of a container. A failure leaves the directory as it was.
-/// `token` is a name that no file has. Entries of the directory that are not sent stay.
+/// Sends the files of a manifest into a directory of a container. A failure leaves the directory as
+/// it was. `token` is a name that no file has. Entries of the directory that are not sent stay.
 pub async fn upload(
     client: &Client,
     place: &Place,
@@ -166,7 +168,8 @@ async fn send(
     let request = place.script(UNPACK, &[directory, &last, others], true);
     let (reader, writer) = io::pipe().map_err(SyncError::Read)?;
     let packing = tokio::task::spawn_blocking(move || {
-        // Beyond the default of one page for each write, so that the sender is not woken for each file.
+        // More than the default of one page per write, so that the sender is not woken for each
+        // file.
         pack::pack(&manifest, &last, io::BufWriter::with_capacity(64 << 10, writer))
     });
     let reader = tokio::net::unix::pipe::Receiver::from_owned_fd(reader.into()).map_err(SyncError::Read)?;
@@ -183,10 +186,10 @@ async fn send(
     }
 }
 
-/// As many bytes of names are taken from a sandbox.
+/// The most bytes of file names that are read from a sandbox.
 const MOST_NAMES: usize = 64 << 20;
 
-/// Returns the names of all files below a directory of a container, as the container spells them: hostile.
+/// Returns the names of all files below a directory of a container, unchecked and so hostile.
 pub async fn list(client: &Client, place: &Place, directory: &str) -> Result<Vec<PathBuf>, SyncError> {
     use std::os::unix::ffi::OsStrExt as _;
     let mut names = exec::Bounded::new(MOST_NAMES);
@@ -199,13 +202,15 @@ pub async fn list(client: &Client, place: &Place, directory: &str) -> Result<Vec
     Ok(names.map(|name| PathBuf::from(std::ffi::OsStr::from_bytes(name))).collect())
 }
 
-/// Returns false for names that `tar -T` would not take literally: those with a newline or a backslash.
+/// Returns false for names that `tar -T` would not take literally: those with a newline or a
+/// backslash.
 pub fn can_be_named(path: &std::path::Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
     !bytes.contains(&b'\n') && !bytes.contains(&b'\\')
 }
 
-/// Fetches files of a directory in a container as an archive, into a file. Breaks off when it becomes too large.
+/// Fetches files of a directory in a container as an archive, into a file. Stops when it becomes
+/// too large.
 pub async fn download(
     client: &Client,
     place: &Place,
@@ -216,7 +221,7 @@ pub async fn download(
     use std::os::unix::ffi::OsStrExt as _;
     let mut names = Vec::new();
     for path in paths {
-        // Not an option, whatever its first letter is.
+        // A prefix, so that a name is never taken for an option.
         names.extend_from_slice(b"./");
         names.extend_from_slice(path.as_os_str().as_bytes());
         names.push(b'\n');
@@ -229,7 +234,7 @@ pub async fn download(
     }
 }
 
-/// Files, and as much again as names and padding may take.
+/// The largest archive: the largest files, and the same again for names and padding.
 const MOST_ARCHIVE: u64 = back::MOST_BYTES + (256 << 20);
 
 /// A file that refuses to grow beyond what a sandbox may send.

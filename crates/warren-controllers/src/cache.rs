@@ -1,14 +1,20 @@
-//! What was last seen of every object of a kind, trimmed to what decisions read, with indices instead of scans.
+//! A cache of every object of a kind: trimmed to the fields that decisions read, with indices
+//! instead of scans.
 //!
-//! Answers to our own requests go in at once, so that a controller sees what it has just done without waiting for the watch
-//! to bring it back. The two come in no order, so versions decide: nothing older replaces anything newer, and what the
-//! server has said is gone is not brought back by a watch that is behind. What only an answer has brought is in doubt until
-//! the watch brings it too: a list may be older than it and lack it, or may be newer and lack it because it is gone, and
-//! only the server can tell. It is asked at once after such a list, and after [`DOUBT`] otherwise.
+//! Answers to our own requests are added at once, so that a controller reads its own writes without
+//! waiting for the watch. Answers and watch events arrive in any order, so versions decide: nothing
+//! older replaces anything newer. A deletion that the server has confirmed is not undone by a watch
+//! that is behind.
 //!
-//! A watch can be limited to objects with a label ([`Cache::watch_only`]). Of the others it tells nothing, so they stay in doubt for
-//! as long as they are here: each is asked for once in [`DOUBT`], and only that tells its end. One that loses the label ends as far as
-//! the watch can tell, until an answer brings it again: whoever tries to make another is told that it exists, and reads it.
+//! An object that only an answer has shown is in doubt until the watch shows it, too. A list
+//! without it may be older, or newer if the object was deleted since; only the server can tell. It
+//! is asked at once after such a list, and after [`DOUBT`] otherwise.
+//!
+//! A watch can be limited to objects with a label ([`Cache::watch_only`]). It shows no others, so
+//! these stay in doubt for as long as they are cached: the server is asked about each once in
+//! [`DOUBT`], and only that shows its end. An object that loses the label ends as far as the watch
+//! can tell, until an answer shows it again: a controller that tries to create another is told that
+//! it exists, and reads it.
 
 mod found;
 #[cfg(test)]
@@ -30,54 +36,56 @@ use crate::object;
 use crate::queue::{ObjectKey, WorkQueue};
 use found::Found;
 
-/// What only an answer has brought is asked for again after this long. A watch is behind by milliseconds as a rule, and by
-/// seconds under load.
+/// The time after which the server is asked about an object that only an answer has shown. A watch
+/// is usually behind by milliseconds, and by seconds under load.
 pub const DOUBT: Duration = Duration::from_secs(30);
 
-/// A way to find objects by something other than their name.
+/// A key by which objects are found, other than their name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Index {
-    /// By the namespace, which is the controller's, too, and its uid.
+    /// By the controller's uid, and the namespace that the two share.
     Controller(String, String),
-    /// Sandboxes by the namespace and the hash of the pool that they are labelled with.
+    /// Sandboxes by the namespace and the hash in their pool label.
     PoolLabel(String, String),
     /// Claims by the namespace and the name of their pool.
     Pool(String, String),
-    /// Claims by the namespace and the name of a sandbox that they have committed to and do not show (yet, or any more).
+    /// Claims by the namespace and the name of a sandbox that they have committed to and that is
+    /// not (or no longer) in their status.
     Promise(String, String),
     /// Pools by the namespace and the name of their template.
     Template(String, String),
 }
 
-/// How an object went from one state to the next. Neither side is there when it was or is not. Both sides are the same
-/// object: one that took the name of another is told as an end and a beginning.
+/// A change of one object. A side is `None` if the object did not exist then. Both sides are the
+/// same object: if another object takes its name, that is an end and a beginning.
 #[derive(Debug)]
 pub struct Change<'a, K> {
-    /// Which object.
+    /// The object's key.
     pub key: &'a ObjectKey,
-    /// What it was.
+    /// The state before.
     pub before: Option<&'a Arc<K>>,
-    /// What it is.
+    /// The state after.
     pub after: Option<&'a Arc<K>>,
 }
 
-/// How a kind is kept.
+/// The cache's configuration for a kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Keeping<K> {
-    /// Removes what no decision reads.
+    /// Removes fields that no decision reads.
     pub trim: fn(&mut K),
-    /// Where the object is found.
+    /// Returns the indices of an object.
     pub indices: fn(&K) -> Vec<Index>,
 }
 
 type Ending<K> = Box<dyn Fn(&K) + Send + Sync>;
 type Changed<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 
-/// Who hears of changes.
+/// The callbacks for changes.
 struct Listener<K> {
-    /// That an object is about to be taken out: whoever misses it later can be warned before.
+    /// Called when an object is about to be removed, so that its owner can be marked before the
+    /// removal is visible.
     ending: Ending<K>,
-    /// What has changed.
+    /// Called for each change.
     changed: Changed<K>,
 }
 
@@ -85,46 +93,51 @@ struct Listener<K> {
 pub struct Cache<K> {
     keeping: Keeping<K>,
     state: RwLock<State<K>>,
-    /// Held from a change until the listener has heard of it, so that it hears of changes in their order.
+    /// Held from a change until the listener was called, so that it is called in the order of
+    /// changes.
     order: Mutex<()>,
     listener: OnceLock<Listener<K>>,
     listed: watch::Sender<bool>,
-    /// The label without which the watch brings nothing of an object, if there is one.
+    /// The label that limits the watch, if there is one.
     only: OnceLock<&'static str>,
     doubts: Option<(Kind, WorkQueue<Kind>)>,
 }
 
 struct State<K> {
     objects: HashMap<ObjectKey, Arc<K>>,
-    /// With the objects themselves: a pool of a thousand members is looked at often, and each change puts in one.
+    /// Indices with the objects themselves: a pool of a thousand members is read often, and each
+    /// change adds only one.
     indices: HashMap<Index, Found<K>>,
-    /// The newest resourceVersion that the watch has brought. An answer that is not newer tells nothing new: if its object
-    /// is not here, it has been deleted since.
+    /// The newest resourceVersion that the watch has shown. An answer that is not newer contains
+    /// nothing new: if its object is not cached, it was deleted since.
     horizon: u64,
-    /// What a list under way has brought so far.
+    /// The keys in the present list so far.
     listing: HashSet<ObjectKey>,
-    /// The newest resourceVersion of that list so far. It is the horizon only when the list is complete: what it has not brought
-    /// yet may be older.
+    /// The newest resourceVersion in that list so far. It becomes the horizon only when the list is
+    /// complete: the rest may be older.
     listing_horizon: u64,
-    /// What is to be asked for.
+    /// The objects to ask the server about.
     doubts: HashMap<ObjectKey, Doubt>,
-    /// Owners that have lost a child, and may have gone before it: to be asked for before another child is made.
+    /// Owners that have lost a child and may have been deleted before it: the server is asked about
+    /// them before another child is made.
     bereft: HashSet<ObjectKey>,
-    /// Objects that the server said are gone before the watch did: states of them are not news.
+    /// Tombstones: objects that the server has confirmed as deleted before the watch did. Older
+    /// states of them are ignored.
     forgotten: HashMap<ObjectKey, Forgotten>,
 }
 
 struct Forgotten {
     uid: String,
-    /// The last version that was seen: what is older is the past of another of that name.
+    /// The last version that was seen. An older one belongs to another object of that name.
     version: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Doubt {
-    /// Since when; zero is to be asked for at once.
+    /// The time since when it is in doubt; zero: ask at once.
     since: Duration,
-    /// Whether only an answer has brought it. Otherwise something looked as if it were gone, which one answer settles.
+    /// True if only an answer has shown it. Otherwise it seemed to be deleted, which one answer
+    /// settles.
     unconfirmed: bool,
 }
 
@@ -132,7 +145,7 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = ()> + Send + Sync + 'static,
 {
-    /// An empty cache.
+    /// Returns an empty cache.
     #[must_use]
     pub fn new(keeping: Keeping<K>) -> Self {
         Self {
@@ -155,14 +168,15 @@ where
         }
     }
 
-    /// An empty cache that also takes answers, and puts its kind into a queue when some of them are to be asked for again.
+    /// Returns an empty cache that also accepts answers, and adds its kind to a queue when the
+    /// server is to be asked about some of them.
     #[must_use]
     pub fn with_answers(keeping: Keeping<K>, kind: Kind, queue: WorkQueue<Kind>) -> Self {
         Self { doubts: Some((kind, queue)), ..Self::new(keeping) }
     }
 
-    /// Who hears of every change, from the watch and from our own writes alike; and of an end also while the object still is here.
-    /// Can be set once, before the watch runs.
+    /// Sets the listener for every change, from the watch and from our own writes. `ending` is
+    /// called while the object is still cached. Can be set once, before the watch runs.
     pub fn listen(
         &self,
         ending: impl Fn(&K) + Send + Sync + 'static,
@@ -174,43 +188,43 @@ where
         }
     }
 
-    /// The watch brings only objects that carry this label. To be said before it runs.
+    /// Declares that the watch shows only objects with this label. To be called before it runs.
     pub fn watch_only(&self, label: &'static str) {
         self.only.get_or_init(|| label);
     }
 
-    /// Whether the watch tells what becomes of an object in this state.
+    /// Returns true if the watch shows changes of an object in this state.
     fn is_watched(&self, object: &ObjectMeta) -> bool {
         let has = |label: &&str| object.labels.as_ref().is_some_and(|labels| labels.contains_key(*label));
         self.only.get().is_none_or(has)
     }
 
-    /// The object of this name.
+    /// Returns the object of this name.
     #[must_use]
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
         self.read().objects.get(key).cloned()
     }
 
-    /// Whether there is an object of this name.
+    /// Returns true if there is an object of this name.
     #[must_use]
     pub fn holds(&self, key: &ObjectKey) -> bool {
         self.read().objects.contains_key(key)
     }
 
-    /// The uid of the object of this name.
+    /// Returns the uid of the object of this name.
     #[must_use]
     pub fn uid_of(&self, key: &ObjectKey) -> Option<String> {
         self.read().objects.get(key)?.meta().uid.clone()
     }
 
-    /// The objects that an index holds, in the order of their names.
+    /// Returns the objects of an index in the order of their names.
     #[must_use]
     pub fn find(&self, index: &Index) -> Vec<Arc<K>> {
         let state = self.read();
         state.indices.get(index).map(Found::all).unwrap_or_default()
     }
 
-    /// The keys of all objects, in order.
+    /// Returns the keys of all objects, in order.
     #[must_use]
     pub fn keys(&self) -> Vec<ObjectKey> {
         let mut keys: Vec<ObjectKey> = self.read().objects.keys().cloned().collect();
@@ -218,7 +232,8 @@ where
         keys
     }
 
-    /// Every object, in no order. For metrics: whoever acts on them in such an order acts differently each time.
+    /// Returns every object, in random order. For metrics only: actions in such an order could not
+    /// be reproduced.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<K>> {
         self.read().objects.values().cloned().collect()
@@ -231,18 +246,19 @@ where
         let _ = listed.wait_for(|listed| *listed).await;
     }
 
-    /// Whether the first list is complete.
+    /// Returns true if the first list is complete.
     #[must_use]
     pub fn is_listed(&self) -> bool {
         *self.listed.borrow()
     }
 
-    /// Calls the list complete although the server does not serve the kind: then there are none.
+    /// Marks the list as complete although the server does not serve the kind: then there are no
+    /// objects.
     pub fn mark_listed(&self) {
         self.listed.send_replace(true);
     }
 
-    /// Takes in the answer to a write or a read of our own.
+    /// Adds the answer to a write or a read of our own.
     pub fn remember(&self, object: Arc<K>) {
         let Some(version) = object::version(object.meta()) else { return };
         let key = key_of(&*object);
@@ -262,8 +278,8 @@ where
         }
     }
 
-    /// Takes out an object that the server has just said does not exist, if it is still the one that it was asked about: by now
-    /// there may be another of that name. Should the watch be behind and bring more of its past, that is not taken in.
+    /// Removes an object that the server has just reported as missing, if its uid is still the
+    /// same: another may have the name by now. Older states from the watch are then ignored.
     pub fn forget(&self, key: &ObjectKey, uid: &str) {
         let _order = self.in_order();
         {
@@ -279,7 +295,7 @@ where
         self.take(key);
     }
 
-    /// Asks for an object again, because something looks as if it were gone.
+    /// Puts an object in doubt, because it seems to be deleted.
     pub fn doubt(&self, key: &ObjectKey) {
         let Some((kind, queue)) = &self.doubts else { return };
         let mut state = self.write();
@@ -291,7 +307,8 @@ where
         }
     }
 
-    /// A child of an object is gone. It may have gone with its owner, of which we have not heard yet.
+    /// Records that a child of an object is gone. The owner may have been deleted first, which the
+    /// watch has not shown yet.
     pub fn bereave(&self, key: &ObjectKey) {
         let mut state = self.write();
         if state.objects.contains_key(key) {
@@ -299,19 +316,19 @@ where
         }
     }
 
-    /// Whether a child of an object has gone since [`Cache::is_newly_bereft`] was last asked. Whoever sees that the child is gone
-    /// sees this, too.
+    /// Returns true if a child of an object has gone since the last call of
+    /// [`Cache::is_newly_bereft`]. A reader that does not see the child any more sees this.
     #[must_use]
     pub fn is_bereft(&self, key: &ObjectKey) -> bool {
         self.read().bereft.contains(key)
     }
 
-    /// Whether a child of an object has gone since this was last asked.
+    /// Returns true if a child of an object has gone since the last call of this function.
     pub fn is_newly_bereft(&self, key: &ObjectKey) -> bool {
         !self.read().bereft.is_empty() && self.write().bereft.remove(key)
     }
 
-    /// What is to be asked for by now, and how long the rest has time.
+    /// Returns the objects to ask about now, and the time until the next one.
     #[must_use]
     pub fn doubtful(&self, uptime: Duration) -> (Vec<ObjectKey>, Option<Duration>) {
         let state = self.read();
@@ -329,7 +346,8 @@ where
         (due, next)
     }
 
-    /// The server has just said that an object exists. If the watch has still not brought it, it is in doubt anew; says so.
+    /// Records that the server has confirmed an object. If the watch has still not shown it, it is
+    /// in doubt again, and this returns true.
     pub fn is_still_doubtful(&self, key: &ObjectKey, uptime: Duration) -> bool {
         let mut state = self.write();
         let Some(doubt) = state.doubts.get_mut(key) else { return false };
@@ -341,7 +359,7 @@ where
         unconfirmed
     }
 
-    /// Takes in what the watch brings.
+    /// Adds an event of the watch.
     pub fn observe(&self, event: watcher::Event<K>) {
         match event {
             watcher::Event::Init => self.begin_list(),
@@ -352,14 +370,14 @@ where
         }
     }
 
-    /// A list begins.
+    /// Begins a list.
     pub fn begin_list(&self) {
         let mut state = self.write();
         state.listing.clear();
         state.listing_horizon = 0;
     }
 
-    /// A list brings an object.
+    /// Adds an object of a list.
     pub fn list(&self, object: Arc<K>) {
         {
             let mut state = self.write();
@@ -371,12 +389,13 @@ where
         self.bring(object);
     }
 
-    /// A list brings an object that cannot be read. It is not gone: what was seen of it before stays.
+    /// Records an object of a list that cannot be parsed. It exists, so its last readable state
+    /// stays.
     pub fn list_unread(&self, object: &ObjectMeta) {
         self.write().listing.insert(named(object));
     }
 
-    /// A list is complete: what it did not bring is gone, unless that is in doubt.
+    /// Ends a list: objects that it does not contain are gone, unless they are in doubt.
     pub fn end_list(&self) {
         let order = self.in_order();
         let (mut gone, doubted) = {
@@ -397,8 +416,8 @@ where
                 doubt.since = Duration::ZERO;
                 doubted = true;
             }
-            // The watch goes on behind the list, which is no older than the newest that it brought: what was forgotten before that,
-            // and is not in the list, does not come again.
+            // The watch continues after the list, so older tombstones are needed only for objects
+            // that are in the list.
             let horizon = state.horizon;
             state.forgotten.retain(|key, gone| gone.version > horizon || listing.contains(key));
             (gone, doubted)
@@ -414,9 +433,9 @@ where
         self.mark_listed();
     }
 
-    /// The watch brings an object.
+    /// Adds an object from the watch.
     pub fn apply(&self, object: Arc<K>) {
-        // To the end: what is not beyond the horizon is taken to be here.
+        // Held to the end: versions up to the horizon are assumed to be cached.
         let _order = self.in_order();
         if let Some(version) = object::version(object.meta()) {
             let mut state = self.write();
@@ -425,7 +444,7 @@ where
         self.bring(object);
     }
 
-    /// Takes in an object from a list or a watch. In order.
+    /// Adds an object from a list or a watch. The caller holds `order`.
     fn bring(&self, object: Arc<K>) {
         let key = key_of(&*object);
         if let Some(version) = object::version(object.meta()) {
@@ -441,7 +460,8 @@ where
         self.put(object);
     }
 
-    /// The watch brings the end of an object, which may be of another than the one that an answer has put here.
+    /// Removes an object by a watch event. The event may belong to an older object than the one
+    /// that an answer has added.
     pub fn end(&self, last: &ObjectMeta) {
         let key = named(last);
         let _order = self.in_order();
@@ -452,7 +472,8 @@ where
             if state.forgotten.get(&key).is_some_and(settled) {
                 state.forgotten.remove(&key);
             }
-            // The loss of the label is told as an end, with the version of the object without it. A real end has one of its own.
+            // The loss of the label arrives as a deletion with the version of the object without
+            // it. A real deletion has a newer version.
             let is_past = |present: &Arc<K>| {
                 let newest = object::version(present.meta());
                 newest > Some(version) || newest == Some(version) && !self.is_watched(present.meta())
@@ -469,7 +490,8 @@ where
         Arc::new(object)
     }
 
-    /// Puts an object in, unless the same or a newer version is there, and says whether it did. In order.
+    /// Adds an object unless the same or a newer version is cached. Returns true if it did. The
+    /// caller holds `order`.
     fn put(&self, new: Arc<K>) -> bool {
         let key = key_of(&*new);
         let replaced = self.get(&key).filter(|before| before.meta().uid != new.meta().uid);
@@ -501,7 +523,7 @@ where
         true
     }
 
-    /// Takes an object out. In order.
+    /// Removes an object. The caller holds `order`.
     fn take(&self, key: &ObjectKey) {
         if let (Some(present), Some(listener)) = (self.get(key), self.listener.get()) {
             (listener.ending)(&present);
@@ -548,7 +570,7 @@ impl<K: Resource<DynamicType = ()>> State<K> {
         })
     }
 
-    /// Makes an object found by its indices, in the place of an earlier state of it.
+    /// Adds an object to its indices, in place of an earlier state of it.
     fn enter(&mut self, key: &ObjectKey, indices: Vec<Index>, object: &Arc<K>) {
         for index in indices {
             match self.indices.entry(index) {
@@ -569,7 +591,7 @@ impl<K: Resource<DynamicType = ()>> State<K> {
     }
 }
 
-/// The key of an object.
+/// Returns the key of an object.
 pub fn key_of<K: Resource<DynamicType = ()>>(object: &K) -> ObjectKey {
     named(object.meta())
 }

@@ -26,7 +26,8 @@ use crate::telemetry::{Provision, Telemetry};
 
 pub(crate) const MANAGER: &str = "sandboxclaim-controller";
 
-/// How often one pass looks again. An ordinary warm claim takes four looks; the rest is for others being quicker.
+/// The most rounds of one reconcile. An ordinary warm claim takes four; the rest is for conflicts
+/// with others.
 const LOOKS: usize = 12;
 
 pub(crate) struct ClaimController {
@@ -36,13 +37,13 @@ pub(crate) struct ClaimController {
     telemetry: Telemetry,
     waiting_room: Mutex<WaitingRoom>,
     first_seen: Mutex<HashMap<ObjectKey, (Option<String>, Timestamp)>>,
-    /// The server's refusal of a claim as invalid, and the state of the claim and its template at
+    /// The server's refusal of a claim as invalid, with the state of the claim and its template at
     /// that time.
     refused: Mutex<HashMap<ObjectKey, (Basis, String)>>,
 }
 
 /// The claim and the template by uid and generation. While both are the same, the server would
-/// refuse the same again.
+/// refuse again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Basis {
     claim: (Option<String>, Option<i64>),
@@ -67,7 +68,7 @@ struct WaitingRoom {
 }
 
 impl WaitingRoom {
-    /// A claim that is gone waits no more.
+    /// Removes a deleted claim from those that wait.
     fn forget(&mut self, pool: &PoolKey, claim: &ObjectKey) {
         if let Some(claims) = self.claims.get_mut(pool) {
             claims.remove(claim);
@@ -78,7 +79,8 @@ impl WaitingRoom {
     }
 }
 
-/// Gives an offered sandbox back to the queue when the pass ends, however it ends. One that was taken has left the queue.
+/// Returns an offered sandbox to the queue when the reconcile ends in any way. An adopted one has
+/// left the queue.
 struct SetAside<'a> {
     controller: &'a ClaimController,
     pool: PoolKey,
@@ -91,9 +93,9 @@ impl Drop for SetAside<'_> {
     }
 }
 
-/// The names of sandboxes that the server was asked for, with the version of the claim for which it was
-/// asked. A claim that was written since may speak of what another leader has done to the sandbox
-/// meanwhile, so the answer does not count for it.
+/// The names of sandboxes that the server was asked about, each with the version of the claim at
+/// that time. If the claim changed since, another leader may have changed the sandbox, so the
+/// answer no longer counts.
 type Answers = BTreeMap<String, Option<String>>;
 
 impl ClaimController {
@@ -115,7 +117,7 @@ impl ClaimController {
         }
     }
 
-    /// One pass over one claim.
+    /// Reconciles one claim.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut offer = Offer::NotAsked;
         let mut set_aside = None;
@@ -142,7 +144,7 @@ impl ClaimController {
                     tracing::warn!(claim = %key, problem = %failure.message, "a step that can wait was not carried out");
                 }
             }
-            // What is made, by us or by whoever was quicker, is there again.
+            // A sandbox that was just created, by this or another controller, exists again.
             let made: Vec<String> = plan.steps.iter().filter_map(creation).map(str::to_owned).collect();
             let failures = self.cluster.apply(&key.namespace, MANAGER, plan.steps).await;
             confirmed_gone.retain(|name, _| !made.contains(name));
@@ -153,7 +155,8 @@ impl ClaimController {
                 return self.give_up(&key, &world, &failures).await;
             }
             if !failures.is_empty() {
-                // Somebody was quicker. The caches hold the truth by now; decide on that. It may be another pool that the claim is on.
+                // Another controller was faster. Decide again with the updated caches; the claim
+                // may even be on another pool now.
                 if !matches!(offer, Offer::Sandbox(_)) {
                     offer = Offer::NotAsked;
                 }
@@ -187,7 +190,7 @@ impl ClaimController {
                         return self.give_up(&key, &world, &[failure]).await;
                     }
                 },
-                // An offer is good for one assignment; should that come to nothing, the pool is asked again.
+                // An offer is good for one assignment. If that fails, the pool is asked again.
                 Next::DecideAgain => {
                     if let Offer::Sandbox(sandbox) = &offer
                         && claimable_now(&self.cluster, &key.namespace, sandbox).is_none()
@@ -216,7 +219,8 @@ impl ClaimController {
         look_again: Option<std::time::Duration>,
         retry: bool,
     ) -> Outcome {
-        // A status that came too late is dropped: whoever wrote first has woken us with it, if anybody did.
+        // A conflict on the status is ignored: if the other write matters, its event has woken this
+        // claim.
         let moved_on = || {
             let present = self.cluster.claims.get(key);
             present
@@ -237,7 +241,7 @@ impl ClaimController {
             }
         }
         match look_again {
-            // It is the end of the claim's time, which comes once: however near it is, backoff does not put it off.
+            // This is the end of the claim's time. Backoff must not delay it, however near it is.
             Some(delay) if retry => Outcome::RetryWithin(delay),
             _ => Outcome::of(look_again, retry),
         }
@@ -256,16 +260,17 @@ impl ClaimController {
         if let Next::Settled { look_again, retry } = plan.next {
             return self.settle(key, world, plan.notes, unpublished, look_again, retry);
         }
-        // Giving up always settles; were it not to, the next pass would find out where the claim stands.
+        // `give_up` always settles. If it did not, the next reconcile would determine the claim's
+        // state.
         Outcome::Retry
     }
 
-    /// Asks the pool for a sandbox. A claim that has to wait for one is woken when there is.
+    /// Asks the pool for a sandbox. A claim that has to wait is woken when there is one.
     fn ask(&self, key: &ObjectKey, world: &World) -> Offer {
         let pool = pool_key(&world.claim);
         let recreate = world.pool.as_ref().is_some_and(|pool| Strategy::of(pool) == Strategy::Recreate);
         if recreate && world.template.is_none() {
-            // None of them can be told from an outdated one.
+            // Without a template, outdated members cannot be recognised.
             return Offer::Empty;
         }
         let yardstick = world.template.as_deref().filter(|_| recreate).map(Yardstick::new);
@@ -295,16 +300,17 @@ impl ClaimController {
         }
     }
 
-    /// Whether another claim has committed to a sandbox. Should the server refuse that claim's taking it, it would refuse the next
-    /// claim's, too: one sandbox that cannot be taken keeps one claim waiting, not all of them. A claim that has ended or is going
-    /// takes nothing any more; should it come back to life, it finds that the sandbox is another's.
+    /// Returns true if another claim has committed to a sandbox. If the server refuses that claim's
+    /// adoption, it would refuse the next claim's, too: a sandbox that cannot be adopted must block
+    /// one claim, not all. A claim that has ended or is being deleted adopts nothing any more; if
+    /// it is revived, it finds that the sandbox has another owner.
     fn is_promised_to_another(&self, key: &ObjectKey, sandbox: &str) -> bool {
         let promise = Index::Promise(key.namespace.clone(), sandbox.to_owned());
         let is_another = |claim: &Arc<SandboxClaim>| key_of(&**claim) != *key && !is_over(claim);
         self.cluster.claims.find(&promise).iter().any(is_another)
     }
 
-    /// A sandbox has become one that we cannot read. What we knew of it is nothing to offer.
+    /// Withdraws a sandbox that can no longer be parsed: its last known state must not be offered.
     pub(crate) fn withdraw(&self, key: &ObjectKey) {
         if let Some(pool) = self.cluster.sandboxes.get(key).and_then(|known| claimable_in(&known)) {
             self.waiting_room().sandboxes.remove(&pool, &key.name);
@@ -341,7 +347,8 @@ impl ClaimController {
                 sandboxes.insert(name.to_owned(), sandbox);
             }
         }
-        // Also those that came to the claim when nothing of it spoke of them any more.
+        // Include sandboxes that became the claim's when nothing in the claim referred to them any
+        // more.
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         for sandbox in self.cluster.sandboxes.find(&Index::Controller(key.namespace.clone(), uid)) {
             let name = sandbox.metadata.name.clone().unwrap_or_default();
@@ -368,7 +375,7 @@ impl ClaimController {
         })
     }
 
-    /// Takes note of a change of a claim and wakes it.
+    /// Records a change of a claim and wakes it.
     pub(crate) fn observe_claim(&self, queue: &WorkQueue, change: &Change<'_, SandboxClaim>) {
         match change.after {
             None => {
@@ -393,7 +400,8 @@ impl ClaimController {
         queue.add(change.key.clone());
     }
 
-    /// Takes note of a change of a sandbox: keeps the queue, wakes its claim and claims that wait for one.
+    /// Records a change of a sandbox: updates the queue, wakes its claim and claims that wait for
+    /// one.
     pub(crate) fn observe_sandbox(&self, queue: &WorkQueue, change: &Change<'_, Sandbox>) {
         let (before, after) =
             (change.before.map(|sandbox| &**sandbox), change.after.map(|sandbox| &**sandbox));
@@ -414,12 +422,12 @@ impl ClaimController {
         }
     }
 
-    /// Takes note of whether a node is a place to hand sandboxes out on.
+    /// Records whether a node's sandboxes may be handed out.
     pub(crate) fn observe_node(&self, node: &str, is_fit: bool) {
         self.waiting_room().sandboxes.observe_node(node, is_fit);
     }
 
-    /// Takes note of a change of a pool: claims without a sandbox may now get one.
+    /// Records a change of a pool: claims without a sandbox may now get one.
     pub(crate) fn observe_pool(&self, queue: &WorkQueue, change: &Change<'_, SandboxWarmPool>) {
         let generation = |pool: &SandboxWarmPool| pool.metadata.generation;
         if change.before.map(|pool| generation(pool)) == change.after.map(|pool| generation(pool)) {
@@ -434,8 +442,8 @@ impl ClaimController {
         self.wake_claims_of(queue, &change.key.namespace, &change.key.name, true);
     }
 
-    /// Takes note of a template: the claims of its pools may now go on if it is new, or if it was edited after the server
-    /// had refused as invalid what was made from it.
+    /// Records a change of a template. The claims of its pools may continue if it is new, or if it
+    /// was edited after the server had refused its sandboxes as invalid.
     pub(crate) fn observe_template(&self, queue: &WorkQueue, change: &Change<'_, SandboxTemplate>) {
         let generation = |template: &SandboxTemplate| template.metadata.generation;
         let is_new = change.before.is_none();
@@ -480,7 +488,7 @@ impl ClaimController {
     }
 }
 
-/// The name of the sandbox that a step makes.
+/// Returns the name of the sandbox that a step creates.
 fn creation(step: &Step) -> Option<&str> {
     match &step.action {
         Action::Create(object) => Some(object.name()),
@@ -488,7 +496,7 @@ fn creation(step: &Step) -> Option<&str> {
     }
 }
 
-/// Whether looking again would not help.
+/// Returns true if a new decision would not help.
 fn is_lasting(failure: &Failure) -> bool {
     matches!(failure.kind, FailureKind::Refused | FailureKind::Invalid | FailureKind::Unknown)
 }
@@ -509,8 +517,8 @@ fn assigned_to(cluster: &Cluster, key: &ObjectKey) -> Option<String> {
     ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME).map(str::to_owned)
 }
 
-/// Of a claimed sandbox only what the claim shows matters: its end, addresses, readiness, finish and what it waits for, and its
-/// owner.
+/// Returns true if a change of a claimed sandbox affects its claim: its end, addresses, readiness,
+/// result, pending work, or owner.
 fn matters_to_claim(before: Option<&Sandbox>, after: Option<&Sandbox>) -> bool {
     let (Some(before), Some(after)) = (before, after) else { return true };
     let unscheduled = |sandbox| {

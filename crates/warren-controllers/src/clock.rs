@@ -1,27 +1,28 @@
-//! Where the controllers get the time from. Whoever decides anything gets it here, so that a simulation can run them at its own pace;
-//! spans, measured requests and the Lease, which a simulation does not have, read the machine's clocks.
+//! The controllers' source of time. Every decision gets its time from here, so that a simulation
+//! can run the controllers at its own pace. Spans, request metrics and the Lease, which a
+//! simulation does not have, use the machine's clocks.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-/// Two clocks: one that people set, and one that nobody does.
+/// Two clocks: a wall clock and a monotonic one.
 pub trait Clock: Send + Sync {
-    /// The time of day, for what is written down and for deadlines that people have set.
+    /// Returns the time of day, for timestamps and for deadlines that users have set.
     fn now(&self) -> Timestamp;
-    /// The time since some fixed moment, for waiting. It never goes back and never jumps.
+    /// Returns the time since some fixed moment, for waits. It never goes back and never jumps.
     fn uptime(&self) -> Duration;
 }
 
-/// The clocks of the machine.
+/// The machine's clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct SystemClock {
     started: Instant,
 }
 
 impl SystemClock {
-    /// A clock whose uptime begins now.
+    /// Returns a clock whose uptime begins now.
     #[must_use]
     pub fn start() -> Self {
         Self { started: Instant::now() }

@@ -1,5 +1,5 @@
-//! The cluster as the controllers see it: caches to read from, and a way to carry out steps. Every answer of the server
-//! goes into the caches, so that the next look already sees what was done.
+//! The cluster as the controllers see it: caches to read from, and a way to carry out steps. Every
+//! answer of the server is added to the caches, so that controllers read their own writes.
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +23,7 @@ use crate::object::{Any, KINDS, Typed, with_object, with_type};
 use crate::queue::{ObjectKey, Outcome, WorkQueue};
 use crate::server::{Refusal, Server};
 
-/// The caches of all kinds, the server to write to, and the time.
+/// The caches of all kinds, the server to write to, and the clock.
 #[derive(Clone)]
 pub struct Cluster {
     pub(crate) server: Arc<dyn Server>,
@@ -40,7 +40,7 @@ pub struct Cluster {
     pub(crate) tasks: Arc<Cache<AgentTask>>,
 }
 
-/// Runs an expression with the cache of a kind, which differs in type from kind to kind.
+/// Runs an expression with the cache of a kind, whose type depends on the kind.
 macro_rules! with_cache {
     ($cluster:expr, $kind:expr, $cache:ident => $body:expr) => {
         with_type!($kind, K => {
@@ -50,7 +50,7 @@ macro_rules! with_cache {
     };
 }
 
-/// What a list and the watch behind it bring.
+/// An event of a list and the watch that follows it.
 #[derive(Clone, Debug)]
 pub enum News {
     /// A list begins.
@@ -59,14 +59,15 @@ pub enum News {
     Listed(Any),
     /// A list is complete.
     ListEnds(Kind),
-    /// An object is new or has changed.
+    /// An object was created or changed.
     Changed(Any),
-    /// An object is gone; this is its last state.
+    /// An object was deleted; this is its last state.
     Gone(Any),
 }
 
 impl Cluster {
-    /// A cluster of which nothing has been seen yet. Kinds of which something must be asked for again go into `doubts`.
+    /// Returns a cluster with empty caches. Kinds whose objects are to be confirmed are added to
+    /// `doubts`.
     pub(crate) fn new(server: Arc<dyn Server>, clock: Arc<dyn Clock>, doubts: &WorkQueue<Kind>) -> Self {
         fn cache<K: Typed>(doubts: &WorkQueue<Kind>) -> Arc<Cache<K>> {
             Arc::new(Cache::with_answers(K::KEEPING, K::KIND, doubts.clone()))
@@ -87,20 +88,20 @@ impl Cluster {
         }
     }
 
-    /// The pool of this name, as it was last seen.
+    /// Returns the cached pool of this name.
     #[must_use]
     pub fn pool(&self, key: &ObjectKey) -> Option<Arc<SandboxWarmPool>> {
         self.pools.get(key)
     }
 
-    /// Whether an object is taken to be there, in whatever state.
+    /// Returns true if an object of this name is cached, in any state.
     #[must_use]
     pub fn holds(&self, object: &Any) -> bool {
         let seen = with_cache!(self, object.kind(), cache => cache.uid_of(&object.key()));
         seen.is_some_and(|uid| uid == object.uid())
     }
 
-    /// Takes in what a list or a watch brings.
+    /// Adds an event of a list or a watch.
     pub fn observe(&self, news: News) {
         match news {
             News::ListBegins(kind) => with_cache!(self, kind, cache => cache.begin_list()),
@@ -111,7 +112,7 @@ impl Cluster {
         }
     }
 
-    /// Whether every kind has been listed once.
+    /// Returns true if every kind has been listed once.
     #[must_use]
     pub fn is_listed(&self) -> bool {
         KINDS.iter().all(|kind| with_cache!(self, kind, cache => cache.is_listed()))
@@ -124,18 +125,18 @@ impl Cluster {
         }
     }
 
-    /// The time of day.
+    /// Returns the time of day.
     pub(crate) fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// The time by a clock that nobody sets.
+    /// Returns the time of the monotonic clock.
     pub(crate) fn uptime(&self) -> Duration {
         self.clock.uptime()
     }
 
-    /// Carries out steps in order. After a failure the rest of its stage is skipped. Stopping between any two steps is
-    /// harmless: the next pass sees what is done and plans the rest.
+    /// Carries out steps in order. After a failure the rest of its stage is skipped. It may be
+    /// stopped between any two steps: the next reconcile observes the result and plans the rest.
     pub(crate) async fn apply(
         &self,
         namespace: &str,
@@ -155,9 +156,10 @@ impl Cluster {
         failures
     }
 
-    /// Carries out steps that do not depend on each other with a slow start: one, then two, four, eight at the same time, or as many
-    /// as there is room for beside claims. After a failure it begins with one again, and after so many as `patience` it is over, so
-    /// that a cluster that says no is not asked hundreds of times. Gives the steps that were not carried out, each with why not.
+    /// Carries out independent steps with a slow start: one, then two, four, eight at the same
+    /// time, limited by the room beside claims. After a failure it starts with one again. After
+    /// `patience` failures it stops, so that a cluster that refuses is not asked hundreds of times.
+    /// Returns the steps that were not carried out, with reasons.
     pub(crate) async fn apply_slowly(
         &self,
         namespace: &str,
@@ -186,25 +188,28 @@ impl Cluster {
                 }
             }
         }
-        // The rest was never tried, so nothing of it can have been written.
+        // The rest was never tried, so none of it was written.
         let reason =
             undone.last().map(|(_, failure)| Failure { kind: FailureKind::Refused, ..failure.clone() });
         undone.extend(waiting.filter_map(|step| Some((step, reason.clone()?))));
         undone
     }
 
-    /// Asks the server itself whether a sandbox exists, and takes the answer in.
+    /// Reads a sandbox from the server, and adds the answer to the cache. Returns true if it
+    /// exists.
     pub(crate) async fn read_sandbox(&self, namespace: &str, name: &str) -> Result<bool, Refusal> {
         self.refresh(namespace, Kind::Sandbox, name).await
     }
 
-    /// Asks the server itself for an object, and takes the answer in.
+    /// Reads an object from the server, and adds the answer to the cache. Returns true if it
+    /// exists.
     pub(crate) async fn read(&self, namespace: &str, kind: Kind, name: &str) -> Result<bool, Refusal> {
         self.refresh(namespace, kind, name).await
     }
 
-    /// Takes note that an object is gone. Its owner may have gone first, of which we have not heard yet; whoever made the child
-    /// again would bring back for a moment what somebody has ended.
+    /// Records that an object is gone. Its owner may have been deleted first, which the cache has
+    /// not shown yet. Making the child again would then briefly revive something that a user has
+    /// ended.
     pub(crate) fn bereave_owner(&self, gone: &ObjectMeta) {
         let Some(owner) = ownership::controller(gone) else { return };
         let namespace = gone.namespace.clone().unwrap_or_default();
@@ -222,11 +227,11 @@ impl Cluster {
         }
     }
 
-    /// Whether an owner is there, as it was looked at, to make a child for. If a child of it has gone since this was last asked, the
-    /// server knows.
+    /// Checks that an owner still exists unchanged before a child is made for it. If a child of it
+    /// has gone since the last check, the server is asked.
     pub(crate) async fn is_still_there<K: Cached>(&self, owner: &K) -> Result<bool, Failure> {
         let (cache, key) = (K::cache(self), key_of(owner));
-        // What goes while the answer is on its way is a reason to ask again.
+        // A child that goes while the answer is on its way is a reason to ask again.
         if !cache.is_newly_bereft(&key) {
             return Ok(true);
         }
@@ -237,10 +242,10 @@ impl Cluster {
         answer
     }
 
-    /// Whether an owner still asks for steps about its children, as far as that must be known before they are carried out. Watches of
-    /// different kinds come in no order: a child that is to be deleted may have been made for what its owner has become since it was
-    /// looked at, and the deletion is guarded by the child alone. If the server still shows what was looked at, then the child was
-    /// there while its end was asked for.
+    /// Checks that an owner still asks for deletions of its children. Watches of different kinds
+    /// are not ordered: a child may have been made for a newer state of its owner than the cached
+    /// one, and the deletion is guarded only by the child. If the server still shows the cached
+    /// owner, the deletion is right.
     pub(crate) async fn is_still_asked_for<K: Cached>(
         &self,
         owner: &K,
@@ -252,8 +257,8 @@ impl Cluster {
         if creates(steps) { self.is_still_there(owner).await } else { Ok(true) }
     }
 
-    /// Whether the server shows an object as it was looked at. Its answer goes into the cache, which wakes the object if there is
-    /// anything left to do about it.
+    /// Checks that the server shows the cached state of an object. The answer is added to the
+    /// cache, which wakes the object if there is more to do.
     async fn is_unchanged<K: Cached>(&self, seen: &K, doubt: &str) -> Result<bool, Failure> {
         let key = key_of(seen);
         if let Err(refusal) = self.refresh(&key.namespace, K::KIND, &key.name).await {
@@ -264,8 +269,8 @@ impl Cluster {
         Ok(present.is_some_and(|present| present.meta().resource_version == seen.meta().resource_version))
     }
 
-    /// Counts the members of a pool at the server itself. Those that it does not show may be gone, or may have become a
-    /// claim's meanwhile, so each of them is asked for.
+    /// Counts the members of a pool at the server. Members that the list does not show may be
+    /// deleted or claimed, so each of them is read.
     pub(crate) async fn read_members(&self, pool: &ObjectKey) -> Result<(), Refusal> {
         let hash = NameHash::of(&pool.name).to_string();
         let known = self.sandboxes.find(&Index::PoolLabel(pool.namespace.clone(), hash.clone()));
@@ -278,7 +283,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Asks for what is in doubt of a kind.
+    /// Asks the server about the objects of a kind that are in doubt.
     pub(crate) async fn confirm(&self, kind: Kind) -> Outcome {
         let (due, mut next) = with_cache!(self, kind, cache => cache.doubtful(self.uptime()));
         let mut failed = false;
@@ -302,13 +307,13 @@ impl Cluster {
     async fn act(&self, namespace: &str, manager: &'static str, action: &Action) -> Result<(), Refusal> {
         let began = self.uptime();
         let answer = self.server.write(namespace, manager, action).await;
-        // A refusal is quick on every server, and would make what it does take seem slow.
+        // A refusal is fast on every server, and would make successful writes seem slow.
         if let (Action::MergeStatus { .. }, Ok(_)) = (action, &answer) {
             self.courtesy.observe(self.uptime().saturating_sub(began));
         }
         let refusal = match answer {
-            // Of a deletion the answer is the dying object, or nothing when it is gone at once. The watch says so too, in its
-            // own order with what came before, so the cache waits for that.
+            // The answer to a deletion is the dying object, or nothing if it is gone at once. The
+            // watch shows it too, in order with earlier events, so the cache waits for that.
             Ok(object) => {
                 if let Some(object) = object {
                     self.remember(object);
@@ -333,15 +338,16 @@ impl Cluster {
                 Action::Merge { kind, name, .. } | Action::MergeStatus { kind, name, .. },
                 FailureKind::NotFound,
             ) => {
-                // That it is gone is for a read to say: of a kind without a status, the answer to a patch of that reads the same.
+                // Read the object to know that it is gone: for a kind without a status, a patch of
+                // the status gets the same answer.
                 let exists = self.refresh(namespace, *kind, name).await;
                 if let (Action::MergeStatus { .. }, Ok(false)) = (action, exists) {
-                    // What is gone needs no status.
+                    // A deleted object needs no status.
                     return Ok(());
                 }
             }
             (Action::Delete { .. }, FailureKind::NotFound) => return Ok(()),
-            // It has changed since it was looked at; or another object has its name, and it is gone.
+            // The object has changed since it was observed, or was replaced by another of its name.
             (Action::Delete { kind, name, version: Some(_), .. }, FailureKind::Conflict) => {
                 if let Err(refusal) = self.refresh(namespace, *kind, name).await {
                     tracing::debug!(%kind, name, %refusal, "fresh read failed; the watch brings the news");
@@ -356,7 +362,8 @@ impl Cluster {
         Err(refusal)
     }
 
-    /// Reads an object past the cache, takes the answer in, and says whether it exists.
+    /// Reads an object from the server, adds the answer to the cache, and returns whether it
+    /// exists.
     async fn refresh(&self, namespace: &str, kind: Kind, name: &str) -> Result<bool, Refusal> {
         let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
         let seen = with_cache!(self, kind, cache => cache.uid_of(&key));
@@ -374,8 +381,9 @@ impl Cluster {
         }
     }
 
-    /// The same after a write was refused because the cache is behind. If what is there cannot be read, that is what is wrong: whoever
-    /// looked at the cache again would find nothing new, and try the same.
+    /// Does the same after a write was refused because the cache is behind. If the object cannot be
+    /// parsed, that error is returned: a new decision would see the same cache and try the same
+    /// write.
     async fn catch_up(
         &self,
         namespace: &str,
@@ -400,7 +408,7 @@ impl Cluster {
     }
 }
 
-/// Whether steps make anything.
+/// Returns true if any of the steps creates an object.
 pub(crate) fn creates(steps: &[Step]) -> bool {
     steps.iter().any(|step| matches!(step.action, Action::Create(_)))
 }

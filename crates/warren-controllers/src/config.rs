@@ -1,4 +1,4 @@
-//! What can be set about the controllers. Names and defaults are those of agent-sandbox's controller flags.
+//! The controllers' settings. Names and defaults are those of agent-sandbox's controller flags.
 
 use std::time::Duration;
 
@@ -7,53 +7,58 @@ use std::time::Duration;
 pub struct Config {
     /// Suffix of the service names in `status.serviceFQDN`.
     pub cluster_domain: String,
-    /// Whether claims, pools and templates are served, besides sandboxes.
+    /// Set to serve claims, pools and templates, besides sandboxes.
     pub extensions: bool,
-    /// True if tasks are served. Otherwise their definition need not be there.
+    /// Set to serve tasks. Otherwise their CRD may be missing.
     pub agent_tasks: bool,
-    /// Sandboxes that are reconciled at the same time.
+    /// The number of sandboxes that are reconciled at the same time.
     pub sandbox_concurrent_workers: usize,
-    /// Claims that are reconciled at the same time.
+    /// The number of claims that are reconciled at the same time.
     pub sandbox_claim_concurrent_workers: usize,
-    /// Pools that are reconciled at the same time.
+    /// The number of pools that are reconciled at the same time.
     pub sandbox_warm_pool_concurrent_workers: usize,
-    /// Templates that are reconciled at the same time.
+    /// The number of templates that are reconciled at the same time.
     pub sandbox_template_concurrent_workers: usize,
-    /// Tasks that are reconciled at the same time.
+    /// The number of tasks that are reconciled at the same time.
     pub agent_task_concurrent_workers: usize,
-    /// The most members that one pass over a pool creates, or deletes because there are too many. Those that are outdated or stuck
-    /// are not counted.
+    /// The most members that one reconcile of a pool creates, or deletes as surplus. Outdated and
+    /// stuck members are not counted.
     pub sandbox_warm_pool_max_batch_size: usize,
-    /// How long refilling a pool waits after members have left it.
+    /// The delay before a pool is refilled after members have left.
     pub sandbox_warm_pool_replenish_delay: Duration,
-    /// The part of a pool, from 0 to 1, below which refilling does not wait.
+    /// The fill level of a pool, from 0 to 1, below which refilling does not wait.
     pub sandbox_warm_pool_reserve: f64,
-    /// The most members of a pool that are being started at the same time; nothing is no limit.
+    /// The most members of a pool that may be starting at the same time; `None`: no limit.
     pub sandbox_warm_pool_max_starting: Option<usize>,
-    /// The most members created per second and pool; 0 is no limit.
+    /// The most members created per second and pool; 0: no limit.
     pub sandbox_warm_pool_max_refill_rate: f64,
-    /// How long a pool's member may take to become ready.
+    /// The time that a pool's member may take to become ready.
     pub sandbox_warm_pool_readiness_grace_period: Duration,
-    /// How often a pool whose members nobody has room for is looked at.
+    /// The interval at which a pool with unschedulable members is checked.
     pub sandbox_warm_pool_unschedulable_recheck_interval: Duration,
-    /// Whether waiting pods are marked as safe to evict.
+    /// Set to mark waiting pods as safe to evict.
     pub enable_warm_pool_eviction: bool,
-    /// The most members that any pool may have, whatever it asks for, dying ones included; nothing is no limit.
+    /// The most members that any pool may have, whatever its spec says, including dying ones;
+    /// `None`: no limit.
     pub sandbox_warm_pool_max_size: Option<usize>,
-    /// How long a pool may go without a new ready member, while it needs some, before it is said not to progress.
+    /// The time without a new ready member after which a pool that needs some is reported as not
+    /// progressing.
     pub sandbox_warm_pool_progress_deadline: Duration,
-    /// How long a claim may wait for its sandbox to become ready before it ends; nothing is for ever.
+    /// The longest time that a claim may wait for its sandbox to become ready before it ends;
+    /// `None`: no limit.
     pub claim_deadline: Option<Duration>,
-    /// Whether only pods and services that carry the tracking label are watched. It saves memory where most pods of the
-    /// cluster are not ours; a pod in the way without that label is then seen only when creating ours fails.
+    /// Set to watch only pods and services with the tracking label. It saves memory where most pods
+    /// of the cluster are not ours. A conflicting pod without that label is then noticed only when
+    /// creating ours fails.
     pub cache_label_selectors: bool,
-    /// Whether no events about claims are written: one write less per claim.
+    /// Set to write no events about claims: one write less per claim.
     pub disable_claim_events: bool,
-    /// Whether claims do not say when they were first seen. When they were first Ready they always say: deadlines go by it.
+    /// Set to leave out the annotation that says when a claim was first seen. The one for the first
+    /// Ready is always written: deadlines need it.
     pub disable_claim_observability_annotations: bool,
     /// Domains whose labels a claim may put on its pod.
     pub allowed_label_domains: Vec<String>,
-    /// Who reports events, besides the controller: usually the host or pod name.
+    /// The reporter of events beside the controller's name: usually the host or pod name.
     pub reporting_instance: String,
 }
 

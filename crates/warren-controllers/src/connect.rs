@@ -1,4 +1,4 @@
-//! A client of the cluster that we work for.
+//! Connects to the cluster that the controllers work for.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,27 +10,29 @@ use tower::timeout::TimeoutLayer;
 
 use crate::telemetry::{RateLimit, Telemetry};
 
-/// A server that has not begun to answer by then is taken to be gone: kube-apiserver ends a request by itself after a minute, so whoever
-/// waits longer waits for a connection that is dead, until TCP gives it up after a quarter of an hour. It begins to answer a watch at once.
+/// The time after which a server that has not begun to answer counts as gone. kube-apiserver ends a
+/// request after a minute, so a longer wait is for a dead connection, which TCP gives up only after
+/// a quarter of an hour. A watch's answer begins at once.
 const NO_ANSWER: Duration = Duration::from_secs(60);
 
-/// Where a pod finds the name of its own namespace.
+/// The file from which a pod reads its own namespace.
 const OWN_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// A connection on which nothing comes for so long is dead: a server ends a watch on which nothing happens a few seconds earlier.
+/// The time without data after which a connection counts as dead: a server ends an idle watch a few
+/// seconds earlier.
 const DEAD: Duration = Duration::from_secs(300);
 
-/// The way to a cluster.
+/// A connection to a cluster.
 pub struct Connection {
-    /// The client for the work; what it asks is measured, and held back beyond the limit.
+    /// The client for the work; its requests are measured and limited.
     pub client: Client,
-    /// The client for the Lease, which is never held back: however much work there is, leadership is not lost by it.
+    /// The client for the Lease, which is never limited: leadership is not lost by a high load.
     pub lease: Client,
     /// The namespace of our own pod on a cluster, else the kubeconfig's.
     pub namespace: String,
 }
 
-/// There is no way to a cluster.
+/// The error of a connection that could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The kubeconfig cannot be used.
@@ -38,20 +40,20 @@ pub enum ConnectError {
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: Box<KubeconfigError>,
     },
-    /// No kubeconfig, and not in a pod.
+    /// There is no kubeconfig, and this is not a pod.
     #[error("find a cluster: no usable kubeconfig, and this is not a pod")]
     Nowhere(#[source] Box<InferConfigError>),
-    /// What was found cannot be made into a client.
+    /// The configuration is not valid for a client.
     #[error("prepare the client")]
     Client(#[source] Box<kube::Error>),
 }
 
-/// Prepares a client from a kubeconfig, or from `KUBECONFIG`, `~/.kube/config` or the pod's service account, whichever is
-/// found first. Nothing is sent yet.
+/// Prepares a client from a kubeconfig, or from `KUBECONFIG`, `~/.kube/config` or the pod's service
+/// account, whichever is found first. Nothing is sent yet.
 pub async fn connect(
     kubeconfig: Option<&Path>,
     limit: Option<RateLimit>,
@@ -68,17 +70,18 @@ pub async fn connect(
         }
         None => kube::Config::infer().await.map_err(|source| ConnectError::Nowhere(Box::new(source)))?,
     };
-    // The client would ask again by itself, below what is measured and held back, also where the server may have written already.
+    // The client would retry by itself, below the measurement and the limit, even where the server
+    // may have written already.
     config.default_retry = false;
     config.read_timeout = Some(DEAD);
     config.reset_reader_on_write = true;
-    // In a pod, with a kubeconfig too: whoever else is here to lead looks for the Lease there.
+    // A pod uses its own namespace even with a kubeconfig: other replicas look for the Lease there.
     let namespace = tokio::fs::read_to_string(OWN_NAMESPACE).await.ok().map(|text| text.trim().to_owned());
     let namespace =
         namespace.filter(|name| !name.is_empty()).unwrap_or_else(|| config.default_namespace.clone());
     let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
     let builder = ClientBuilder::try_from(config).map_err(|source| ConnectError::Client(Box::new(source)))?;
-    // Below what holds requests back: those that wait for their turn have not been asked.
+    // Below the limit: requests that wait for their turn have not been sent.
     let client =
         builder.with_layer(&TimeoutLayer::new(NO_ANSWER)).with_layer(&telemetry.client_layer(&host)).build();
     Ok(Connection::new(client, namespace, &host, limit, telemetry))

@@ -1,5 +1,6 @@
-//! Claims come first: somebody waits for each of them. While claims are served, everything else keeps out of the way of an API server
-//! that is busy, by having fewer requests under way at a time. On one that has room for everything, nobody waits.
+//! Limits concurrent writes while claims are served (an AIMD limiter): users wait for claims, so
+//! they come first. While claims are served, all other work uses fewer concurrent requests if the
+//! API server is busy. If the server has room, nothing is limited.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,29 +9,33 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::queue::{ObjectKey, WorkQueue};
 
-/// How long after the last pass over a claim the next one is expected.
+/// The time after a claim's last reconcile in which further claims are expected.
 const CLAIMS_GO_ON: Duration = Duration::from_millis(250);
-/// A server is busy when a status takes so many times as long as the quickest, and a little.
+/// The factor above the fastest status write at which the server counts as busy. A small slack is
+/// added.
 const BUSY: u32 = 2;
 const A_LITTLE: Duration = Duration::from_millis(5);
-/// How many others may be under way at a time: at least, so that they come to an end, and at most.
+/// The lower limit on concurrent writes, so that other work still progresses; the next constant is
+/// the upper limit.
 const FEWEST: f64 = 1.0;
 const MOST: f64 = 256.0;
-/// What one slow write leaves of that.
+/// The factor by which one slow write reduces the limit.
 const LESS: f64 = 0.9;
-/// How many may be under way whatever the server says, if a pool is empty: a claim that finds no member costs the server three times as
-/// much as one that does.
+/// The limit if a pool is empty, even if the server is busy: a claim that finds no member costs the
+/// server three times as much as one that does.
 const NEEDED: f64 = 16.0;
-/// With room for fewer than these, what can wait does.
+/// The limit below which deferrable work waits.
 const CROWDED: f64 = 8.0;
-/// Who found no room looks again by itself after this long: the claims may have ended meanwhile, or those that were to call the next.
+/// The time after which work without room tries again by itself: the claims may have ended
+/// meanwhile, or the wake-up may have been lost.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// In this time, what is called quick becomes twice as slow, unless something is: a server may have moved away.
+/// The time in which the remembered fastest write doubles unless a faster one comes: the server may
+/// have moved farther away.
 const FORGET: Duration = Duration::from_secs(60);
-/// After so many times that, everything is quick.
+/// The number of such times after which every write counts as fast.
 const ALL_FORGOTTEN: f64 = 20.0;
 
-/// Who may go on now.
+/// The limiter.
 pub(crate) struct Courtesy {
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
@@ -41,27 +46,29 @@ struct State {
     room: Room,
     under_way: usize,
     last_claim: Option<Duration>,
-    /// The part of each pool that is missing, of those that are not full.
+    /// The missing part of each pool that is not full.
     missing: HashMap<ObjectKey, f64>,
-    /// Whoever found no room, in the order in which they came, and the same by name. The end of one that is under way calls the next.
+    /// The keys that found no room, in order of arrival, and as a set. The end of a turn wakes the
+    /// next.
     waiting: VecDeque<ObjectKey>,
     named: HashSet<ObjectKey>,
 }
 
 impl State {
-    /// As many as there is room for, and more the emptier the emptiest pool is. By the square: few for as long as there are many
-    /// members.
+    /// Returns the limit: the server's room, or more if a pool is empty. Quadratic: small while
+    /// there are many members.
     fn most(&self) -> usize {
         let missing = self.missing.values().copied().fold(0.0, f64::max);
         self.room.most.max(NEEDED * missing * missing) as usize
     }
 }
 
-/// How much a server can take beside the claims, by how long it takes to tell it a status. That is the least which can be asked of a
-/// server, and nobody else has a say in it; how long the creation of a pod takes depends on whom the server has to ask.
+/// The server's room beside the claims, measured by the duration of status writes. They are the
+/// simplest request, and depend on no other party; creating a pod also depends on what the server
+/// has to call.
 #[derive(Debug)]
 struct Room {
-    /// How long the quickest has taken, and when that was.
+    /// The duration of the fastest write, and its time.
     quickest: Option<(Duration, Duration)>,
     most: f64,
 }
@@ -73,7 +80,8 @@ impl Default for Room {
 }
 
 impl Room {
-    /// Takes note of a status that was told: a slow one makes the room smaller by a part, a quick one larger by a bit.
+    /// Records the duration of a status write: a slow one reduces the limit by a factor, a fast one
+    /// raises it by a step.
     fn observe(&mut self, took: Duration, uptime: Duration) {
         let quick = self.quickest.map(|(quickest, at)| {
             let doublings = uptime.saturating_sub(at).div_duration_f64(FORGET).min(ALL_FORGOTTEN);
@@ -98,18 +106,18 @@ impl Courtesy {
         Self { clock, state: Mutex::default() }
     }
 
-    /// A claim is being served.
+    /// Records that a claim is being served.
     pub(crate) fn claim_comes(&self) {
         self.state().last_claim = Some(self.clock.uptime());
     }
 
-    /// To tell a status has taken so long.
+    /// Records the duration of a status write.
     pub(crate) fn observe(&self, took: Duration) {
         let uptime = self.clock.uptime();
         self.state().room.observe(took, uptime);
     }
 
-    /// Takes note of which part of a pool is missing: none, or up to all of it.
+    /// Records the missing part of a pool, from 0 to 1.
     pub(crate) fn note_missing(&self, pool: &ObjectKey, part: f64) {
         let missing = &mut self.state().missing;
         match part > 0.0 {
@@ -118,7 +126,8 @@ impl Courtesy {
         };
     }
 
-    /// How many writes may be made at the same time by those who are not claims; any number while no claims are served.
+    /// Returns how many concurrent writes other work may make; unlimited while no claims are
+    /// served.
     pub(crate) fn most(&self) -> usize {
         let state = self.state();
         match self.claims_for(&state).is_zero() {
@@ -127,14 +136,16 @@ impl Courtesy {
         }
     }
 
-    /// Whether claims are served and the server has room for hardly anything else, whatever a pool needs.
+    /// Returns true if claims are served and the server has little room for anything else, whatever
+    /// a pool needs.
     pub(crate) fn is_crowded(&self) -> bool {
         let state = self.state();
         !self.claims_for(&state).is_zero() && state.room.most < CROWDED
     }
 
-    /// A turn beside the claims; nothing if there is no room. Then the key is put into the queue again when there is, or should look
-    /// again after [`LONGEST_WAIT`]: a worker has better things to do than to wait, since others need no turn.
+    /// Takes a turn beside the claims; `None` if there is no room. The key is then added to the
+    /// queue again when there is, and should be tried again after [`LONGEST_WAIT`]. A worker must
+    /// not wait for a turn, since other keys need none.
     pub(crate) fn turn<'a>(&'a self, key: &ObjectKey, queue: &'a WorkQueue) -> Option<Turn<'a>> {
         let mut state = self.state();
         if self.has_room(&state) {
@@ -151,19 +162,19 @@ impl Courtesy {
         self.claims_for(state).is_zero() || state.under_way < state.most()
     }
 
-    /// How long claims will be expected from now on, unless one more comes.
+    /// Returns for how long claims are expected from now on, if no further one comes.
     fn claims_for(&self, state: &State) -> Duration {
         let until = state.last_claim.map_or(Duration::ZERO, |last| last + CLAIMS_GO_ON);
         until.saturating_sub(self.clock.uptime())
     }
 
-    /// After a panic elsewhere it is as good as before: every change of it is of one number.
+    /// Locks the state. A panic elsewhere leaves it valid: every change of it is of one number.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One of those under way, until dropped.
+/// A turn, held until it is dropped.
 pub(crate) struct Turn<'a> {
     courtesy: &'a Courtesy,
     queue: &'a WorkQueue,

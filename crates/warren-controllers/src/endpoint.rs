@@ -1,4 +1,4 @@
-//! A small HTTP or HTTPS server for what operators ask a controller: is it alive, is it ready, what are its numbers.
+//! A small HTTP or HTTPS server for probes and metrics.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -19,20 +19,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::secure_serving::Tls;
 
-/// A peer that has not said what it wants by then is let go.
+/// The time after which a client that has not sent its headers is disconnected.
 const HEADER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long to wait after a failed accept, which usually means that there are no file descriptors left.
+/// The delay after a failed accept, which usually means that there are no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where to listen, in Go's words: `:8080` is every address of the machine, `127.0.0.1:8080` and `[::1]:8080` are one.
+/// An address to listen on, in Go's notation: `:8080` is every address of the machine,
+/// `127.0.0.1:8080` and `[::1]:8080` are one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BindAddress {
     host: Option<String>,
     port: u16,
 }
 
-/// Not an address to listen on.
+/// The error of a text that is not such an address.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not an address such as `:8080` or `127.0.0.1:8080`")]
 pub struct BindAddressError(String);
@@ -62,7 +63,7 @@ impl fmt::Display for BindAddress {
     }
 }
 
-/// What an endpoint answers to a path; nothing is `404 page not found`.
+/// The answer to a path; `None` is `404 page not found`.
 pub(crate) struct Answer {
     pub(crate) content_type: &'static str,
     pub(crate) body: String,
@@ -76,7 +77,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Binds the address, so that one in use is found before anything else happens.
+    /// Binds the address early, so that one in use is found before anything else happens.
     pub(crate) async fn bind(address: &BindAddress) -> io::Result<Self> {
         let listener = match &address.host {
             Some(host) => TcpListener::bind((host.as_str(), address.port)).await?,
@@ -97,7 +98,7 @@ impl Endpoint {
         Self { tls: Some(tls), ..self }
     }
 
-    /// Where it listens, with the port that was really taken.
+    /// Returns the address with the real port.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -132,7 +133,7 @@ impl Endpoint {
     }
 }
 
-/// Answers the requests of one connection. A peer that breaks off has lost nothing but its answer.
+/// Answers the requests of one connection. A client that disconnects loses only its answer.
 async fn converse<S>(stream: S, answer: impl Fn(&str) -> Option<Answer>)
 where
     S: AsyncRead + AsyncWrite + Unpin,

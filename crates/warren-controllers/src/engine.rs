@@ -1,5 +1,5 @@
-//! The five controllers with their caches, queues and wake-ups. Nothing in here runs by itself. The
-//! driver delivers the news of lists and watches, and chooses when a pass begins.
+//! The five controllers with their caches, queues and wake-ups. Nothing in here runs by itself: the
+//! driver delivers the events of lists and watches, and chooses when a reconcile begins.
 //! [`crate::Controllers`] drives the engine with watches and workers; the simulation drives it step
 //! by step.
 
@@ -35,15 +35,16 @@ use crate::telemetry::Telemetry;
 use crate::template::{self, TemplateController};
 use crate::wake::Sides;
 
-/// A ready sandbox that a claim has just taken waits so long for its next pass, so that the claim is served first. What the pass
-/// brings is for reading: the claim's labels on the pod, and for which generation the status is.
+/// The delay of a newly claimed, ready sandbox's next reconcile, so that the claim is served first.
+/// That reconcile only writes informational fields: the claim's labels on the pod, and the status's
+/// generation.
 const GIVE_WAY: Duration = Duration::from_millis(100);
-/// It waits so long, and again, while other claims wait to be served.
+/// The repeated delay while other claims wait to be served.
 const GIVE_WAY_AGAIN: Duration = Duration::from_millis(500);
-/// How long it gives way in all. Until its pass, an autoscaler may take the pod for one that nobody uses.
+/// The longest total delay. Before its reconcile, an autoscaler may take the pod for an unused one.
 const LONGEST_WAY: Duration = Duration::from_secs(5);
 
-/// The controllers, to be driven.
+/// The controllers, driven from outside.
 pub struct Engine {
     cluster: Cluster,
     queues: Queues,
@@ -55,13 +56,14 @@ pub struct Engine {
     telemetry: Telemetry,
     extensions: bool,
     agent_tasks: bool,
-    /// The sandboxes that give way to claims, and since when.
+    /// Sandboxes that are delayed in favour of claims, and since when.
     handed_over: Mutex<HashMap<ObjectKey, Duration>>,
     /// Cancelled when work may begin.
     pub(crate) leading: CancellationToken,
 }
 
-/// One queue per kind, named as existing dashboards know them, and one of the kinds of which something is in doubt.
+/// The queues: one per kind, named as existing dashboards expect, and one for kinds with objects in
+/// doubt.
 #[derive(Clone)]
 #[expect(missing_docs, reason = "each queue is of the kind that it is named after")]
 pub struct Queues {
@@ -70,11 +72,11 @@ pub struct Queues {
     pub pools: WorkQueue,
     pub templates: WorkQueue,
     pub tasks: WorkQueue,
-    /// What only an answer has brought, by kind: to be asked for again.
+    /// Kinds with objects that the server is to be asked about.
     pub doubts: WorkQueue<Kind>,
 }
 
-/// Which controller a key is for.
+/// A controller, as the target of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "each is the controller of its own name")]
 pub enum Controller {
@@ -91,7 +93,7 @@ impl Controller {
 }
 
 impl Queues {
-    /// Takes no key in.
+    /// Closes all queues.
     pub(crate) fn close(&self) {
         Controller::ALL.iter().for_each(|controller| self.of(*controller).close());
     }
@@ -100,7 +102,7 @@ impl Queues {
         Controller::ALL.iter().for_each(|controller| self.of(*controller).open());
     }
 
-    /// The queue of a controller.
+    /// Returns the queue of a controller.
     #[must_use]
     pub fn of(&self, controller: Controller) -> &WorkQueue {
         match controller {
@@ -114,7 +116,7 @@ impl Queues {
 }
 
 impl Engine {
-    /// Controllers that have seen nothing yet.
+    /// Creates controllers with empty caches.
     #[must_use]
     pub fn new(
         server: Arc<dyn Server>,
@@ -157,19 +159,20 @@ impl Engine {
         engine
     }
 
-    /// What is seen of the cluster.
+    /// Returns the controllers' view of the cluster.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// What is to be worked on.
+    /// Returns the work queues.
     #[must_use]
     pub fn queues(&self) -> &Queues {
         &self.queues
     }
 
-    /// One pass over one key. It writes, whoever leads; ending it half-way is harmless.
+    /// Reconciles one key. It writes whether or not this process leads; cancelling it half-way is
+    /// harmless.
     pub async fn reconcile(&self, controller: Controller, key: ObjectKey) -> Outcome {
         match controller {
             Controller::Sandbox => match self.gives_way(controller, &key) {
@@ -195,7 +198,8 @@ impl Engine {
         }
     }
 
-    /// Whether nobody waits for a pass: sandboxes in pools, and for a while those of which all that happened is that a claim took them.
+    /// Returns true if no user waits for a reconcile: for sandboxes in pools, and for a while for
+    /// those that a claim has just adopted.
     pub(crate) fn is_for_later(&self, controller: Controller, key: &ObjectKey) -> bool {
         let has_waited = |since| self.cluster.uptime().saturating_sub(since) >= LONGEST_WAY;
         controller == Controller::Sandbox
@@ -207,12 +211,14 @@ impl Engine {
                     .is_some_and(|sandbox| ownership::is_pooled(&sandbox.metadata)))
     }
 
-    /// A turn for a sandbox beside the claims; if there is none, the sandbox comes back when there is.
+    /// Takes a turn for a sandbox beside the claims. If there is none, the sandbox is queued again
+    /// when there is.
     pub(crate) fn turn(&self, key: &ObjectKey) -> Option<Turn<'_>> {
         self.cluster.courtesy.turn(key, &self.queues.sandboxes)
     }
 
-    /// How long this sandbox still waits for claims to be served; nothing when its turn has come, as for everybody else.
+    /// Returns how long this sandbox is still delayed in favour of claims; `None` if it is due, as
+    /// all other keys are.
     pub(crate) fn gives_way(&self, controller: Controller, key: &ObjectKey) -> Option<Duration> {
         if controller != Controller::Sandbox {
             return None;
@@ -223,22 +229,23 @@ impl Engine {
         rest.or_else(|| (waited < LONGEST_WAY && self.claims_wait()).then_some(GIVE_WAY_AGAIN))
     }
 
-    /// Whether claims wait, for a worker or for the server.
+    /// Returns true if claims wait for a worker or for the server.
     fn claims_wait(&self) -> bool {
         self.queues.claims.is_busy() || self.cluster.courtesy.is_crowded()
     }
 
-    /// After a panic elsewhere it is as good as before: every change of it is one insertion or removal.
+    /// Locks the map. A panic elsewhere leaves it valid: every change of it is one insertion or
+    /// removal.
     fn handed_over(&self) -> MutexGuard<'_, HashMap<ObjectKey, Duration>> {
         self.handed_over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the server for what is in doubt of a kind.
+    /// Asks the server about the objects of a kind that are in doubt.
     pub async fn confirm(&self, kind: Kind) -> Outcome {
         self.cluster.confirm(kind).await
     }
 
-    /// Looks at everything again that may be due by the time of day, because that was set.
+    /// Queues every object that may be due by the time of day, because that was set.
     pub fn reconsider(&self) {
         let (cluster, queues) = (&self.cluster, &self.queues);
         cluster.sandboxes.keys().into_iter().for_each(|key| queues.sandboxes.add(key));
@@ -249,7 +256,7 @@ impl Engine {
         cluster.tasks.keys().into_iter().for_each(|key| queues.tasks.add(key));
     }
 
-    /// Work begins: everything that is there by now is looked at. What comes later wakes by itself.
+    /// Starts the work: queues everything that is cached by now. Later changes wake their objects.
     pub(crate) fn lead(&self) {
         self.queues.open();
         self.reconsider();
@@ -259,8 +266,8 @@ impl Engine {
         self.leading.cancel();
     }
 
-    /// Tells whoever looks at an object that it cannot be read, and says whether that is done: who does not lead leaves it to the
-    /// leader, and must be asked again when it leads itself.
+    /// Records the event of an object that cannot be parsed. Returns true if that is done. If this
+    /// process does not lead, it returns false and must be called again once it does.
     pub(crate) fn tell_unreadable<K: Resource<DynamicType = ()>>(&self, object: &InvalidObject) -> bool {
         let reporter = match &*K::kind(&()) {
             "Sandbox" => {
@@ -282,13 +289,13 @@ impl Engine {
         leads
     }
 
-    /// Takes note of whether a node is a place to hand sandboxes out on.
+    /// Records whether a node's sandboxes may be handed out.
     pub fn observe_node(&self, node: &str, is_fit: bool) {
         self.claims.observe_node(node, is_fit);
     }
 
-    /// The pools that wait for something of their own to be seen, and will for a while. With every event delivered there are
-    /// none.
+    /// Returns the pools that still wait for events of their own writes. With every event delivered
+    /// there are none.
     #[must_use]
     pub fn waiting_pools(&self) -> Vec<ObjectKey> {
         self.pools.waiting()
@@ -304,7 +311,7 @@ impl Engine {
         self.hear(&cluster.services, |engine, change: &Change<'_, Service>| {
             engine.child_changed(change.key, Sides::of(change));
         });
-        // They wake nobody; their end is heard of like that of every child.
+        // Volume claims wake no controller. Their end marks the owner, as for every child.
         self.hear(&cluster.volume_claims, |_, _| {});
         if self.extensions {
             self.hear(&cluster.claims, Self::claim_changed);
@@ -329,7 +336,8 @@ impl Engine {
         }
     }
 
-    /// Hears of the changes of a cache, and that the owner of what is gone has lost it. The cache does not keep us alive: we keep it.
+    /// Listens to the changes of a cache, and marks the owners of deleted objects. The cache holds
+    /// a weak reference: the engine owns the cache.
     fn hear<K>(self: &Arc<Self>, cache: &Cache<K>, tell: fn(&Self, &Change<'_, K>))
     where
         K: Resource<DynamicType = ()> + Send + Sync + 'static,
@@ -352,7 +360,7 @@ impl Engine {
         if sandbox::is_handed_over(change) {
             handed_over.insert(change.key.clone(), self.cluster.uptime());
         } else {
-            // Something else has happened to it, which does not wait.
+            // Another change, which must not be delayed.
             handed_over.remove(change.key);
         }
         drop(handed_over);
@@ -393,7 +401,7 @@ impl Engine {
     }
 }
 
-/// Whether somebody waits for a claim.
+/// Returns true if a user waits for a claim.
 fn is_waiting(claim: &SandboxClaim) -> bool {
     claim.metadata.deletion_timestamp.is_none()
         && !claim

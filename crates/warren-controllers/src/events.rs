@@ -1,4 +1,4 @@
-//! Records events (events.k8s.io/v1) beside the work: a lost event is logged and never holds anything up.
+//! Records events (events.k8s.io/v1) in the background: a lost event is logged and blocks nothing.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use warren_decide::step::{Note, Severity};
 use crate::clock::Clock;
 use crate::server::Server;
 
-/// The longest name that the API server takes for an event.
+/// The longest event name that the API server accepts.
 const LONGEST_NAME: usize = 253;
 
 /// Writes events.
@@ -78,10 +78,11 @@ impl Recorder {
     }
 }
 
-/// The form that the Kubernetes libraries give to event names: unique by time, found by object.
+/// Builds the event's name as the Kubernetes libraries do: unique by time, found by object.
 fn event_name(about: &str, now: Timestamp) -> String {
     let time = format!(".{:x}", now.as_nanosecond());
-    // Names are ASCII. A cut may end in a dot or a dash, and before a dot there must be a letter or a digit.
+    // Names are ASCII. The cut may leave a dot or a dash at the end, but a letter or a digit must
+    // precede the next dot.
     let start = about.get(..LONGEST_NAME - time.len()).unwrap_or(about);
     format!("{}{time}", start.trim_end_matches(['.', '-']))
 }

@@ -1,4 +1,4 @@
-//! A Kubernetes API, over `kube`.
+//! A Kubernetes API server, reached by `kube`.
 
 use std::error::Error as _;
 use std::future::Future;
@@ -21,38 +21,38 @@ use warren_decide::step::{Action, FailureKind, Kind, Object, Propagation};
 use crate::object::{Any, Typed, with_type};
 use crate::server::{Answer, Refusal, Server};
 
-/// So many events wait to be written; those that come while the server takes none are lost. A claim makes one or two. (The
-/// Kubernetes libraries keep 1,000.)
+/// The most events that wait to be written. Further ones are lost while the server is slow. A claim
+/// makes one or two. (The Kubernetes libraries keep 1,000.)
 const WAITING_EVENTS: usize = 10_000;
 
-/// How often a server is asked again that has no room; the number of the Kubernetes libraries.
+/// The number of retries of a server that has no room; the number of the Kubernetes libraries.
 const ASKED_AGAIN: usize = 10;
 
-/// So many characters a server makes up for the end of a name.
+/// The number of characters that a server appends to `generateName`.
 const MADE_UP: usize = 5;
-/// What it leaves of the beginning, so that the whole fits into a label.
+/// The longest prefix of a generated name, so that the whole fits into a label.
 const LONGEST_BASE: usize = 63 - MADE_UP;
 
 /// The server behind a client.
 pub(crate) struct KubeServer {
     client: Client,
     events: TaskTracker,
-    /// Events are written one after the other: they tell what is done, and must not hold up what is to be done.
+    /// The semaphore that writes events one after the other: they must not slow down the work.
     telling: Arc<Semaphore>,
-    /// Room for those that wait.
+    /// The room for waiting events.
     untold: Arc<Semaphore>,
-    /// Events that there was no room for, since that was last said.
+    /// The number of events lost for lack of room, since that was last logged.
     lost: Arc<AtomicU64>,
 }
 
-/// Which part of an object a patch is for.
+/// The part of an object that a patch is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     All,
     Status,
 }
 
-/// What was asked for: the same code means different things.
+/// The kind of request: the same status code means different things.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verb {
     Create,
@@ -60,7 +60,7 @@ enum Verb {
 }
 
 impl KubeServer {
-    /// Events are written by tasks of the tracker.
+    /// Creates the server. Events are written by tasks of the tracker.
     pub(crate) fn new(client: Client, events: TaskTracker) -> Self {
         Self {
             client,
@@ -119,7 +119,7 @@ impl KubeServer {
         };
         let api = self.api::<K>(namespace);
         match patiently(|| api.delete(name, &params)).await {
-            // The answer is the dying object, or nothing but success when it is gone at once.
+            // The answer is the dying object, or just success if it is gone at once.
             Ok(answer) => Ok(answer.left().map(Typed::keep)),
             Err(error) => Err(refusal(&error, Verb::Other)),
         }
@@ -135,7 +135,7 @@ impl KubeServer {
         let api: Api<DeserializeGuard<K>> = Api::namespaced(self.client.clone(), namespace);
         let list = patiently(|| api.list(&params)).await;
         let list = list.map_err(|error| refusal(&error, Verb::Other))?;
-        // One that cannot be read does not hide the others.
+        // An item that cannot be parsed must not hide the others.
         Ok(list.items.into_iter().filter_map(|item| item.0.ok()).map(Typed::keep).collect())
     }
 
@@ -217,8 +217,9 @@ impl Server for KubeServer {
     }
 }
 
-/// Asks, and asks again while the server has no room: then it has not looked at the request. After any other answer, or none, it may
-/// have carried it out, and asking again could do so twice; what to do then is for a decision.
+/// Sends a request, and again while the server says that it has no room: then it has not looked at
+/// the request. After any other error it may have carried the request out, so a decision has to
+/// choose the next action.
 async fn patiently<T, F>(mut ask: impl FnMut() -> F) -> kube::Result<T>
 where
     F: Future<Output = kube::Result<T>>,
@@ -248,17 +249,19 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
     let of_another = || {
         status.details.iter().flat_map(|details| &details.causes).any(|cause| cause.field == "metadata.uid")
     };
-    // Without a name it is the kind that was not found, or its status: a definition that is not served yet. Its objects are there.
+    // Without a name, the kind or its status was not found: its CRD is not served yet. Its objects
+    // may exist.
     let of_object = || status.details.as_ref().is_some_and(|details| !details.name.is_empty());
     let kind = match status.code {
         409 if verb == Verb::Create && status.is_already_exists() => FailureKind::AlreadyExists,
-        // A create is also told so when requests quarrel about a quota. There is nothing to look at again, only to wait.
+        // A create also gets a conflict when requests compete for a quota. Nothing has changed in
+        // the cluster; it can only wait.
         409 if verb == Verb::Create => FailureKind::Refused,
         409 => FailureKind::Conflict,
         // Another object has the name by now, and the patch was not for it.
         422 if verb == Verb::Other && of_another() => FailureKind::Conflict,
         422 if status.reason == "Invalid" => FailureKind::Invalid,
-        // A create is told so when its namespace is gone, which is a refusal like another.
+        // A create gets this when its namespace is gone, which is an ordinary refusal.
         404 if verb == Verb::Other && of_object() => FailureKind::NotFound,
         // The server may have failed after it had written.
         429 | 500.. => FailureKind::Unknown,
@@ -267,7 +270,8 @@ fn refusal(error: &kube::Error, verb: Verb) -> Refusal {
     Refusal { kind, text: status.message.clone() }
 }
 
-/// A name that the server makes up is another one with each try. Without it the same refusal reads the same, so that it is told once.
+/// Removes a generated name from an error text. It differs in each try. Without it the same refusal
+/// has the same text, so that it is reported once.
 fn without_made_up_name(text: String, metadata: &ObjectMeta) -> String {
     let (None, Some(base)) = (&metadata.name, &metadata.generate_name) else { return text };
     let base = base.get(..LONGEST_BASE).unwrap_or(base);
@@ -297,7 +301,7 @@ mod tests {
     };
     use crate::server::Server;
 
-    /// How often a server is asked that answers with these codes.
+    /// Returns how many requests a server gets that answers with these codes.
     async fn asked(codes: &[u16]) -> usize {
         let mut asked = 0;
         let _ = patiently(|| {

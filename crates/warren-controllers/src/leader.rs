@@ -1,8 +1,8 @@
-//! One leader among several replicas, by a Lease. Whoever waits watches the lease, so a leader that goes in good order is
-//! followed at once, and one that dies when its lease runs out.
+//! Elects one leader among several replicas by a Lease. Standby replicas watch the lease: a leader
+//! that shuts down is followed at once, and one that dies when its lease expires.
 //!
-//! Leadership only saves quarrels. Two leaders for a moment (a paused process, a clock that jumps) are harmless: every
-//! write that must happen once is guarded by the object's own version.
+//! Leadership only avoids conflicts. Two leaders for a moment (a paused process, a clock that
+//! jumps) are harmless: every write that must happen once is guarded by the object's own version.
 
 use std::future::Future;
 use std::time::Duration;
@@ -17,26 +17,28 @@ use kube::{Api, Client};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long one attempt may take. Whoever is not answered by then has a dead connection, and there is time for another.
+/// The time limit of one attempt. A request without an answer by then has a dead connection, and
+/// there is time for another.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// How to take part in an election.
+/// The settings of an election.
 #[derive(Clone, Debug)]
 pub struct Election {
     /// The namespace of the lease.
     pub namespace: String,
-    /// Its name. The default is agent-sandbox's, so that its controller and ours never lead at the same time.
+    /// Its name. The default is agent-sandbox's, so that its controller and ours never lead at the
+    /// same time.
     pub name: String,
-    /// Who we are; must differ between replicas.
+    /// This replica's identity; must differ between replicas.
     pub identity: String,
-    /// How long a lease counts after it was last renewed.
+    /// The time for which a lease is valid after its last renewal.
     pub lease_duration: Duration,
-    /// How often it is renewed.
+    /// The interval of renewals.
     pub renew_period: Duration,
 }
 
 impl Election {
-    /// An election with the names and times of agent-sandbox.
+    /// Returns an election with the names and times of agent-sandbox.
     #[must_use]
     pub fn new(namespace: impl Into<String>, identity: impl Into<String>) -> Self {
         Self {
@@ -48,7 +50,7 @@ impl Election {
         }
     }
 
-    /// Waits until we lead. Errors of the server are waited out. Cancel by dropping.
+    /// Waits until this replica leads. Errors of the server are retried. Cancel by dropping.
     pub async fn lead(self, client: Client) -> Leadership {
         let leases: Api<Lease> = Api::namespaced(client, &self.namespace);
         let only_this = watcher::Config::default().fields(&format!("metadata.name={}", self.name));
@@ -60,7 +62,8 @@ impl Election {
             match within(ATTEMPT, leases.get_opt(&self.name)).await {
                 Ok(lease) => {
                     let version = lease.as_ref().and_then(|lease| lease.metadata.resource_version.clone());
-                    // A lease runs out by our own clock since we saw it change: clocks of others are not compared.
+                    // A lease expires by our own clock, counted from when we saw it change: clocks
+                    // of different machines are not compared.
                     let since = match &seen {
                         Some((known, since)) if *known == version => *since,
                         _ => Instant::now(),
@@ -85,7 +88,8 @@ impl Election {
         }
     }
 
-    /// Writes ourselves into the lease, guarded by the version that was seen. Nothing when somebody was quicker.
+    /// Writes this replica into the lease, guarded by the observed version. Returns `None` if
+    /// another was faster.
     async fn take(&self, leases: &Api<Lease>, present: Option<Lease>) -> Option<Lease> {
         let now = Some(MicroTime(Timestamp::now()));
         let seconds = i32::try_from(self.lease_duration.as_secs()).unwrap_or(i32::MAX).max(1);
@@ -120,8 +124,8 @@ impl Election {
     }
 }
 
-/// We lead, until [`Leadership::lost`] says otherwise. [`Leadership::release`] hands over at once; dropping it lets the
-/// lease run out.
+/// The leadership, until [`Leadership::lost`] returns. [`Leadership::release`] hands over at once;
+/// dropping this lets the lease expire.
 pub struct Leadership {
     lost: CancellationToken,
     stop: CancellationToken,
@@ -129,7 +133,7 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// The lease counts from when it was asked for.
+    /// Starts to renew the lease, which is valid from when it was requested.
     fn start(election: Election, leases: Api<Lease>, lease: Lease, sent: Instant) -> Self {
         let (lost, stop) = (CancellationToken::new(), CancellationToken::new());
         tracing::info!(identity = election.identity, "leading");
@@ -137,15 +141,17 @@ impl Leadership {
         Self { lost, stop, renewing }
     }
 
-    /// Waits until we lead no longer: the lease could not be renewed in time, or somebody else has it.
+    /// Waits until this replica no longer leads: the lease could not be renewed in time, or another
+    /// replica has it.
     pub async fn lost(&self) {
         self.lost.cancelled().await;
     }
 
-    /// Gives the lease up, so that the next one need not wait for it to run out. To be called when all work has ended.
+    /// Releases the lease, so that the next leader need not wait for its expiry. To be called when
+    /// all work has ended.
     pub async fn release(mut self) {
         self.stop.cancel();
-        // The task ends by itself; should it have panicked, the lease runs out.
+        // The task ends by itself. If it has panicked, the lease expires.
         let _ = (&mut self.renewing).await;
     }
 }
@@ -164,8 +170,8 @@ async fn renew(
     lost: CancellationToken,
     stop: CancellationToken,
 ) {
-    // Stop before others may start, also if the server does not answer at all: they wait for the whole duration since they saw the
-    // last renewal, which is no earlier than when it was sent.
+    // Stop before other replicas may start, even if the server does not answer at all: they wait
+    // for the whole duration since they saw the last renewal, at the earliest when it was sent.
     let margin = election.lease_duration.saturating_sub(election.renew_period);
     let mut until = sent + margin;
     loop {
@@ -193,12 +199,12 @@ async fn renew(
     }
 }
 
-/// What became of an attempt to renew a lease.
+/// The result of an attempt to renew a lease.
 enum Renewal {
     Renewed,
-    /// Nothing is known, or it can be tried again.
+    /// The result is unknown, or it can be tried again.
     NotNow,
-    /// Somebody else has it.
+    /// Another replica has it.
     Lost,
 }
 
@@ -211,8 +217,9 @@ async fn renew_once(election: &Election, leases: &Api<Lease>, lease: &mut Lease)
             *lease = next;
             Renewal::Renewed
         }
-        // Somebody touched it, or took it away (which a real server calls a conflict, too): read it again, and go on only if it still
-        // is ours, or nobody's. Whoever is first to make another one leads.
+        // The lease was changed or deleted (which a real server calls a conflict, too). Read it
+        // again, and continue only if it is still ours or has no holder. If it is gone, the first
+        // replica to make a new one leads.
         Err(kube::Error::Api(status)) if [404, 409].contains(&status.code) => {
             match within(ATTEMPT, leases.get_opt(&election.name)).await {
                 Ok(Some(live)) if is_held_by(&live, &election.identity) => {
@@ -249,7 +256,7 @@ fn is_held_by(lease: &Lease, identity: &str) -> bool {
     lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()) == Some(identity)
 }
 
-/// Waits so long for an answer. Without one nobody knows whether the server has done what it was asked.
+/// Waits for an answer up to a limit. Without one, the outcome of the request is unknown.
 async fn within<T>(limit: Duration, answer: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
     match tokio::time::timeout(limit, answer).await {
         Ok(answer) => answer,
@@ -271,8 +278,8 @@ mod tests {
 
     use super::{Election, Leadership};
 
-    /// A server that never answers these requests about the lease, by their order. There is no lease, whatever is written is taken,
-    /// and who watches hears nothing.
+    /// Builds a server that never answers these requests about the lease, by their order. There is
+    /// no lease, every write succeeds, and watches stay silent.
     fn server(is_silent: fn(usize) -> bool) -> Client {
         let asked = Arc::new(AtomicUsize::new(0));
         let answer = move |request: Request<Body>| {

@@ -1,8 +1,12 @@
-//! The controllers: they watch, take a snapshot, let `warren-decide` decide, and carry out what it says. They never make
-//! a choice of their own, never poll, and never reach past the Kubernetes API, so the same code runs inside `warren up`
-//! and on a cluster. Start with [`Controllers`], or with [`run()`] for a program of its own; [`engine::Engine`] is
-//! everything but what runs by itself, [`cluster::Cluster`] is what every controller works with, and the loop around a key is
-//! [`queue::WorkQueue`].
+//! The controllers: they watch, take a snapshot, let `warren-decide` decide, and carry out its
+//! plan.
+//!
+//! They never make a choice of their own, never poll, and never reach past the Kubernetes API, so
+//! the same code runs inside `warren up` and on a cluster.
+//!
+//! Start with [`Controllers`], or with [`run()`] for a program of its own. [`engine::Engine`] is
+//! everything except the tasks that run by themselves, [`cluster::Cluster`] is what every
+//! controller works with, and the loop around a key is [`queue::WorkQueue`].
 
 pub mod cache;
 mod claim;

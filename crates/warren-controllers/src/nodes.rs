@@ -1,5 +1,5 @@
-//! Watches the nodes, to tell which are no place to hand out sandboxes on. Where we may not see them, as with the
-//! permissions of older installations, everything goes on without.
+//! Watches the nodes, to know whose sandboxes may not be handed out. Without permission to see
+//! nodes, as in older installations, all nodes count as fit.
 
 use std::collections::HashSet;
 
@@ -10,8 +10,9 @@ use kube::{Api, Client, ResourceExt};
 use tokio_util::sync::CancellationToken;
 use warren_decide::node::is_fit;
 
-/// Tells `observe` of every node whether it is fit, and again whenever that may have changed, until told to stop; `asked` when all
-/// were told of, or cannot be. A node that is gone is not fit: what ran on it is gone too, whether or not anybody has said so yet.
+/// Calls `observe` for every node, and again whenever its fitness may have changed, until told to
+/// stop. Cancels `asked` when all nodes are known, or cannot be. A deleted node is not fit: its
+/// pods are gone too, even if their objects still exist.
 pub(crate) async fn run(
     client: Client,
     stop: CancellationToken,
@@ -49,7 +50,7 @@ pub(crate) async fn run(
                 known.remove(&node.name_any());
             }
             Some(Err(error)) => {
-                // Once is enough: without permission the same comes again for as long as we run.
+                // Log it once: without permission the same error repeats.
                 if !std::mem::replace(&mut is_reported, true) {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
@@ -76,7 +77,8 @@ mod tests {
 
     use super::run;
 
-    /// A server that first says that we may not see nodes, then gives two of them, and tells nothing more.
+    /// Builds a server that first denies access to nodes, then lists two of them, and then stays
+    /// silent.
     fn server(lists: Arc<AtomicUsize>) -> Client {
         let answer = move |request: Request<Body>| {
             let lists = lists.clone();

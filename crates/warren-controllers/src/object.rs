@@ -1,4 +1,5 @@
-//! An object of any kind that the controllers work with, as the caches keep it: trimmed to what decisions read.
+//! An object of any kind that the controllers use, as the caches keep it: trimmed to the fields
+//! that decisions read.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -91,24 +92,24 @@ macro_rules! with_object {
 pub(crate) use {with_object, with_type};
 
 impl Any {
-    /// Reads an object as a server stores it, and trims it.
+    /// Parses an object as a server stores it, and trims it.
     pub fn parse(kind: Kind, value: &serde_json::Value) -> Result<Self, serde_json::Error> {
         with_type!(kind, K => Ok(K::deserialize_from(value)?.keep()))
     }
 
-    /// The object's kind.
+    /// Returns the object's kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         with_object!(self, object => kind_of(object))
     }
 
-    /// The object's metadata.
+    /// Returns the object's metadata.
     #[must_use]
     pub fn meta(&self) -> &ObjectMeta {
         with_object!(self, object => &object.metadata)
     }
 
-    /// The object's namespace and name.
+    /// Returns the object's namespace and name.
     #[must_use]
     pub fn key(&self) -> ObjectKey {
         let metadata = self.meta();
@@ -116,25 +117,25 @@ impl Any {
         ObjectKey { namespace: namespace.unwrap_or_default(), name: name.unwrap_or_default() }
     }
 
-    /// The object's name.
+    /// Returns the object's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.meta().name.as_deref().unwrap_or_default()
     }
 
-    /// The object's uid.
+    /// Returns the object's uid.
     #[must_use]
     pub fn uid(&self) -> &str {
         self.meta().uid.as_deref().unwrap_or_default()
     }
 
-    /// The object's resourceVersion.
+    /// Returns the object's resourceVersion.
     #[must_use]
     pub fn version(&self) -> u64 {
         version(self.meta()).unwrap_or_default()
     }
 
-    /// Whether the object is on its way out.
+    /// Returns true if the object is being deleted.
     #[must_use]
     pub fn is_deleting(&self) -> bool {
         self.meta().deletion_timestamp.is_some()
@@ -154,13 +155,13 @@ pub trait Typed:
 {
     /// The kind of the type.
     const KIND: Kind;
-    /// How it is kept.
+    /// The cache's configuration for the type.
     const KEEPING: Keeping<Self>;
 
-    /// The typed object, if it is of this kind.
+    /// Returns the typed object, if it is of this kind.
     fn of(any: &Any) -> Option<&Arc<Self>>;
 
-    /// The object as an [`Any`]; it is trimmed already.
+    /// Wraps an object that is trimmed already.
     fn wrap(object: Arc<Self>) -> Any;
 
     /// Trims an object and shares it.
@@ -170,7 +171,7 @@ pub trait Typed:
         Self::wrap(Arc::new(self))
     }
 
-    /// Reads an object.
+    /// Parses an object.
     fn deserialize_from(value: &serde_json::Value) -> Result<Self, serde_json::Error> {
         Self::deserialize(value)
     }
@@ -212,7 +213,8 @@ fn kind_of<K: Typed>(_: &Arc<K>) -> Kind {
     K::KIND
 }
 
-/// Versions are opaque to clients in principle, and numbers that grow in fact: etcd's revision, or our store's.
+/// Parses the resourceVersion. It is opaque to clients in principle, but in fact a growing number:
+/// etcd's revision, or our store's.
 pub(crate) fn version(metadata: &ObjectMeta) -> Option<u64> {
     metadata.resource_version.as_deref()?.parse().ok()
 }

@@ -1,7 +1,7 @@
-//! What the controllers may do on a cluster, as the manifests that allow it: a right is here because something in this crate uses it.
-//! Tests act with exactly these rights, and are never refused.
+//! The controllers' rights on a cluster, as manifests. Each right is used by code in this crate.
+//! Tests run with exactly these rights, and no request is refused.
 //!
-//! `xtask` takes this file in by its path, so it names nothing else of this crate.
+//! `xtask` includes this file by its path, so it uses nothing else of this crate.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,8 @@ pub const NAMESPACE: &str = "agent-sandbox-system";
 /// The service account of agent-sandbox's Deployment, so that ours can be put into it.
 pub const SERVICE_ACCOUNT: &str = "agent-sandbox-controller";
 
-/// Of every role and binding here. Not agent-sandbox's names: whoever goes back to its controller must find its roles as they were.
+/// The name of every role and binding here. It differs from agent-sandbox's, so that a user who
+/// returns to its controller finds its roles unchanged.
 const ROLE: &str = "warren-controller";
 const ROLE_OF_EXTENSIONS: &str = "warren-controller-extensions";
 const ROLE_OF_TASKS: &str = "warren-controller-tasks";
@@ -20,15 +21,15 @@ const SANDBOXES: &str = "agents.x-k8s.io";
 const EXTENSIONS: &str = "extensions.agents.x-k8s.io";
 const OWN: &str = "warren.dev";
 
-/// For what is made, changed and deleted. Every cache is filled by a list and a watch, and what was written in vain, or is in doubt, is
-/// read again.
+/// The verbs for objects that are made, changed and deleted. Every cache needs list and watch, and
+/// objects in doubt are read with get.
 const EVERYTHING: &[&str] = &["create", "delete", "get", "list", "patch", "watch"];
 
-/// What may be done with which resources.
+/// Verbs on resources.
 struct Rule {
     group: &'static str,
     resources: &'static [&'static str],
-    /// All, if there are none.
+    /// The names of the objects; all, if empty.
     names: &'static [&'static str],
     verbs: &'static [&'static str],
 }
@@ -41,11 +42,12 @@ const fn rule(
     Rule { group, resources, names: &[], verbs }
 }
 
-/// What the controller of `Sandbox` needs.
+/// The rules for `Sandbox`.
 ///
-/// Owner references block the deletion of the owner, and on clusters with the admission plugin `OwnerReferencesPermissionEnforcement`
-/// such a reference needs `update` of the owner's `finalizers`. Nobody updates them, and nobody deletes volume claims: the plugin asks for
-/// `delete` whenever the owners of something change.
+/// Owner references block the deletion of the owner. On clusters with the admission plugin
+/// `OwnerReferencesPermissionEnforcement` such a reference needs `update` of the owner's
+/// `finalizers`, although nothing updates them. It also asks for `delete` whenever the owners of an
+/// object change, so volume claims have it although they are never deleted.
 const FOR_SANDBOXES: &[Rule] = &[
     rule(CORE, &["persistentvolumeclaims", "pods", "services"], EVERYTHING),
     rule(SANDBOXES, &["sandboxes"], &["delete", "get", "list", "patch", "watch"]),
@@ -54,7 +56,7 @@ const FOR_SANDBOXES: &[Rule] = &[
     rule("events.k8s.io", &["events"], &["create"]),
 ];
 
-/// What claims, pools and templates need besides.
+/// The additional rules for claims, pools and templates.
 const FOR_EXTENSIONS: &[Rule] = &[
     rule(SANDBOXES, &["sandboxes"], &["create"]),
     rule(EXTENSIONS, &["sandboxclaims"], &["delete", "get", "list", "patch", "watch"]),
@@ -76,7 +78,8 @@ const FOR_TASKS: &[Rule] = &[
     rule(OWN, &["agenttasks/finalizers"], &["update"]),
 ];
 
-/// What leading needs. Creating cannot be allowed by name: the server does not know the name yet when it decides.
+/// The rules for leader election. Creation cannot be limited by name: the server does not know the
+/// name yet when it decides.
 const FOR_THE_LEASE: &[Rule] = &[
     rule("coordination.k8s.io", &["leases"], &["create"]),
     Rule {
@@ -85,8 +88,9 @@ const FOR_THE_LEASE: &[Rule] = &[
     },
 ];
 
-/// Everything that gives the controllers their rights, by the name of the file that it is in. The account is in a file of its own, as
-/// it is agent-sandbox's where that is installed; extensions and tasks are, as not everybody has them.
+/// Returns the manifests of the controllers' rights, by file name. The account has a file of its
+/// own, as it is agent-sandbox's where that is installed. Extensions and tasks have one each, as
+/// they are optional.
 #[must_use]
 pub fn manifests() -> [(&'static str, Vec<Value>); 4] {
     let account = vec![
@@ -122,7 +126,7 @@ fn of_cluster(name: &str, rules: &[Rule]) -> Vec<Value> {
     role("ClusterRole", &json!({"name": name}), rules).to_vec()
 }
 
-/// A role, and what gives it to the account.
+/// Returns a role and its binding to the account.
 fn role(kind: &str, metadata: &Value, rules: &[Rule]) -> [Value; 2] {
     let api_version = "rbac.authorization.k8s.io/v1";
     let rules: Vec<Value> = rules.iter().map(Rule::to_value).collect();

@@ -18,16 +18,17 @@ use crate::wake::Sides;
 
 const MANAGER: &str = "sandboxwarmpool-controller";
 
-/// Members come and go by hundreds a second, and each look at a pool counts them all and tells the server. So a pool is looked at
-/// this long after the first of them, for all of them. What claims take may be gathered for longer.
+/// The time for which changes of a pool's members are collected before its reconcile. Members come
+/// and go by hundreds per second, and each reconcile counts them all and writes a status. Changes
+/// by claims may be collected for longer.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// How many members are on their way for each write that may be under way beside claims: most of the time somebody else has them, the
-/// scheduler or a node.
+/// The number of starting members per concurrent write beside claims: most of the time they wait
+/// for the scheduler or a node.
 const STARTS: usize = 4;
 
-/// Each member stands for itself, so one that cannot be put right does not keep the others from it; but a cluster that refuses so many
-/// refuses the rest, too.
+/// The number of failed repairs after which the rest is skipped. Members are independent, but a
+/// cluster that refuses so many refuses the rest, too.
 const REPAIRS_THAT_FAIL: usize = 8;
 
 /// As soon as can be.
@@ -45,10 +46,10 @@ impl PoolController {
         Self { cluster, recorder, settings, memories: Mutex::default() }
     }
 
-    /// One pass over one pool.
+    /// Reconciles one pool.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
-        // Before anything is looked at: what is seen and what is expected must be of one moment. A member that has gone meanwhile may
-        // have gone with the pool, too.
+        // Checked before the caches are read, so that observation and expectations are of one
+        // moment. A member that has gone meanwhile may have gone with the pool.
         let (world, plan) = loop {
             if let Some(pool) = self.cluster.pools.get(&key)
                 && let Err(failure) = self.cluster.is_still_there(&*pool).await
@@ -73,7 +74,7 @@ impl PoolController {
                 break (world, plan);
             }
         };
-        // Where refilling does not wait for claims to pause, it must not fall behind them either.
+        // If refilling does not wait for a pause in claims, it must not fall behind them either.
         if self.settings.replenish_delay.is_zero() {
             self.cluster.courtesy.note_missing(&key, plan.missing);
         }
@@ -93,8 +94,8 @@ impl PoolController {
             }
         }
         failed |= self.carry_out(&key, plan.removals, 1).await.is_some();
-        // A pool that cannot get what it needs is the one whose verdict matters most. The status comes first: it is guarded by
-        // the version that was looked at.
+        // The verdict is written even after failures: it matters most for a pool that cannot get
+        // what it needs. The status comes first: it is guarded by the observed version.
         let status = plan.status.filter(|_| !failed && !plan.recount);
         let published = status.into_iter().chain(plan.verdict).collect();
         let unpublished = self.cluster.apply(&key.namespace, MANAGER, published).await;
@@ -111,8 +112,8 @@ impl PoolController {
         Outcome::of(plan.look_again, is_unfinished)
     }
 
-    /// The settings, with fewer members on their way at a time where there is little room beside claims: those that are made and then
-    /// wait for a pod would only be in the way of claims that find the pool empty.
+    /// Returns the settings, with fewer starting members if there is little room beside claims:
+    /// members that wait for a pod would only slow down claims that find the pool empty.
     fn settings_now(&self) -> Settings {
         let room = self.cluster.courtesy.most().saturating_mul(STARTS);
         let max_starting =
@@ -120,7 +121,7 @@ impl PoolController {
         Settings { max_starting, ..self.settings.clone() }
     }
 
-    /// Counts the members at the server, and looks again at what it has shown.
+    /// Counts the members at the server, and reconciles again with the result.
     async fn recount(&self, key: &ObjectKey) -> Outcome {
         tracing::warn!(pool = %key, "what the pool did was not seen for long; its members are counted at the server");
         if let Err(error) = self.cluster.read_members(key).await {
@@ -131,8 +132,8 @@ impl PoolController {
         Outcome::LookAgain(AT_ONCE)
     }
 
-    /// Carries out steps about members, and takes back the expectations about those that did not happen. Gives the first
-    /// failure.
+    /// Carries out steps about members, and corrects the expectations for failed ones. Returns the
+    /// first failure.
     async fn carry_out(&self, key: &ObjectKey, steps: Vec<Step>, patience: usize) -> Option<Failure> {
         let removals: Vec<(String, String)> = steps.iter().filter_map(|step| removal(&step.action)).collect();
         let undone = self.cluster.apply_slowly(&key.namespace, MANAGER, steps, patience).await;
@@ -150,7 +151,7 @@ impl PoolController {
                 Action::Merge { .. } | Action::MergeStatus { .. } => {}
             }
         }
-        // A member that was gone before we expected its end sends no more events.
+        // A member that was gone before its deletion was expected sends no more events.
         for (name, uid) in removals {
             let member = self.cluster.sandboxes.get(&ObjectKey { namespace: key.namespace.clone(), name });
             if member.is_none_or(|member| member.metadata.uid.as_deref() != Some(&uid)) {
@@ -179,12 +180,13 @@ impl PoolController {
                 pods.insert(name, pod);
             }
         }
-        // Spread by name: the same pool always wakes at the same point of the interval, different pools do not.
+        // Spread by name: one pool always wakes at the same point of the interval, and different
+        // pools at different points.
         let jitter = f64::from(NameHash::of(&key.to_string()).value()) / f64::from(u32::MAX);
         Some(World { pool, template, members, pods, jitter, uptime: self.cluster.uptime() })
     }
 
-    /// Takes note of a change of a sandbox, and wakes the pools that it matters to.
+    /// Records a change of a sandbox, and wakes the pools that it affects.
     pub(crate) fn observe_sandbox(&self, queue: &WorkQueue, change: &Change<'_, Sandbox>) {
         let pool_of = |sandbox: &Sandbox| {
             let owner = ownership::controller(&sandbox.metadata)
@@ -227,8 +229,9 @@ impl PoolController {
         before.into_iter().chain(after).for_each(|key| queue.add_after(key, gather));
     }
 
-    /// A sandbox is gone: the pool that has asked for that need not wait any longer, whoever owned it in the end. An orphan that
-    /// the pool had deleted is nobody's; and another may have given the member away meanwhile.
+    /// Records that a sandbox is gone: the pool that deleted it need not wait any longer, whichever
+    /// owner it had in the end. A deleted orphan has no owner, and a member may have changed its
+    /// owner meanwhile.
     fn settle_deletion(&self, queue: &WorkQueue, gone: &Sandbox) {
         let uid = gone.metadata.uid.as_deref().unwrap_or_default();
         for (pool, memory) in self.memories().iter_mut() {
@@ -238,7 +241,7 @@ impl PoolController {
         }
     }
 
-    /// The pools that wait for something of their own to be seen, and will for a while.
+    /// Returns the pools that still wait for events of their own writes.
     pub(crate) fn waiting(&self) -> Vec<ObjectKey> {
         let uptime = self.cluster.uptime();
         let memories = self.memories();
@@ -266,11 +269,11 @@ pub(crate) fn wake_by_template(cluster: &Cluster, queue: &WorkQueue, change: &Ch
     }
 }
 
-/// A pool without members still hears of its orphans.
+/// Wakes the pool of an orphan by the pool label, even if the pool has no members.
 pub(crate) fn wake_by_label(cluster: &Cluster, queue: &WorkQueue, sides: Sides<'_>, namespace: &str) {
     let Some(after) = sides.after.filter(|after| ownership::controller(after).is_none()) else { return };
     let Some(hash) = ownership::label(after, warren_api::labels::WARM_POOL_SANDBOX) else { return };
-    // An orphan is rare, so looking through the pools for the one whose name has this hash is fine.
+    // Orphans are rare, so scanning the pools for the one with this name hash is fine.
     let is_meant =
         |key: &ObjectKey| key.namespace == namespace && NameHash::of(&key.name).to_string() == hash;
     cluster.pools.keys().into_iter().filter(is_meant).for_each(|key| queue.add(key));

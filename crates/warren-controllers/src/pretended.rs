@@ -1,4 +1,4 @@
-//! A server for tests that says what it is told to say, and knows what it was asked.
+//! A fake server for tests, with scripted answers and a log of its requests.
 
 use std::sync::Mutex;
 
@@ -18,8 +18,8 @@ pub(crate) struct Pretended {
 }
 
 impl Pretended {
-    /// A server with these answers to reads, the last one of a kind again and again, and to the first writes. Of further writes it says
-    /// nothing but that they are done.
+    /// Creates a server with these answers to reads (the last one of a kind repeats) and to the
+    /// first writes. Further writes succeed.
     pub(crate) fn new<const R: usize, const W: usize>(
         reads: [(Kind, Answer); R],
         writes: [Answer; W],
@@ -27,7 +27,7 @@ impl Pretended {
         Self { reads: Mutex::new(reads.into()), writes: Mutex::new(writes.into()), asked: Mutex::default() }
     }
 
-    /// What it was asked, in order.
+    /// Returns the requests in order.
     pub(crate) fn asked(&self) -> Vec<String> {
         self.asked.lock().unwrap().clone()
     }
@@ -40,7 +40,7 @@ impl Pretended {
 impl Server for Pretended {
     fn write<'a>(&'a self, _: &'a str, _: &'static str, action: &'a Action) -> BoxFuture<'a, Answer> {
         self.note(match action {
-            // What else it says is the decision's matter.
+            // The rest of the status is tested with the decisions.
             Action::MergeStatus { kind, body, .. } => match body["status"].get("sandbox") {
                 Some(Value::Null) => format!("say that {kind} has lost its sandbox"),
                 _ => format!("say how {kind} is"),
@@ -78,7 +78,7 @@ impl Server for Pretended {
     fn record(&self, _: Event) {}
 }
 
-/// An object of a name, at a version.
+/// Builds an object with a name and a version.
 pub(crate) fn object<K: Typed>(name: &str, version: u64, mut value: Value) -> Any {
     value["metadata"]["name"] = json!(name);
     value["metadata"]["namespace"] = json!("default");

@@ -1,5 +1,6 @@
-//! A work queue of keys. A key waits at most once, is never worked on twice at the same time, and is worked on again when
-//! it is added meanwhile. Failures come back later and later; a wish to look again comes back at its time.
+//! A work queue of keys. A key waits at most once and is never handed out twice at the same time.
+//! If it is added during its reconcile, it is handed out again. Failures are retried with backoff;
+//! a delayed key comes back at its time.
 
 mod line;
 
@@ -18,10 +19,11 @@ use crate::clock::Clock;
 use crate::telemetry::{Histogram, QUEUE_BOUNDS};
 use line::Line;
 
-/// What is due sooner than this is the next step of something, and not a time that somebody has set.
+/// The shortest delay that counts as a deadline; a shorter one is only the next step of ongoing
+/// work.
 const SHORTEST_DUE: Duration = Duration::from_secs(1);
 
-/// Names an object of one kind.
+/// The key of an object of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     /// Its namespace.
@@ -36,34 +38,36 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// What can be a key.
+/// A type that can be a key.
 pub trait Key: Clone + Ord + Hash + fmt::Display + Send + Sync + 'static {}
 
 impl<K: Clone + Ord + Hash + fmt::Display + Send + Sync + 'static> Key for K {}
 
-/// What a pass over one key ended with.
+/// The outcome of a reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done, until something wakes the key.
+    /// Done, until an event wakes the key.
     Done,
-    /// There is nothing of that name, so that nothing is due any more. Who makes it again wakes the key.
+    /// The object does not exist, so nothing is due. Its creation wakes the key.
     Gone,
-    /// Done, but look again after this long.
+    /// Done; reconcile again after this delay.
     LookAgain(Duration),
-    /// What is left to do can wait, because others come first: look again after this long. Backoff of earlier failures goes on.
+    /// The rest is deferred in favour of more urgent work: reconcile again after this delay. The
+    /// backoff of earlier failures continues.
     NotNow(Duration),
-    /// It failed: try again with backoff.
+    /// Failed: retry with backoff.
     Retry,
-    /// It failed: try again with backoff, but after this long at the latest.
+    /// Failed: retry with backoff, but after this delay at the latest.
     RetryWithin(Duration),
 }
 
 impl Outcome {
-    /// What a pass ends with that wants to look again after a while, or does not, and may have failed.
+    /// Returns the outcome of a reconcile with an optional delay and an optional failure.
     #[must_use]
     pub fn of(look_again: Option<Duration>, failed: bool) -> Self {
         match look_again {
-            // Backoff does not put off what is due by the clock; but what is due in a moment, after a success, would make it none.
+            // Backoff must not delay a deadline. But a very short delay, meant for after a success,
+            // would disable the backoff.
             Some(delay) if failed && delay >= SHORTEST_DUE => Outcome::RetryWithin(delay),
             _ if failed => Outcome::Retry,
             Some(delay) => Outcome::LookAgain(delay),
@@ -72,12 +76,12 @@ impl Outcome {
     }
 }
 
-/// Counters of a queue since it was made.
+/// A queue's counters since its creation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueStatistics {
-    /// Keys that were put in.
+    /// Keys that were added.
     pub added: u64,
-    /// How long keys waited for a free worker.
+    /// The time that keys waited for a free worker.
     pub(crate) waits: Histogram<QUEUE_BOUNDS>,
     /// Keys that were handed to a worker.
     pub handed_out: u64,
@@ -95,7 +99,7 @@ pub struct WorkQueue<K = ObjectKey> {
 struct Shared<K> {
     line: Mutex<Line<K>>,
     clock: Arc<dyn Clock>,
-    /// Woken when a key can be handed out, or the earliest delayed key has changed.
+    /// Notified when a key can be handed out, or the earliest delayed key has changed.
     changed: Notify,
 }
 
@@ -106,72 +110,73 @@ impl<K> fmt::Debug for WorkQueue<K> {
 }
 
 impl<K: Key> WorkQueue<K> {
-    /// An empty queue; the name appears in logs.
+    /// Returns an empty queue; the name appears in logs.
     #[must_use]
     pub fn new(name: &'static str, clock: Arc<dyn Clock>) -> Self {
         Self { name, shared: Arc::new(Shared { line: Mutex::default(), clock, changed: Notify::new() }) }
     }
 
-    /// The queue's name.
+    /// Returns the queue's name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The time by the queue's clock.
+    /// Returns the time by the queue's clock.
     #[must_use]
     pub fn uptime(&self) -> Duration {
         self.shared.clock.uptime()
     }
 
-    /// Takes nothing in until [`Self::open`]. Whoever works nothing off would keep the keys of all that ever was.
+    /// Ignores added keys until [`Self::open`]: without workers the queue would grow without limit.
     pub fn close(&self) {
         self.line().is_closed = true;
     }
 
-    /// Takes keys in again. Those that came meanwhile are not here: whoever opens it adds everything that there is.
+    /// Accepts keys again. Those that came meanwhile are lost, so the caller adds every existing
+    /// object.
     pub fn open(&self) {
         self.line().is_closed = false;
     }
 
-    /// Asks for a pass over the key as soon as there is a free worker.
+    /// Requests a reconcile of the key as soon as a worker is free.
     pub fn add(&self, key: K) {
         self.line().add(key, self.uptime());
         self.shared.changed.notify_one();
     }
 
-    /// Asks for a pass over the key after a while. Of several wishes the earliest counts.
+    /// Requests a reconcile of the key after a delay. The earliest of several requests counts.
     pub fn add_after(&self, key: K, delay: Duration) {
         if self.line().add_at(key, self.uptime().saturating_add(delay)) {
             self.shared.changed.notify_one();
         }
     }
 
-    /// Counters for metrics.
+    /// Returns the counters for metrics.
     #[must_use]
     pub fn statistics(&self) -> QueueStatistics {
         self.line_by_now().statistics()
     }
 
-    /// Whether keys wait for others to be worked on.
+    /// Returns true if keys wait while others are being reconciled.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.line_by_now().is_busy()
     }
 
-    /// Whether a key can be handed out when so many may be worked on at a time.
+    /// Returns true if a key can be handed out with this number of workers.
     #[must_use]
     pub fn has_work(&self, workers: usize) -> bool {
         self.line_by_now().has_work(workers)
     }
 
-    /// Hands out the next key; it counts as being worked on until [`Self::end`].
+    /// Hands out the next key, which counts as running until [`Self::end`].
     #[must_use]
     pub fn begin(&self) -> Option<K> {
         self.line_by_now().begin(self.uptime())
     }
 
-    /// A pass has ended.
+    /// Records the end of a reconcile.
     pub fn end(&self, key: &K, outcome: Outcome) {
         if let Some(delay) = self.line().end(key, outcome, self.uptime()) {
             tracing::debug!(queue = self.name, %key, ?delay, "pass failed, trying again");
@@ -179,20 +184,20 @@ impl<K: Key> WorkQueue<K> {
         self.shared.changed.notify_one();
     }
 
-    /// When a key is due that does not wait yet.
+    /// Returns when the next delayed key is due.
     #[must_use]
     pub fn next_due(&self) -> Option<Duration> {
         self.line().next_due()
     }
 
-    /// When this key is due, if it is at some time.
+    /// Returns when this key is due, if it is delayed.
     #[must_use]
     pub fn due(&self, key: &K) -> Option<Duration> {
         self.line().due(key)
     }
 
-    /// Hands keys to `reconcile`, at most `workers` at a time, until told to stop; then waits for the passes that are
-    /// under way, so that no write is cut off half-way through a plan.
+    /// Hands keys to `reconcile`, at most `workers` at a time, until told to stop. Then it waits
+    /// for running reconciles, so that none is cut off in the middle of a plan.
     pub async fn run<F, R>(&self, workers: usize, stop: CancellationToken, reconcile: F)
     where
         F: Fn(K) -> R + Clone + Send + 'static,
@@ -223,10 +228,10 @@ impl<K: Key> WorkQueue<K> {
         passes.wait().await;
     }
 
-    /// The next key, as soon as there is one.
+    /// Returns the next key, as soon as there is one.
     async fn next(&self) -> K {
         loop {
-            // In one look: what becomes due between two of them would be in neither.
+            // Under one lock: a key that becomes due between two checks would be missed by both.
             let next_due = {
                 let mut line = self.line_by_now();
                 if let Some(key) = line.begin(self.uptime()) {
@@ -248,20 +253,23 @@ impl<K: Key> WorkQueue<K> {
         }
     }
 
-    /// The line with every key in it whose time has come. Nobody else puts them there while all workers are busy.
+    /// Locks the line and adds every key whose time has come. Nothing else adds them while all
+    /// workers are busy.
     fn line_by_now(&self) -> MutexGuard<'_, Line<K>> {
         let mut line = self.line();
         line.release_due(self.uptime());
         line
     }
 
-    /// The line after a panic elsewhere is as good as before it: every change of it is a few insertions and removals.
+    /// Locks the line. A panic elsewhere leaves it valid: every change of it is a few insertions
+    /// and removals.
     fn line(&self) -> MutexGuard<'_, Line<K>> {
         self.shared.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Marks the end of a pass even when it panics: that is a failure like another, and its key does not stay locked.
+/// Marks the end of a reconcile even if it panics: that counts as a failure, and its key does not
+/// stay locked.
 struct Pass<'a, K: Key> {
     queue: &'a WorkQueue<K>,
     key: &'a K,
@@ -327,7 +335,7 @@ mod tests {
         });
         starts.recv().await.unwrap();
         starts.recv().await.unwrap();
-        // Three wishes before the first pass made one pass, two during it made one more.
+        // Three requests before the first reconcile caused one, two during it caused one more.
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert!(starts.try_recv().is_err());
         assert_eq!(queue.statistics().handed_out, 2);
@@ -421,7 +429,7 @@ mod tests {
             let start = Instant::now();
             let next = queue.next().await;
             waits.push(start.elapsed().as_millis());
-            // It says why it failed, in other words each time.
+            // It reports its failure, with another text each time.
             queue.add(next.clone());
             queue.end(&next, Outcome::Retry);
         }

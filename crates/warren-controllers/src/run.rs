@@ -1,5 +1,6 @@
-//! The controllers as a program of their own: endpoints first, then leadership, then work; and all of it backwards at the
-//! end. Every replica watches and answers probes; only the leader writes, so that a new one begins with a full picture.
+//! The controllers as a program of their own: it opens endpoints, waits for leadership, works, and
+//! undoes all of that in reverse order. Every replica watches and answers probes, but only the
+//! leader writes, so a new leader begins with full caches.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,45 +19,49 @@ use crate::secure_serving::{SecureServing, SecureServingError};
 use crate::start::Controllers;
 use crate::telemetry::Telemetry;
 
-/// How long passes that are under way may take at the end; the number of the Kubernetes controller library.
+/// The time that running reconciles may take at the end; the number of the Kubernetes controller
+/// library.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a controller program needs to know.
+/// The configuration of a controller program.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The controllers' own settings.
     pub controllers: Config,
-    /// How to become the leader; without it we work at once, whoever else does.
+    /// The settings of leader election. Without it the program works at once, even if others do.
     pub election: Option<Election>,
 }
 
-/// Why a controller program ended other than by being asked to.
+/// The error of a controller program that ended without being asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// An endpoint could not be opened, most often because another process has the port.
+    /// An endpoint could not be opened, usually because another process has the port.
     #[error("serve {what} on `{address}`")]
     Bind {
         /// `metrics` or `health probes`.
         what: &'static str,
-        /// Where.
+        /// Its address.
         address: BindAddress,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Somebody else leads, or may by now. Whoever supervises us starts us again, to wait for our turn.
+    /// Another replica leads, or may lead by now. A supervisor should restart the program, to wait
+    /// for its turn.
     #[error("the lease was lost, so others may lead now")]
     LeaseLost,
 }
 
-/// Where operators ask: bound first, so that a port in use is found before anything else happens.
+/// The endpoints for operators: bound first, so that a port in use is found before anything else
+/// happens.
 pub struct Endpoints {
     metrics: Option<Endpoint>,
     health: Option<Endpoint>,
 }
 
 impl Endpoints {
-    /// Binds the addresses for `/metrics`, and for `/healthz` and `/readyz`, which are never served over TLS: a kubelet asks.
+    /// Binds the addresses for `/metrics`, and for `/healthz` and `/readyz`. The latter two never
+    /// use TLS, as kubelet's probes do not.
     pub async fn open(metrics: Option<&BindAddress>, health: Option<&BindAddress>) -> Result<Self, RunError> {
         Ok(Self { metrics: open("metrics", metrics).await?, health: open("health probes", health).await? })
     }
@@ -67,21 +72,21 @@ impl Endpoints {
         Ok(Self { metrics: self.metrics.map(|endpoint| endpoint.over_tls(tls)), ..self })
     }
 
-    /// Where `/metrics` is.
+    /// Returns the address of `/metrics`.
     #[must_use]
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(Endpoint::address)
     }
 
-    /// Where the probes are.
+    /// Returns the address of the probes.
     #[must_use]
     pub fn health(&self) -> Option<SocketAddr> {
         self.health.as_ref().map(Endpoint::address)
     }
 }
 
-/// Runs until `shutdown`. Work under way is finished then, and the lease given back at once. After a `kill -9` at any point
-/// the next process goes on from what the API server has.
+/// Runs until `shutdown`. Then running work is finished and the lease released at once. After a
+/// `kill -9` at any point the next process continues from the API server's state.
 pub async fn run(
     connection: Connection,
     telemetry: Telemetry,
@@ -112,7 +117,7 @@ pub async fn run(
     outcome
 }
 
-/// Waits for leadership, works for as long as it lasts, and gives it back.
+/// Waits for leadership, works for as long as it lasts, and releases it.
 async fn lead(
     lease: Client,
     telemetry: &Telemetry,
@@ -125,7 +130,8 @@ async fn lead(
         Some(election) => {
             let name = election.name.clone();
             telemetry.set_leading(&name, false);
-            // Who sees nothing cannot work, for want of a right, say, and leaves the lease to whoever can.
+            // A replica that cannot list objects, for example without permissions, cannot work, and
+            // leaves the lease to others.
             let seeing = async {
                 controllers.wait_until_listed().await;
                 election.lead(lease).await
@@ -157,7 +163,7 @@ async fn lead(
         leadership.release().await;
         telemetry.set_leading(&name, false);
     }
-    // The next one need not wait for that.
+    // The next leader need not wait for the last events.
     controllers.tell_the_rest().await;
     info!("stopped");
     Ok(())
@@ -171,8 +177,8 @@ async fn open(what: &'static str, address: Option<&BindAddress>) -> Result<Optio
     Ok(Some(endpoint))
 }
 
-/// Both probes only say that the process answers: a controller that has lost its server waits for it, and a restart
-/// would not help.
+/// Answers both probes: they only show that the process runs. A controller that has lost its server
+/// waits for it, and a restart would not help.
 fn ping(path: &str) -> Option<Answer> {
     let known =
         ["/healthz", "/healthz/", "/healthz/ping", "/readyz", "/readyz/", "/readyz/ping"].contains(&path);

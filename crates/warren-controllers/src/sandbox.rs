@@ -21,13 +21,13 @@ use crate::wake::Sides;
 /// The field manager of this controller's writes.
 const MANAGER: &str = "sandbox-controller";
 
-/// How often one pass tries writes. One try and one surprise (an object in the way, a cache behind) are ordinary; more than
-/// that is for another pass.
+/// The most rounds of writes in one reconcile. One try and one conflict (another object of the
+/// name, a stale cache) are ordinary; more are left to another reconcile.
 const LOOKS: usize = 3;
 
-/// While claims leave hardly any room, a status that only says which generation it is for waits so long, and again.
+/// The repeated delay of a status that changes only its generation, while claims leave little room.
 const POSTPONED: Duration = Duration::from_secs(1);
-/// How long it waits in all.
+/// The longest total delay.
 const LONGEST_POSTPONED: Duration = Duration::from_secs(30);
 
 /// Reconciles sandboxes.
@@ -36,30 +36,30 @@ pub(crate) struct SandboxController {
     pub(crate) recorder: Recorder,
     pub(crate) settings: Settings,
     pub(crate) tracer: Tracer,
-    /// The sandboxes whose status waits, and since when.
+    /// Sandboxes whose status is delayed, and since when.
     pub(crate) postponed: Mutex<HashMap<ObjectKey, Duration>>,
 }
 
 impl SandboxController {
-    /// One pass over one sandbox.
+    /// Reconciles one sandbox.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let mut deleted = HashSet::new();
         let mut failed: Vec<Failure> = Vec::new();
         let mut looks = 0;
         let mut spans = self.begin_spans(&key).await;
-        // What is published must be about the same look as what was decided, so the pass goes on until a look asks for
-        // nothing that was not tried.
+        // The status must be about the same observation as the decision, so this repeats until a
+        // decision contains no new steps.
         let (world, failures) = loop {
             let Some(world) = self.look(&key) else {
                 self.is_postponed(&key, false);
                 return Outcome::Gone;
             };
             let mut plan = decide(&world, self.cluster.now());
-            // A deletion that is done may not have reached the cache yet.
+            // A completed deletion may not have reached the cache yet.
             plan.steps.retain(|step| deletion(step).is_none_or(|uid| !deleted.contains(uid)));
             let surprised = !failed.is_empty() && failed.iter().all(is_surprise);
             if plan.steps.is_empty() {
-                // Whatever surprised us has turned out well.
+                // All conflicts are resolved.
                 failed.retain(|failure| !is_surprise(failure));
             }
             if plan.steps.is_empty() || looks == LOOKS || !(failed.is_empty() || surprised) {
@@ -98,9 +98,9 @@ impl SandboxController {
         Outcome::of(conclusion.look_again, conclusion.retry || !unpublished.is_empty())
     }
 
-    /// Whether a status that can wait does.
+    /// Returns true if a status that can wait is delayed.
     fn is_postponed(&self, key: &ObjectKey, can_wait: bool) -> bool {
-        // After a panic elsewhere it is as good as before: every change of it is one insertion or removal.
+        // A panic elsewhere leaves the map valid: every change of it is one insertion or removal.
         let mut postponed = self.postponed.lock().unwrap_or_else(PoisonError::into_inner);
         if can_wait && self.cluster.courtesy.is_crowded() {
             let uptime = self.cluster.uptime();
@@ -113,7 +113,7 @@ impl SandboxController {
         false
     }
 
-    /// The spans of a pass, whose context the sandbox carries from here on.
+    /// Begins the spans of a reconcile. The sandbox carries their context from here on.
     async fn begin_spans(&self, key: &ObjectKey) -> SandboxSpans {
         if !self.tracer.is_on() {
             return SandboxSpans::default();
@@ -124,7 +124,7 @@ impl SandboxController {
         spans
     }
 
-    /// What the caches hold about a sandbox; nothing once it is gone.
+    /// Returns the cached state of a sandbox and its children; `None` once it is gone.
     fn look(&self, key: &ObjectKey) -> Option<World> {
         let sandbox = self.cluster.sandboxes.get(key)?;
         let uid = sandbox.metadata.uid.clone().unwrap_or_default();
@@ -157,13 +157,14 @@ fn deletion(step: &Step) -> Option<&str> {
     }
 }
 
-/// Whether the world turned out to be different from what was seen, so that looking again helps.
+/// Returns true if the cluster differed from the caches, so that a new decision helps.
 fn is_surprise(failure: &Failure) -> bool {
     matches!(failure.kind, FailureKind::AlreadyExists | FailureKind::Conflict | FailureKind::NotFound)
 }
 
-/// Whether all that has happened to a ready sandbox is that a claim took it, and nothing of it is urgent: who wants to keep its
-/// volumes may delete the claim at once.
+/// Returns true if the only change of a ready sandbox is that a claim adopted it, and none of its
+/// reconcile is urgent. A sandbox whose volumes are to be kept is urgent: the claim may be deleted
+/// at once.
 pub(crate) fn is_handed_over(change: &Change<'_, Sandbox>) -> bool {
     let (Some(before), Some(after)) = (change.before, change.after) else { return false };
     let keeps_volumes = ownership::annotation(&after.metadata, annotations::PVC_RETENTION).is_some()
@@ -181,7 +182,8 @@ pub(crate) fn is_handed_over(change: &Change<'_, Sandbox>) -> bool {
             .is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
 }
 
-/// Wakes the sandbox whose name a pod or a service has that is not its own: it is in the way, or no longer is.
+/// Wakes the sandbox with the name of a pod or service that is not its own: it may have begun or
+/// ceased to conflict.
 pub(crate) fn wake_by_name(cluster: &Cluster, queue: &WorkQueue, key: &ObjectKey, sides: Sides<'_>) {
     let is_own = |owner: &OwnerReference| owner.name == key.name && ownership::is_kind::<Sandbox>(owner);
     if !sides.all_controlled(is_own) && cluster.sandboxes.holds(key) {

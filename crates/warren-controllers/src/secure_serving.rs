@@ -1,5 +1,6 @@
-//! HTTPS for `/metrics`: a certificate from files or made for this run, the oldest TLS version and the cipher suites that
-//! are taken. Names are those of Go's `crypto/tls`, as agent-sandbox's flags have them.
+//! Serves `/metrics` over HTTPS: a certificate from files or made for this run, the minimum TLS
+//! version and the cipher suites. Names are those of Go's `crypto/tls`, as in agent-sandbox's
+//! flags.
 
 use std::fmt;
 use std::io;
@@ -17,11 +18,11 @@ use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::version::{TLS12, TLS13};
 use tokio_rustls::rustls::{self, CipherSuite, ServerConfig};
 
-/// The names of the files in the directory of certificates.
+/// The files in the directory of certificates.
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// The names of a certificate made for this run, as the Kubernetes controller library has them.
+/// The names of a certificate made for this run, as in the Kubernetes controller library.
 const OWN_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// The settings for serving `/metrics` over TLS.
@@ -29,18 +30,19 @@ const OWN_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 pub struct SecureServing {
     /// The directory of `tls.crt` and `tls.key`. Without it a self-signed certificate is made.
     pub certificates: Option<PathBuf>,
-    /// The oldest version that is taken.
+    /// The minimum version.
     pub oldest_version: TlsVersion,
-    /// The cipher suites of TLS 1.2 that are taken; nothing is all of them. Those of TLS 1.3 are always taken, as in Go.
+    /// The accepted cipher suites of TLS 1.2; `None`: all. Those of TLS 1.3 are always accepted, as
+    /// in Go.
     pub cipher_suites: Option<Vec<TlsCipherSuite>>,
 }
 
 /// A version of TLS, by Go's name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TlsVersion {
-    /// `VersionTLS10`: not served here, so TLS 1.2 is the oldest that is taken.
+    /// `VersionTLS10`: not supported here, so TLS 1.2 is the minimum.
     V10,
-    /// `VersionTLS11`: the same.
+    /// `VersionTLS11`: not supported here, so TLS 1.2 is the minimum.
     V11,
     /// `VersionTLS12`.
     #[default]
@@ -49,7 +51,7 @@ pub enum TlsVersion {
     V13,
 }
 
-/// A cipher suite that is served here, by Go's name.
+/// A supported cipher suite, by Go's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsCipherSuite(CipherSuite);
 
@@ -60,7 +62,8 @@ const VERSIONS: [(&str, TlsVersion); 4] = [
     ("VersionTLS13", TlsVersion::V13),
 ];
 
-/// Go's names. The suites of RSA key exchange and of CBC mode are missing on purpose: neither is served here.
+/// The suites by Go's names. Those with RSA key exchange or CBC mode are missing on purpose: they
+/// are not supported.
 const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
     ("TLS_AES_128_GCM_SHA256", CipherSuite::TLS13_AES_128_GCM_SHA256),
     ("TLS_AES_256_GCM_SHA384", CipherSuite::TLS13_AES_256_GCM_SHA384),
@@ -76,13 +79,13 @@ const CIPHER_SUITES: [(&str, CipherSuite); 9] = [
     ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256),
 ];
 
-/// Names that Go knows for two of them as well.
+/// Go's older names for two of them.
 const ALIASES: [(&str, &str); 2] = [
     ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256"),
     ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256"),
 ];
 
-/// A name that is none of those that can be chosen.
+/// The error of an unknown name.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}` is none of {}", known.join(", "))]
 pub struct UnknownName {
@@ -90,22 +93,22 @@ pub struct UnknownName {
     known: Vec<&'static str>,
 }
 
-/// `/metrics` cannot be served over TLS.
+/// The error of a TLS configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SecureServingError {
     /// A file of the directory cannot be read.
     #[error("read `{}`", path.display())]
     Read {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// The underlying I/O error.
         #[source]
         source: io::Error,
     },
-    /// A file of the directory does not hold what its name says.
+    /// A file of the directory does not contain what its name says.
     #[error("find a certificate or key in `{}`", path.display())]
     Pem {
-        /// Which.
+        /// Its path.
         path: PathBuf,
         /// The underlying PEM error.
         #[source]
@@ -114,7 +117,7 @@ pub enum SecureServingError {
     /// A certificate for this run could not be made.
     #[error("make a self-signed certificate")]
     Make(#[from] rcgen::Error),
-    /// Certificate, key, version and cipher suites do not go together.
+    /// Certificate, key, version and cipher suites do not fit together.
     #[error("use the certificate, the TLS version and the cipher suites")]
     Tls(#[from] rustls::Error),
 }
@@ -145,7 +148,7 @@ fn named<T: Copy>(names: &[(&'static str, T)], text: &str) -> Result<T, UnknownN
 }
 
 impl SecureServing {
-    /// Prepares to serve. The files are read now, so that what is wrong with them is found before anything is contacted.
+    /// Reads the files early, so that problems are found before any connection is made.
     pub(crate) fn prepare(self) -> Result<Tls, SecureServingError> {
         let mut provider = ring::default_provider();
         if let Some(wanted) = &self.cipher_suites {
@@ -154,7 +157,7 @@ impl SecureServing {
                 .retain(|suite| suite.tls13().is_some() || wanted.contains(&TlsCipherSuite(suite.suite())));
         }
         let has_older = provider.cipher_suites.iter().any(|suite| suite.tls13().is_none());
-        // Without a suite of TLS 1.2 that is not served, whatever the oldest version is.
+        // Without a suite for TLS 1.2 that version is not offered, whatever the minimum is.
         let versions: &[_] = match self.oldest_version < TlsVersion::V13 && has_older {
             true => &[&TLS12, &TLS13],
             false => &[&TLS13],
@@ -187,7 +190,7 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Accepts a connection, with the certificate that the files hold now.
+    /// Accepts a connection, with the present certificate of the files.
     pub(crate) async fn accept<S>(&self, stream: S) -> io::Result<tokio_rustls::server::TlsStream<S>>
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
@@ -198,8 +201,8 @@ impl Tls {
     }
 }
 
-/// A certificate that follows its files. Looked at with each connection: a scrape comes every few seconds, and then no
-/// connection is served with a certificate that has been replaced.
+/// A certificate that follows its files. They are checked at each connection: a scrape comes every
+/// few seconds, and no connection gets a certificate that has been replaced.
 #[derive(Debug)]
 struct Certificate {
     directory: Option<PathBuf>,
@@ -207,8 +210,8 @@ struct Certificate {
     current: Mutex<(Arc<CertifiedKey>, Fingerprint)>,
 }
 
-/// The modification time and inode number of each file. They tell a file from the one that it
-/// replaced, whether a mounted Secret swapped directories or the file was written in place.
+/// The modification time and inode number of each file. They detect a replaced file, whether a
+/// mounted Secret swapped directories or the file was written in place.
 type Fingerprint = [Option<(SystemTime, u64)>; 2];
 
 impl Certificate {
@@ -231,8 +234,8 @@ impl Certificate {
         Ok(Self { directory: None, provider: provider.clone(), current })
     }
 
-    /// Loads the files again if they have changed. A pair that cannot be used leaves the one before in use: the files may be
-    /// just being written, and then they change again.
+    /// Loads the files again if they have changed. An unusable pair leaves the previous one in use:
+    /// the files may be incomplete, and will then change again.
     fn refresh(&self) {
         let Some(directory) = &self.directory else { return };
         let found = fingerprint(directory);
@@ -339,7 +342,7 @@ mod tests {
         let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await?;
         let mut text = String::new();
-        // The server ends the connection without a word of TLS.
+        // The server closes the connection without a TLS alert.
         let _ = stream.read_to_string(&mut text).await;
         Ok((stream.get_ref().1.protocol_version(), text))
     }
@@ -353,7 +356,7 @@ mod tests {
         let (_, page) = get(address, first.clone(), &TLS13).await.unwrap();
         assert!(page.starts_with("HTTP/1.1 200 OK") && page.ends_with("a page\n"), "{page}");
 
-        // As a mounted Secret does: the files of that name are others.
+        // As with a mounted Secret, the files are replaced.
         for name in [CERTIFICATE, KEY] {
             std::fs::remove_file(directory.path().join(name)).unwrap();
         }
@@ -375,7 +378,7 @@ mod tests {
             (serving(), true),
             (SecureServing { oldest_version: TlsVersion::V13, ..serving() }, false),
             (SecureServing { oldest_version: TlsVersion::V10, ..serving() }, true),
-            // The key of the certificate is an ECDSA one.
+            // The certificate's key is an ECDSA key.
             (
                 SecureServing {
                     cipher_suites: suites(&["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]),

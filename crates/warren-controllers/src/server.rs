@@ -1,4 +1,5 @@
-//! What the controllers ask of an API server. There are two: a Kubernetes API, and the one of the simulation.
+//! The controllers' interface to an API server. There are two implementations: a Kubernetes API,
+//! and the simulation's.
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::events::v1::Event;
@@ -6,22 +7,22 @@ use warren_decide::step::{Action, FailureKind, Kind};
 
 use crate::object::Any;
 
-/// Why the server did not do what was asked, or why nobody knows whether it did.
+/// The error of a request that was refused, or whose outcome is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Refusal {
-    /// As far as decisions care.
+    /// The kind of failure, for decisions.
     pub kind: FailureKind,
     /// The text for a condition.
     pub text: String,
 }
 
-/// The object as it is now, or nothing when there is none.
+/// The present object, or `None` if it does not exist.
 pub type Answer = Result<Option<Any>, Refusal>;
 
 /// An API server.
 pub trait Server: Send + Sync {
-    /// Carries out one write. Dropping the future does not mean that it was not written.
+    /// Carries out one write. A dropped future may still have written.
     fn write<'a>(
         &'a self,
         namespace: &'a str,
@@ -29,10 +30,10 @@ pub trait Server: Send + Sync {
         action: &'a Action,
     ) -> BoxFuture<'a, Answer>;
 
-    /// Reads one object, past every cache.
+    /// Reads one object, bypassing every cache.
     fn read<'a>(&'a self, namespace: &'a str, kind: Kind, name: &'a str) -> BoxFuture<'a, Answer>;
 
-    /// Lists the objects of a kind that carry a label with this value, past every cache.
+    /// Lists the objects of a kind that have a label with this value, bypassing every cache.
     fn list<'a>(
         &'a self,
         namespace: &'a str,
@@ -41,6 +42,6 @@ pub trait Server: Send + Sync {
         value: &'a str,
     ) -> BoxFuture<'a, Result<Vec<Any>, Refusal>>;
 
-    /// Records an event, beside the work: returns at once, and a lost event holds nothing up.
+    /// Records an event in the background: returns at once, and a lost event blocks nothing.
     fn record(&self, event: Event);
 }

@@ -1,5 +1,5 @@
-//! Notices that the machine's clock was set. What is due by the time of day is waited for by a clock that nobody sets, and what has
-//! expired by a clock that was wrong has not.
+//! Detects that the machine's clock was set. Waits for a time of day use a monotonic clock, and a
+//! decision that something has expired may have come from a wrong clock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 
-/// Between two looks.
+/// The interval of checks.
 const LOOK: Duration = Duration::from_secs(30);
-/// Clocks that are kept in step are never set by this much.
+/// The smallest jump that counts: synchronised clocks are never set by this much.
 const STEP: Duration = Duration::from_secs(1);
 
-/// Tells `was_set` whenever the time of day was set, until told to stop.
+/// Calls `was_set` whenever the time of day was set, until told to stop.
 pub(crate) async fn watch(clock: Arc<dyn Clock>, stop: CancellationToken, was_set: impl Fn()) {
     let mut began = beginning(&*clock);
     while stop.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
@@ -27,7 +27,7 @@ pub(crate) async fn watch(clock: Arc<dyn Clock>, stop: CancellationToken, was_se
     }
 }
 
-/// When the uptime began, by the time of day.
+/// Returns the time of day at which the uptime began.
 fn beginning(clock: &dyn Clock) -> Timestamp {
     clock.now().checked_sub(clock.uptime()).unwrap_or(Timestamp::MIN)
 }

@@ -1,5 +1,5 @@
-//! One copy of what the pods of many sandboxes have in common. A specification is most of a sandbox, and the thousands of sandboxes that
-//! are made from one template have the same one.
+//! Shares equal pod specs among sandboxes. A spec is most of a sandbox's size, and the thousands of
+//! sandboxes of one template have the same one.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -7,14 +7,14 @@ use k8s_openapi::api::core::v1::PodSpec;
 
 use crate::trim::fit;
 
-/// How many specifications are remembered: about as many as templates are in use at a time. Who falls out is kept by those who
-/// have it, and is only not shared with later ones.
+/// The number of remembered specs: about as many as templates are in use at a time. One that is
+/// dropped here stays with its sandboxes, but is not shared with later ones.
 const MOST: usize = 16;
 
 /// The most recent ones, the latest first.
 static RECENT: Recent = Recent(Mutex::new(Vec::new()));
 
-/// Replaces a specification by an equal one that somebody keeps already.
+/// Replaces a spec by an equal one that is already in use.
 pub(crate) fn share(spec: &mut Arc<PodSpec>) {
     RECENT.share(spec);
 }
@@ -23,7 +23,7 @@ struct Recent(Mutex<Vec<Weak<PodSpec>>>);
 
 impl Recent {
     fn share(&self, spec: &mut Arc<PodSpec>) {
-        // Whatever panics in between leaves a list of pointers that are each good.
+        // A panic in between leaves a list of valid pointers.
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = recent.iter().position(|known| known.upgrade().is_some_and(|known| known == *spec));
         let shared = known.map(|index| recent.remove(index)).and_then(|known| known.upgrade());

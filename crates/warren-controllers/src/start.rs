@@ -25,14 +25,15 @@ use crate::set_clock;
 use crate::telemetry::{Passes, Scrape, Telemetry};
 use crate::watch;
 
-/// Objects per page of a list. A page is read whole before it is trimmed, and the room that takes is not given back.
+/// Objects per page of a list. A page is read completely before it is trimmed, and that memory is
+/// not returned.
 const PAGE: u32 = 100;
 
-/// How long the last events may take at the end. They tell what is done, and nobody should wait for them.
+/// The time that the last events may take at shutdown. They are informational, so it is short.
 const LAST_EVENTS: Duration = Duration::from_secs(5);
 
-/// The running controllers. Dropping it stops them without waiting; [`Controllers::shutdown`] waits for what is under
-/// way.
+/// The running controllers. Dropping them stops them without waiting; [`Controllers::shutdown`]
+/// waits for running work.
 pub struct Controllers {
     client: Client,
     stop: CancellationToken,
@@ -46,8 +47,8 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// Starts watching and reconciling. Returns at once; the first pass over anything waits until every kind has been
-    /// listed, so that no decision is made on half a picture.
+    /// Starts to watch and reconcile. Returns at once. The first reconcile waits until every kind
+    /// has been listed, so that no decision uses incomplete caches.
     #[must_use]
     pub fn start(client: Client, config: Config) -> Self {
         let controllers = Self::stand_by(client, config, Telemetry::default());
@@ -55,7 +56,7 @@ impl Controllers {
         controllers
     }
 
-    /// Starts watching, and writes nothing until [`Controllers::lead`].
+    /// Starts to watch, and writes nothing until [`Controllers::lead`].
     #[must_use]
     pub fn stand_by(client: Client, config: Config, telemetry: Telemetry) -> Self {
         let events = TaskTracker::new();
@@ -95,37 +96,37 @@ impl Controllers {
         controllers
     }
 
-    /// Begins to work. There is no way back: who leads no longer stops.
+    /// Starts to work. This cannot be undone: a process that loses leadership stops.
     pub fn lead(&self) {
         self.engine.lead();
     }
 
-    /// What pages of metrics are made of, for as long as somebody asks.
+    /// Returns the source of metrics pages.
     #[must_use]
     pub fn scrape(&self) -> Scrape {
         let metrics = self.telemetry.metrics.clone();
         Scrape { metrics, cluster: self.engine.cluster().clone(), passes: self.passes.clone() }
     }
 
-    /// Waits until everything that exists has been seen once.
+    /// Waits until every existing object has been seen once.
     pub async fn wait_until_listed(&self) {
         self.engine.cluster().wait_until_listed().await;
     }
 
-    /// Stops: no new pass begins, those under way are finished, and what they had to tell is told.
+    /// Stops: no new reconcile begins, running ones are finished, and their events are written.
     pub async fn shutdown(self) {
         self.stop().await;
         self.tell_the_rest().await;
     }
 
-    /// No new pass begins, and those under way are finished.
+    /// Stops the workers: no new reconcile begins, and running ones are finished.
     pub(crate) async fn stop(&self) {
         self.stop.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Writes the events that are left, for a while.
+    /// Writes the remaining events, up to a time limit.
     pub(crate) async fn tell_the_rest(&self) {
         self.events.close();
         if tokio::time::timeout(LAST_EVENTS, self.events.wait()).await.is_err() {
@@ -170,7 +171,7 @@ impl Controllers {
         self.tasks.spawn(watch::run(self.client.clone(), config, cache.clone(), stop, leading, tell));
     }
 
-    /// Works a controller's queue off.
+    /// Runs the workers of a controller's queue.
     fn work(&mut self, controller: Controller, workers: usize) {
         let (engine, queue) = (self.engine.clone(), self.engine.queues().of(controller).clone());
         let passes = Arc::new(Passes::new(self.telemetry.metrics.clone(), queue.clone(), workers));
@@ -181,7 +182,7 @@ impl Controllers {
                 let span = tracing::info_span!("reconcile", controller = name, %key);
                 let (engine, passes) = (engine.clone(), passes.clone());
                 async move {
-                    // Who gives way has not begun a pass, so there is none to measure.
+                    // A delayed key has not begun a reconcile, so there is nothing to measure.
                     if let Some(way) = engine.gives_way(controller, &key) {
                         return Outcome::NotNow(way);
                     }
@@ -200,7 +201,7 @@ impl Controllers {
         });
     }
 
-    /// Begins a task once everything has been listed, nodes included, and we lead.
+    /// Starts a task once everything has been listed, including nodes, and this process leads.
     fn run<F, R>(&self, task: F)
     where
         F: FnOnce(CancellationToken) -> R + Send + 'static,

@@ -1,4 +1,4 @@
-//! What the controllers tell about themselves: metrics for Prometheus, and spans for a tracing collector. Start with
+//! The controllers' metrics for Prometheus and spans for a tracing collector. Start with
 //! [`Telemetry`]; the metrics by name are in `metrics.rs`.
 
 mod claims;
@@ -35,7 +35,7 @@ use metrics::Metrics;
 /// The media type of a page of metrics.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
-/// Where everything is counted. Clones share it.
+/// The registry of all counters. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Telemetry {
     pub(crate) metrics: Arc<Metrics>,
@@ -44,37 +44,37 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Telemetry of a program that was built so.
+    /// Creates the telemetry of a program with this build information.
     #[must_use]
     pub fn new(build: BuildInfo) -> Self {
         Self { metrics: Arc::new(Metrics { build, ..Metrics::default() }), ..Self::default() }
     }
 
-    /// The same with spans, and the task that sends them. To be called in a runtime.
+    /// Adds spans, and returns the task that sends them. To be called in a runtime.
     pub fn with_spans(self, config: OtlpConfig) -> Result<(Self, Exporter), OtlpError> {
         let (tracer, exporter) = Exporter::start(config)?;
         Ok((Self { tracer, ..self }, exporter))
     }
 
-    /// A layer for a client's transport that counts requests to a host.
+    /// Returns a layer for a client's transport that counts requests to a host.
     #[must_use]
     pub fn client_layer(&self, host: &str) -> MeteredLayer {
         MeteredLayer::new(self.metrics.clone(), host)
     }
 
-    /// A client that sends by another one, and holds back what is beyond a limit.
+    /// Wraps a client so that requests beyond a limit wait.
     pub(crate) fn hold_back(&self, client: Client, host: &str, limit: RateLimit) -> Client {
         client::hold_back(client, self.metrics.clone(), host, limit)
     }
 
-    /// Says whether we hold a lease.
+    /// Records whether this process holds a lease.
     pub(crate) fn set_leading(&self, lease: &str, leads: bool) {
         let mut leases = self.metrics.leases.lock().unwrap_or_else(PoisonError::into_inner);
         leases.insert(lease.to_owned(), leads);
     }
 
-    /// Takes note of a change of a claim, and measures it when it has become ready. Who only stands by does not measure:
-    /// the leader does.
+    /// Records a change of a claim, and measures it when it becomes ready. A standby replica does
+    /// not measure: the leader does.
     pub(crate) fn observe_claim(&self, change: &Change<'_, SandboxClaim>, cluster: &Cluster, leads: bool) {
         let now = cluster.now();
         let first_seen = self.clock.observe(change, now);
@@ -89,7 +89,7 @@ impl Telemetry {
 }
 
 impl Telemetry {
-    /// The span of a pass over a claim, whose context it carries from here on.
+    /// Returns the span of a claim's reconcile. The claim carries its context from here on.
     pub(crate) async fn claim_span(&self, cluster: &Cluster, key: &ObjectKey) -> Option<Span> {
         let claim = cluster.claims.get(key).filter(|_| self.tracer.is_on())?;
         let span = self.tracer.pass("ReconcileSandboxClaim", &claim.metadata);
@@ -98,21 +98,22 @@ impl Telemetry {
         Some(span)
     }
 
-    /// The span of a pass over a template.
+    /// Returns the span of a template's reconcile.
     pub(crate) fn template_span(&self, cluster: &Cluster, key: &ObjectKey) -> Option<Span> {
         let template = cluster.templates.get(key).filter(|_| self.tracer.is_on())?;
         Some(self.tracer.pass("ReconcileSandboxTemplate", &template.metadata))
     }
 }
 
-/// Gives an object the context of the pass over it, if it has none. That it did not work is no reason to do nothing else.
+/// Gives an object the context of its reconcile, if it has none. A failure does not stop the
+/// reconcile.
 pub(crate) async fn stamp(cluster: &Cluster, namespace: &str, manager: &'static str, step: Option<Step>) {
     for failure in cluster.apply(namespace, manager, step.into_iter().collect()).await {
         tracing::debug!(problem = %failure.message, "the trace context was not written");
     }
 }
 
-/// Everything that a page of metrics is made of.
+/// The sources of a metrics page.
 #[derive(Clone)]
 pub struct Scrape {
     pub(crate) metrics: Arc<Metrics>,
@@ -121,7 +122,7 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// The page, in Prometheus' text format; see [`CONTENT_TYPE`].
+    /// Returns the page in Prometheus' text format; see [`CONTENT_TYPE`].
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = Text::default();

@@ -20,7 +20,7 @@ const MANAGER: &str = "sandboxtemplate-controller";
 pub(crate) struct TemplateController {
     cluster: Cluster,
     recorder: Recorder,
-    /// What was last reported of each template that is in trouble.
+    /// The last reported problem of each template.
     reported: Mutex<HashMap<ObjectKey, Note>>,
 }
 
@@ -29,7 +29,7 @@ impl TemplateController {
         Self { cluster, recorder, reported: Mutex::default() }
     }
 
-    /// One pass over one template.
+    /// Reconciles one template.
     pub(crate) async fn reconcile(&self, key: ObjectKey) -> Outcome {
         let Some(template) = self.cluster.templates.get(&key) else {
             self.is_news(&key, None);
@@ -47,7 +47,7 @@ impl TemplateController {
             tracing::warn!(template = %key, problem = %failure.message, "template has a problem");
         }
         let note = note(&failures);
-        // Also where there is nothing to say: the same trouble is news after it was gone.
+        // Also called without a problem: the same one counts as new after it was gone.
         let is_news = self.is_news(&key, note.as_ref());
         if let Some(note) = note.filter(|_| is_news) {
             self.recorder.record(ReportingController::SandboxTemplate, &*template, note);
@@ -56,7 +56,7 @@ impl TemplateController {
         if failures.iter().all(Failure::is_final) { Outcome::Done } else { Outcome::Retry }
     }
 
-    /// Takes note of how a template is, and says whether that is new.
+    /// Records a template's problem, and returns true if it is new.
     fn is_news(&self, key: &ObjectKey, note: Option<&Note>) -> bool {
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         match note {
@@ -66,8 +66,8 @@ impl TemplateController {
     }
 }
 
-/// Wakes the template that controls a changed network policy, and the one whose policy has that name: what is not its own is
-/// in the way, or no longer is.
+/// Wakes the template that controls a changed network policy, and the one whose policy has that
+/// name: a policy of another owner may have begun or ceased to conflict.
 pub(crate) fn wake_by_policy(
     templates: &Cache<SandboxTemplate>,
     queue: &WorkQueue,

@@ -1,5 +1,5 @@
-//! What is kept of each kind. Everything that no decision reads is dropped before it reaches the cache: twenty thousand
-//! pods with their specs and managed fields would be most of our memory.
+//! Trims objects of each kind before they are cached. Fields that no decision reads are dropped:
+//! twenty thousand pods with their specs and managed fields would be most of our memory.
 
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStatus, PersistentVolumeClaim, Pod, PodSpec, PodStatus, Service,
@@ -80,8 +80,8 @@ pub(crate) const VOLUME_CLAIM: Keeping<PersistentVolumeClaim> = Keeping {
     indices: |_| Vec::new(),
 };
 
-/// Lists grow with room for more while they are read. Here they never grow again, and the room of twenty thousand of each
-/// would be tens of megabytes.
+/// Shrinks a list to its length. Lists are parsed with spare capacity. They never grow here, and
+/// the spare memory of twenty thousand of each would be tens of megabytes.
 pub(crate) fn fit<T>(list: &mut Option<Vec<T>>) {
     list.iter_mut().for_each(Vec::shrink_to_fit);
 }
@@ -107,7 +107,7 @@ fn metadata(metadata: &mut ObjectMeta) {
 fn pod(pod: &mut Pod) {
     metadata(&mut pod.metadata);
     pod.metadata.finalizers = None;
-    // Of a task's pod it matters how it ends.
+    // Decisions about a task depend on how its pod ends.
     let is_of_a_task = ownership::annotation(&pod.metadata, annotations::TASK).is_some();
     if let Some(spec) = pod.spec.take() {
         pod.spec = Some(PodSpec {
@@ -122,8 +122,8 @@ fn pod(pod: &mut Pod) {
                 || is_of_a_task && type_ == "DisruptionTarget"
         };
         let containers = if is_of_a_task { states } else { stuck };
-        // The reason and message of a failed pod say why a node refused or evicted it. A pod that
-        // runs has neither.
+        // The reason and message of a failed pod say why a node refused or evicted it. A running
+        // pod has neither.
         let is_failed = status.phase.as_deref() == Some("Failed");
         pod.status = Some(PodStatus {
             phase: status.phase,
@@ -145,7 +145,7 @@ fn pod(pod: &mut Pod) {
     }
 }
 
-/// Of containers only why one cannot start, which few ever say.
+/// Keeps only the reason why a container cannot start, which few have.
 fn stuck(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus>> {
     let waiting = containers?.into_iter().filter_map(|container| {
         let waiting = container.state?.waiting.filter(|waiting| waiting.reason.is_some())?;
@@ -155,7 +155,7 @@ fn stuck(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus
     Some(waiting.collect::<Vec<_>>()).filter(|waiting| !waiting.is_empty())
 }
 
-/// Of containers only how they are.
+/// Keeps only the containers' states.
 fn states(containers: Option<Vec<ContainerStatus>>) -> Option<Vec<ContainerStatus>> {
     let states = containers?.into_iter().map(|container| ContainerStatus {
         name: container.name,

@@ -1,4 +1,4 @@
-//! Who is woken by a change: the owner of what changed, before or after.
+//! Finds the keys that a change wakes: the owners of the object, before and after.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
@@ -22,7 +22,8 @@ impl<'a> Sides<'a> {
         }
     }
 
-    /// The controllers that are wanted, before and after; the same one comes twice, which a queue does not mind.
+    /// Returns the wanted controllers before and after. The same one may come twice, which a queue
+    /// tolerates.
     pub(crate) fn owners(
         self,
         is_wanted: impl Fn(&OwnerReference) -> bool,
@@ -34,7 +35,7 @@ impl<'a> Sides<'a> {
         })
     }
 
-    /// Whether each side that is there has such a controller.
+    /// Returns true if each existing side has such a controller.
     pub(crate) fn all_controlled(self, is_wanted: impl Fn(&OwnerReference) -> bool) -> bool {
         [self.before, self.after]
             .into_iter()
@@ -42,7 +43,7 @@ impl<'a> Sides<'a> {
             .all(|metadata| ownership::controller(metadata).is_some_and(&is_wanted))
     }
 
-    /// Whether a label key is there on either side.
+    /// Returns true if either side has the label.
     pub(crate) fn has_label(self, key: &str) -> bool {
         [self.before, self.after]
             .into_iter()

@@ -16,11 +16,13 @@ use crate::cache::Cache;
 use crate::object::Typed;
 use unread::Unread;
 
-/// Watches every object of a kind in all namespaces until told to stop. A broken watch is taken up again, with backoff.
+/// Watches every object of a kind in all namespaces until told to stop. A broken watch is resumed
+/// with backoff.
 ///
-/// A server takes objects that we cannot read: a number that is too large for its type, say. `tell` is called for each, when that is
-/// news, and says whether it has told anybody; if not, it is called again when this process leads. The cache goes on with the last
-/// state that could be read, or without the object. Others are not held up.
+/// A server accepts objects that we cannot parse, for example with a number too large for its type.
+/// `tell` is called for each new problem, and returns true if it was reported; if not, it is called
+/// again when this process leads. The cache keeps the last readable state, or goes without the
+/// object. Other objects are not delayed.
 pub(crate) async fn run<K: Typed>(
     client: Client,
     config: watcher::Config,
@@ -45,7 +47,7 @@ pub(crate) async fn run<K: Typed>(
             Some(Ok(event)) => observe(&cache, event, &mut unread, &tell),
             Some(Err(error)) => {
                 if is_not_served(&error) {
-                    // Nothing of a kind can exist where it is not served; the rest must not wait for it.
+                    // If a kind is not served, it has no objects; other kinds must not wait for it.
                     cache.mark_listed();
                 }
                 tracing::warn!(kind = %K::kind(&()), error = &error as &dyn std::error::Error, "watch broke off");
@@ -61,8 +63,9 @@ pub(crate) async fn run<K: Typed>(
 
 type Events<K> = BoxStream<'static, watcher::Result<watcher::Event<DeserializeGuard<K>>>>;
 
-/// One object that cannot be read fails the list or the event that it is in. Reading each for itself costs several times as much, so
-/// that is left to clusters that have such an object.
+/// Watches without a guard: one object that cannot be parsed fails its list or event. Parsing each
+/// object separately costs several times as much, so it is used only on clusters with such an
+/// object.
 fn plain<K: Typed>(client: Client, config: watcher::Config) -> Events<K> {
     let readable = |event| match event {
         watcher::Event::Init => watcher::Event::Init,
@@ -119,7 +122,8 @@ fn is_unreadable(error: &watcher::Error) -> bool {
     use watcher::Error::{InitialListFailed, WatchFailed};
     match error {
         InitialListFailed(kube::Error::SerdeError(_)) | WatchFailed(kube::Error::SerdeError(_)) => true,
-        // The client takes an event that it cannot read for a status, of which nothing is required: one that says nothing at all.
+        // The client takes an event that it cannot parse for a status, whose fields are all
+        // optional: an empty one.
         WatchFailed(kube::Error::Api(status)) => **status == Status::default(),
         _ => false,
     }
@@ -142,7 +146,8 @@ mod tests {
     use crate::queue::ObjectKey;
     use crate::trim;
 
-    /// A sandbox whose probe asks a port. The definition takes any number there, and we do not.
+    /// Builds a sandbox with a probe on a port. The CRD accepts any number there, our type does
+    /// not.
     fn sandbox(name: &str, version: u64, port: u64) -> Value {
         let probe = json!({"httpGet": {"port": port}});
         json!({
@@ -152,7 +157,8 @@ mod tests {
         })
     }
 
-    /// A server with two sandboxes, one of them on such a port. Each watch brings another state of both and then nothing more.
+    /// Builds a server with two sandboxes, one of them on such a port. Each watch shows another
+    /// state of both and then stays silent.
     fn server(port: u64) -> Client {
         let service = tower::service_fn(move |request: Request<Body>| async move {
             let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
@@ -181,7 +187,8 @@ mod tests {
         assert_eq!(told_of_bad(80, 1).await, ["6"]);
     }
 
-    /// So many states of the sandbox on such a port that are told to be unreadable, while the other one is kept up with.
+    /// Returns so many reported states of the sandbox on such a port, and checks that the other one
+    /// is kept up to date.
     async fn told_of_bad(port: u64, count: usize) -> Vec<String> {
         let cache = Arc::new(Cache::new(trim::SANDBOX));
         let stop = CancellationToken::new();

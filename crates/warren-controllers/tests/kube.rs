@@ -1,4 +1,4 @@
-//! The scenarios judged by a real control plane.
+//! Runs the scenarios on a real control plane.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -22,7 +22,7 @@ use scenarios::permissions::Account;
 use scenarios::{bad_input, permissions};
 use support::{DEADLINE, Place};
 
-/// Controllers look at all namespaces, so a shared control plane has room for one scenario at a time.
+/// Controllers watch all namespaces, so a shared control plane runs one scenario at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 async fn place() -> Place {
@@ -47,7 +47,7 @@ async fn place() -> Place {
         alone,
     )
     .await;
-    // Without it no pod may be made.
+    // Pods cannot be created before it exists.
     let is_there = |account: Option<&ServiceAccount>| account.is_some();
     place.wait::<ServiceAccount>("default", "there", is_there).await;
     place
@@ -74,7 +74,7 @@ scenarios::tests! { place:
     writes_decided_about_another_object_or_an_older_state_are_refused
 }
 
-/// Only a real server denies by quota.
+/// Only a real server enforces quotas.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denial_by_quota_is_retried_later_and_later() {
     let place = place().await;
@@ -99,7 +99,7 @@ async fn a_denial_by_quota_is_retried_later_and_later() {
     controllers.shutdown().await;
 }
 
-/// Only a real server has the admission plugin that asks for these.
+/// Only a real server has the admission plugin that checks these.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rights_that_only_admission_asks_for_are_missed_too() {
     let place = place().await;

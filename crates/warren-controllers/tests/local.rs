@@ -1,4 +1,4 @@
-//! The scenarios on our own API server, in process: the local home without its containers.
+//! Runs the scenarios on our own API server, in process: the local home without its containers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 

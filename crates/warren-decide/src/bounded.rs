@@ -1,11 +1,11 @@
-//! Text of others in words of ours: never longer than it has to be.
+//! Limits the length of text that comes from others and goes into our messages.
 
 use std::borrow::Cow;
 
-/// The server takes no longer note of an event.
+/// The API server's length limit for an event's note.
 pub(crate) const LONGEST_NOTE: usize = 1024;
 
-/// The text, cut to at most `limit` bytes with a mark where it was cut.
+/// Returns the text, cut to at most `limit` bytes. A mark shows that it was cut.
 pub(crate) fn bounded(text: &str, limit: usize) -> Cow<'_, str> {
     if text.len() <= limit {
         return Cow::Borrowed(text);

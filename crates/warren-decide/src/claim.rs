@@ -1,22 +1,29 @@
-//! What a SandboxClaim needs: exactly one sandbox, a waiting one if there is one, and a status that says how it is.
+//! Decides about SandboxClaims: gives each claim exactly one sandbox, a warm one if there is one,
+//! and publishes its status.
 //!
-//! A pass is a short conversation: [`decide`] looks at the world and plans the next write, the controller carries it out
-//! and looks again, until there is nothing left but the status. Taking a sandbox is two guarded writes, first the claim's
-//! `sandbox-name` annotation, then the sandbox's owner. Both are decided from state alone, so a pass that died half-way is
-//! finished by the same code as an ordinary one, by whichever controller comes next.
+//! A reconcile has several rounds: [`decide`] reads the world and plans the next write, the
+//! controller carries it out and asks again, until only the status is left. Adopting a sandbox
+//! takes two guarded writes: first the claim's `sandbox-name` annotation, then the sandbox's owner.
+//! Both are decided from state alone. If a reconcile dies between them, the same code finishes the
+//! adoption, in any controller.
 //!
-//! Where this differs from agent-sandbox's controller, and why:
-//! - `controller-first-observed-at`, and `claim-first-ready-at` when the sandbox taken is ready, ride on the assignment
-//!   write instead of having one each. A warm claim costs three writes until it is Ready instead of five.
-//! - A cold start is also committed on the claim first (the annotation names the sandbox to be made, which has the claim's
-//!   name), riding on the same write. Two controllers with different views then cannot give one claim a warm and a cold
-//!   sandbox.
-//! - A claim that has said so keeps its word, also when the server refuses its sandbox or somebody deletes it: it makes its own again,
-//!   and takes no waiting one. Were the word taken back, another controller might just be keeping it.
-//! - A reference to a sandbox that nobody controls is dropped, once the server has shown that it is so: no claim may take that one.
-//! - A claim that waits for members to get an address is woken by them; it does not ask again every 500 ms.
-//! - A claim may have a deadline ([`Settings::deadline`], `warren.dev/deadline`), at which it ends instead of waiting on.
-//! - What keeps its pod from starting is in the claim's own conditions, and trouble is also an event.
+//! Differences from agent-sandbox's controller, with reasons:
+//! - The assignment write also carries `controller-first-observed-at`, and `claim-first-ready-at`
+//!   when the adopted sandbox is ready. A warm claim needs three writes until it is Ready instead
+//!   of five.
+//! - A cold start is committed on the claim first: the annotation names the sandbox to be made,
+//!   which has the claim's name. Two controllers with different views then cannot give one claim a
+//!   warm and a cold sandbox.
+//! - A claim that has committed to a cold start stays committed, even if the server refuses its
+//!   sandbox or the sandbox is deleted. It makes its own again and adopts no warm one. If the
+//!   commitment were withdrawn, another controller might be creating the sandbox at that moment.
+//! - A reference to a sandbox without a controller is dropped once the server has confirmed it: no
+//!   claim may adopt that sandbox.
+//! - A claim that waits for pool members to get an address is woken by them. It does not ask again
+//!   every 500 ms.
+//! - A claim may have a deadline ([`Settings::deadline`], `warren.dev/deadline`). If it is missed,
+//!   the claim ends.
+//! - The claim's own conditions say what keeps its pod from starting. Trouble is also an event.
 
 mod adoption;
 mod cold;
@@ -46,10 +53,11 @@ use crate::ownership;
 use crate::step::{Failure, FailureKind, Note, Stage, Step};
 use search::Search;
 
-/// How long a claim waits for members that are on their way, from its creation, before it starts cold.
+/// The longest time that a claim waits, from its creation, for members that are starting. Then it
+/// starts cold.
 pub const CANDIDATE_GRACE: Duration = Duration::from_secs(2);
 
-/// What was seen of one claim.
+/// The observed state of one claim and the objects that it depends on.
 #[derive(Clone, Debug)]
 pub struct World {
     /// The claim.
@@ -58,34 +66,35 @@ pub struct World {
     pub pool: Option<Arc<SandboxWarmPool>>,
     /// The pool's template, if it exists.
     pub template: Option<Arc<SandboxTemplate>>,
-    /// Sandboxes by name: the one in the claim's status, the assigned one, the one that has the claim's name, and all that the
-    /// claim controls.
+    /// Sandboxes by name: the one in the claim's status, the assigned one, the one that has the
+    /// claim's name, and all that the claim controls.
     pub sandboxes: BTreeMap<String, Arc<Sandbox>>,
-    /// Names that the server itself, not only our cache, says do not exist.
+    /// Names of sandboxes that the server itself, not only our cache, says do not exist.
     pub confirmed_gone: BTreeSet<String>,
-    /// Names that were read from the server itself in this pass: what `sandboxes` says of them is no older than that.
+    /// Names that were read from the server itself in this reconcile: their entries in `sandboxes`
+    /// are at least that new.
     pub confirmed: BTreeSet<String>,
-    /// The policy that old controllers made for each claim.
+    /// The NetworkPolicy that older controllers made for each claim.
     pub legacy_policy: Option<Arc<NetworkPolicy>>,
-    /// What the pool offers.
+    /// The pool's offer.
     pub offer: Offer,
-    /// When this claim was first seen.
+    /// The time when this claim was first seen.
     pub first_seen: Timestamp,
-    /// The server's message if it has refused as invalid what this claim needs. It counts for the
-    /// claim and the template as they are.
+    /// The server's message if it refused what this claim needs as invalid. It holds for the
+    /// current claim and template only.
     pub refused: Option<String>,
 }
 
-/// What a pool offers a claim.
+/// A pool's offer to a claim.
 #[derive(Clone, Debug)]
 pub enum Offer {
-    /// Not asked yet.
+    /// The pool was not asked yet.
     NotAsked,
-    /// It has nothing.
+    /// The pool has no member to offer.
     Empty,
-    /// Members are on their way.
+    /// Members are starting.
     Pending,
-    /// This one, set aside for this pass.
+    /// This member, reserved for the current reconcile.
     Sandbox(Arc<Sandbox>),
 }
 
@@ -94,11 +103,12 @@ pub enum Offer {
 pub struct Settings {
     /// Domains whose labels a claim may put on its pod.
     pub allowed_label_domains: Vec<String>,
-    /// Whether claims do not say when they were first seen.
+    /// Set to leave out the annotations that say when a claim was first seen.
     pub disable_observability_annotations: bool,
-    /// Whether events about claims are left out.
+    /// Set to record no events about claims.
     pub disable_events: bool,
-    /// How long a claim may wait for its sandbox to become ready, unless it says so itself; nothing is for ever.
+    /// The longest time that a claim may wait for its sandbox to become ready, unless the claim
+    /// says otherwise. `None`: no limit.
     pub deadline: Option<Duration>,
 }
 
@@ -113,34 +123,35 @@ impl Default for Settings {
     }
 }
 
-/// What comes after the steps of a plan.
+/// The continuation after the steps of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
-    /// Look and decide again, at once.
+    /// Observe and decide again at once.
     DecideAgain,
     /// Ask the pool for an offer, then decide again.
     AskForOffer,
-    /// Ask the server whether this sandbox really does not exist, or is not what it was, then decide again.
+    /// Ask the server whether this sandbox really is missing or changed, then decide again.
     Confirm(String),
-    /// The pass is over.
+    /// The reconcile is over.
     Settled {
-        /// When to look again without being woken; after a failure, at the latest.
+        /// The time until the next reconcile if no event wakes the claim; after a failure, the
+        /// longest.
         look_again: Option<Duration>,
-        /// Whether the pass failed and is to be tried again with backoff.
+        /// True if the reconcile failed and is to be retried with backoff.
         retry: bool,
     },
 }
 
-/// What to do about a claim next.
+/// A plan for one claim.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Writes, in order.
     pub steps: Vec<Step>,
-    /// Writes whose failure only deserves a line in the log.
+    /// Writes whose failure is only logged.
     pub best_effort: Vec<Step>,
-    /// Events to record when the steps have worked.
+    /// Events to record when the steps have succeeded.
     pub notes: Vec<Note>,
-    /// What comes then.
+    /// The continuation after the steps.
     pub next: Next,
 }
 
@@ -181,8 +192,9 @@ pub fn decide(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     plan
 }
 
-/// Plans what to publish when a step of the last plan has failed in a way that looking again does not heal. A commitment
-/// stays, even when the server has refused a cold sandbox: another controller may be making it at this moment.
+/// Plans the status to publish when a step of the last plan failed in a way that a fresh
+/// observation does not fix. The commitment stays, even if the server refused a cold sandbox:
+/// another controller may be making it at this moment.
 #[must_use]
 pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Timestamp) -> Plan {
     let text = failures.iter().map(|failure| failure.message.as_str()).collect::<Vec<_>>().join("\n");
@@ -201,7 +213,7 @@ pub fn give_up(world: &World, failures: &[Failure], settings: &Settings, now: Ti
 
 fn in_trouble(world: &World, trouble: &Trouble, settings: &Settings, now: Timestamp) -> Plan {
     match search::find(world) {
-        // What it has is no less its own for the trouble.
+        // Trouble does not take the sandbox away from the claim.
         Search::Bound(sandbox) => status::publish_bound_trouble(world, sandbox, trouble, settings, now),
         _ => status::publish_trouble(world, trouble, settings, now),
     }
@@ -233,7 +245,7 @@ fn active(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     }
 }
 
-/// A claim that has its sandbox: keeps the pod's metadata in line and mirrors the status.
+/// Plans for a claim that has its sandbox: keeps the pod's metadata in line and mirrors the status.
 fn bound(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Plan {
     let converged = adoption::converge(world, sandbox);
     if let Some(step) = adoption::take_back_promise(world, sandbox, converged.is_err()) {
@@ -256,9 +268,10 @@ fn bound(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) 
     }
 }
 
-/// A claim has one sandbox. Another becomes its own when an assignment that was dropped is carried out after all: by a process that
-/// has not heard of it, or by a request that arrives late. It goes, once the claim names the one that it keeps and no other, and
-/// the server has shown that one.
+/// Deletes a second sandbox of the claim. The claim can get one when a dropped assignment is
+/// completed after all, by a controller with an old cache or by a request that arrives late. The
+/// deletion waits until the claim names only the sandbox that it keeps and the server has confirmed
+/// that one.
 fn keep_one(world: &World, kept: &Sandbox) -> Option<Plan> {
     let name = kept.metadata.name.as_deref().unwrap_or_default();
     let is_other = world.assigned().is_some_and(|assigned| assigned != name);
@@ -279,19 +292,20 @@ fn keep_one(world: &World, kept: &Sandbox) -> Option<Plan> {
     })
 }
 
-/// A claim that has none: takes a waiting one, or makes one.
+/// Plans for a claim without a sandbox: adopts a warm one or makes one.
 fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timestamp) -> Plan {
     let spec = &world.claim.spec;
     let wants_own = !spec.env.is_empty() || !spec.volume_claim_templates.is_empty();
     let is_ready = conditions::is_true(world.conditions(), ConditionType::Ready);
-    // The claim waits from now on, not since the lost sandbox was last ready. One that says that it is Ready is not late, and
-    // goes on saying so until it is known what comes in the lost one's place.
+    // The claim waits from now on, not since the lost sandbox was last ready. A claim that is still
+    // Ready is not late. It stays Ready until its replacement is known.
     if world.status_sandbox().is_some() && !is_ready {
         let plan = status::publish_trouble(world, &Trouble::SandboxMissing, settings, now);
         return Plan { next: Next::DecideAgain, ..plan };
     }
     if may_take_warm && !wants_own && world.pool.is_some() {
-        // A claim that can take none does not keep one from others, nor for the moment in which it is told so.
+        // Ask for no offer: a claim that cannot adopt a sandbox must not reserve one, not even for
+        // a moment.
         if let Some(template) = &world.template
             && let Err(text) = adoption::pod_metadata(world, template)
         {
@@ -304,15 +318,15 @@ fn provide(world: &World, may_take_warm: bool, settings: &Settings, now: Timesta
                     Err(text) => status::publish_trouble(world, &Trouble::Error(text), settings, now),
                 };
             }
-            // An offer of the pool that the claim was on is none of the pool that it is on now.
+            // An offer of the claim's previous pool does not count for its current pool.
             Offer::NotAsked | Offer::Sandbox(_) => return Plan::ask(Next::AskForOffer),
             Offer::Pending => {
-                // By the server's clock or by ours, whichever is earlier: ours may be behind.
+                // Use the earlier of the server's clock and ours: ours may be behind.
                 let created = world.claim.metadata.creation_timestamp.as_ref();
                 let since = created.map_or(world.first_seen, |Time(time)| world.first_seen.min(*time));
                 let age = Duration::try_from(now.duration_since(since)).unwrap_or_default();
                 if let Some(remaining) = CANDIDATE_GRACE.checked_sub(age).filter(|left| !left.is_zero()) {
-                    // Nothing is published: the claim has said all there is to say by existing.
+                    // Publish nothing: there is nothing to say yet.
                     let end = status::until_end(world, world.conditions(), settings, now);
                     return Plan::settled(Some(end.map_or(remaining, |end| end.min(remaining))));
                 }
@@ -360,12 +374,13 @@ impl World {
         self.assigned() == Some(self.name())
     }
 
-    /// The sandboxes that the claim controls.
+    /// Returns the sandboxes that the claim controls.
     fn own(&self) -> impl Iterator<Item = &Sandbox> {
         self.sandboxes.values().map(|sandbox| &**sandbox).filter(|sandbox| self.is_mine(sandbox))
     }
 
-    /// Whether the server itself says that the claim does not have this sandbox. What cannot be a name names nothing.
+    /// Returns true if the server itself says that the claim does not have this sandbox. A string
+    /// that is not a valid name refers to no sandbox.
     fn is_lost(&self, name: &str) -> bool {
         let is_own = || self.own().any(|own| own.metadata.name.as_deref() == Some(name));
         self.confirmed_gone.contains(name)

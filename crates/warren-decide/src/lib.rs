@@ -1,8 +1,12 @@
-//! Every decision Warren makes about its objects, as pure functions: what was seen goes in, a plan comes out. This crate
-//! never does I/O, never reads a clock and never rolls dice; names, time and settings are arguments, so that the same
-//! world always gives the same plan and a simulation can replay it. `warren-controllers` and, for pods, `warren-node` carry the plans out.
+//! Makes every decision about Warren's objects as pure functions: the observed state goes in, a
+//! plan comes out.
 //!
-//! Start with [`step`], the words a plan is made of, then [`sandbox`], the simplest kind that uses all of them.
+//! This crate never does I/O, never reads a clock and never uses randomness. Names, time and
+//! settings are arguments. The same world always gives the same plan, so a simulation can replay
+//! it. `warren-controllers` and, for pods, `warren-node` carry the plans out.
+//!
+//! Start with [`step`], which defines the parts of a plan, then [`sandbox`], the simplest kind that
+//! uses all of them.
 
 mod bounded;
 pub mod claim;

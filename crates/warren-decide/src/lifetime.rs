@@ -1,4 +1,4 @@
-//! The whole time to live that a Sandbox or a claim is given by the annotation `warren.dev/ttl`.
+//! Reads the annotation `warren.dev/ttl`: the whole time to live of a Sandbox or a claim.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use warren_api::{annotations, go_duration};
 use crate::bounded::bounded;
 use crate::ownership;
 
-/// Returns when an object ends by its annotation: so long after its creation. `None` without the annotation, for `0`, and for a
-/// value that is not a duration ([`nonsense`]).
+/// Returns when an object ends by its annotation, counted from its creation. `None` without the
+/// annotation, for `0`, and for a value that is not a duration ([`nonsense`]).
 pub(crate) fn end(metadata: &ObjectMeta) -> Option<Timestamp> {
     let text = ownership::annotation(metadata, annotations::TTL)?;
     let ttl = go_duration::parse(text).ok().filter(|ttl| *ttl > Duration::ZERO)?;
@@ -18,7 +18,7 @@ pub(crate) fn end(metadata: &ObjectMeta) -> Option<Timestamp> {
     created.checked_add(ttl).ok()
 }
 
-/// Says what is wrong with the annotation, if its value is not a duration.
+/// Returns an error text if the annotation's value is not a duration.
 pub(crate) fn nonsense(metadata: &ObjectMeta) -> Option<String> {
     let text = ownership::annotation(metadata, annotations::TTL)?;
     go_duration::parse(text).err()?;

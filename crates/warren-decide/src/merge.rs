@@ -1,12 +1,12 @@
-//! JSON merge patches (RFC 7386) from what is there to what should be, so that a write carries only what differs and a
-//! converged object costs no write at all.
+//! Computes JSON merge patches (RFC 7386) from the present to the wanted state: a write carries
+//! only the difference, and a converged object needs no write.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// The merge patch that turns `from` into `to`, or nothing when they are equal.
+/// Returns the merge patch that turns `from` into `to`, or `None` when they are equal.
 #[must_use]
 pub fn difference(from: &Value, to: &Value) -> Option<Value> {
     match (from, to) {
@@ -35,30 +35,31 @@ pub fn difference(from: &Value, to: &Value) -> Option<Value> {
     }
 }
 
-/// The merge patch between two serialisable values, or nothing when they are equal. An empty value that the type writes out differs
-/// from an absent one.
+/// Returns the merge patch between two serialisable values, or `None` when they are equal. An empty
+/// value that the type serialises differs from an absent one.
 #[must_use]
 pub fn between<T: Serialize + PartialEq>(from: &T, to: &T) -> Option<Value> {
-    // Most often nothing has changed, and seeing that is cheaper than writing both down.
+    // Usually nothing has changed, and comparing is cheaper than serialising both.
     if from == to {
         return None;
     }
     difference(&json(from), &json(to))
 }
 
-/// A value as JSON. Our API types are maps with string keys, which always serialise; anything else reads as null.
+/// Returns a value as JSON. Our API types are maps with string keys, which always serialise;
+/// anything else becomes null.
 #[must_use]
 pub fn json<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).unwrap_or(Value::Null)
 }
 
-/// The merge patch for a string map (labels, annotations, selectors).
+/// Returns the merge patch for a string map (labels, annotations, selectors).
 #[must_use]
 pub fn between_maps(from: &BTreeMap<String, String>, to: &BTreeMap<String, String>) -> Option<Value> {
     between(from, to)
 }
 
-/// Puts `value` at a path of keys, making the objects on the way. Used to build a patch piece by piece.
+/// Puts `value` at a path of keys and makes the missing objects on the way.
 pub fn set(patch: &mut Value, path: &[&str], value: Value) {
     if !patch.is_object() {
         *patch = Value::Object(Map::new());

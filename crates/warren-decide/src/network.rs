@@ -1,9 +1,11 @@
-//! What a pod may reach, and who may reach it.
+//! Decides what a pod may reach, and which pods may reach it.
 //!
-//! A pod has a [`Mode`]. Without a network it has nothing but its own loopback. A restricted one reaches the egress proxy
-//! and the name server of its home, which hold each wish against an [`AllowList`]; a full one has a way out of its own.
-//! Between pods nothing passes unless a NetworkPolicy lets it ([`policy`]); where policies select a pod they also narrow
-//! what its mode would allow. The node that a pod is on may always reach it, as in Kubernetes.
+//! Each pod has a [`Mode`]. A pod without a network has only its own loopback. A restricted pod
+//! reaches the egress proxy and the name server of its home, which check each request against an
+//! [`AllowList`]. A pod with full network has a route out of its own.
+//!
+//! Traffic between pods passes only if a NetworkPolicy allows it ([`policy`]). Policies that select
+//! a pod also narrow what its mode allows. The pod's node may always reach it, as in Kubernetes.
 
 mod address;
 mod allow_list;

@@ -1,11 +1,12 @@
-//! Whether a node is a good place for somebody's work: a sandbox on a node that is broken or being emptied is not handed
-//! out, as it would soon be gone.
+//! Decides whether a node's sandboxes may be handed out. A sandbox on a broken or draining node
+//! would soon be lost.
 
 use k8s_openapi::api::core::v1::Node;
 
-/// Taints by which others say that a node is being emptied or is not there. Other taints that evict say nothing about a pod
-/// that runs there in spite of them: it tolerates them. Those that only repeat the node's own words (`not-ready`,
-/// `unreachable`, `unschedulable`) come and go later than these do, and are not needed.
+/// Taints that say that a node is being drained or is gone. Other evicting taints say nothing about
+/// a pod that already runs there, since it tolerates them. Taints that only repeat the node's own
+/// conditions (`not-ready`, `unreachable`, `unschedulable`) are not needed: they come and go later
+/// than the conditions.
 const LEAVING: [&str; 5] = [
     "node.kubernetes.io/out-of-service",
     "node.cloudprovider.kubernetes.io/shutdown",
@@ -14,7 +15,8 @@ const LEAVING: [&str; 5] = [
     "karpenter.sh/disruption",
 ];
 
-/// Whether sandboxes on this node may be handed out. A node that does not say how it is counts as good.
+/// Returns true if sandboxes on this node may be handed out. A node without a Ready condition
+/// counts as good.
 #[must_use]
 pub fn is_fit(node: &Node) -> bool {
     let spec = node.spec.as_ref();

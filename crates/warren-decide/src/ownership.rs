@@ -1,36 +1,37 @@
-//! Who controls an object, and whether it may be taken over. Owners are compared by API group and kind or by uid, never
-//! by version: references written years ago still say `v1alpha1`.
+//! Decides which object controls another, and whether it may be adopted. Owners are compared by API
+//! group and kind or by uid, never by version: old references still say `v1alpha1`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 use warren_api::{AgentTask, SandboxClaim, SandboxWarmPool, labels};
 
-/// Where a child stands towards the sandbox that wants it.
+/// A child's relation to a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
     /// Controlled by the sandbox.
     Mine,
-    /// Controlled by nobody, and labelled so that the sandbox may take it.
+    /// Without a controller, and labelled so that the sandbox may adopt it.
     Adoptable,
-    /// Controlled by nobody, and not ours to take.
+    /// Without a controller, and not ours to adopt.
     Unowned,
-    /// Controlled by somebody else.
+    /// Controlled by another object.
     Foreign,
 }
 
-/// The reference of the object's controller, if it has one.
+/// Returns the reference of the object's controller, if it has one.
 #[must_use]
 pub fn controller(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     metadata.owner_references.as_deref()?.iter().find(|reference| reference.controller == Some(true))
 }
 
-/// Whether the object with this uid controls `metadata`'s object. An empty uid controls nothing.
+/// Returns true if the object with this uid controls `metadata`'s object. An empty uid controls
+/// nothing.
 #[must_use]
 pub fn is_controlled_by(metadata: &ObjectMeta, uid: &str) -> bool {
     !uid.is_empty() && controller(metadata).is_some_and(|reference| reference.uid == uid)
 }
 
-/// Classes a child for the sandbox with this uid and tracking hash.
+/// Classifies a child for the sandbox with this uid and tracking hash.
 #[must_use]
 pub fn classify(child: &ObjectMeta, uid: &str, tracking_hash: &str) -> Ownership {
     match controller(child) {
@@ -42,7 +43,8 @@ pub fn classify(child: &ObjectMeta, uid: &str, tracking_hash: &str) -> Ownership
     }
 }
 
-/// A controller reference to `owner` that blocks the owner's foreground deletion, as garbage collection expects.
+/// Returns a controller reference to `owner` that blocks the owner's foreground deletion, as
+/// garbage collection expects.
 #[must_use]
 pub fn reference_to<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference {
     OwnerReference {
@@ -55,43 +57,43 @@ pub fn reference_to<K: Resource<DynamicType = ()>>(owner: &K) -> OwnerReference 
     }
 }
 
-/// Whether the object's controller is a pool, of whatever version.
+/// Returns true if the object's controller is a pool, of any version.
 #[must_use]
 pub fn is_pooled(metadata: &ObjectMeta) -> bool {
     controller(metadata).is_some_and(is_kind::<SandboxWarmPool>)
 }
 
-/// Whether the object's controller is a claim, of whatever version.
+/// Returns true if the object's controller is a claim, of any version.
 #[must_use]
 pub fn is_claimed(metadata: &ObjectMeta) -> bool {
     controller(metadata).is_some_and(is_kind::<SandboxClaim>)
 }
 
-/// Returns whether the object's controller is a task, of whatever version.
+/// Returns true if the object's controller is a task, of any version.
 #[must_use]
 pub fn is_of_a_task(metadata: &ObjectMeta) -> bool {
     controller(metadata).is_some_and(is_kind::<AgentTask>)
 }
 
-/// Whether the object's controller belongs to the extensions group.
+/// Returns true if the object's controller belongs to the extensions group.
 #[must_use]
 pub fn is_extension_owned(metadata: &ObjectMeta) -> bool {
     controller(metadata).is_some_and(|reference| group(reference) == SandboxClaim::group(&()))
 }
 
-/// Whether a reference names an object of kind `K`, of whatever version.
+/// Returns true if a reference names an object of kind `K`, of any version.
 #[must_use]
 pub fn is_kind<K: Resource<DynamicType = ()>>(reference: &OwnerReference) -> bool {
     group(reference) == K::group(&()) && reference.kind == K::kind(&())
 }
 
-/// The value of a label.
+/// Returns the value of a label.
 #[must_use]
 pub fn label<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// The value of an annotation.
+/// Returns the value of an annotation.
 #[must_use]
 pub fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
@@ -133,7 +135,8 @@ mod tests {
         assert!(!is_extension_owned(&owned("apps/v1", "Deployment", "u")));
     }
 
-    /// Row 6: only a label that says so, or our own tracking hash, lets us take an unowned child.
+    /// Row 6: an unowned child may be adopted only with a label that allows it, or with our own
+    /// tracking hash.
     #[test]
     fn taking_over_needs_a_label() {
         let labelled = |key: &str, value: &str| ObjectMeta {

@@ -1,8 +1,9 @@
-//! What a pod needs next on its node, and the status it has, word for word as kubelet reports it.
+//! Decides what a pod needs next on its node, and writes its status as kubelet would.
 //!
-//! [`decide`] is asked after every change: of the Pod object, of what the machine reports, of the time. It never
-//! remembers anything. What a daemon that died would have known comes back from two places that survive it: the
-//! report of the shim (or the record the shim left on disk), and the last published status in the API.
+//! [`decide`] is asked after every change of the Pod object, of the machine's report or of the
+//! time. It has no memory. After a daemon's death the state comes back from two places that survive
+//! it: the report of the shim (or the record the shim left on disk), and the last published status
+//! in the API.
 
 mod backoff;
 mod conditions;
@@ -54,160 +55,164 @@ pub use sysctls::sysctls;
 pub use unsupported::BIND_MOUNT_OPTIONS;
 pub use volumes::{VolumeFile, VolumeKind, volume_files, volume_kind};
 
-/// Everything a decision about one pod rests on.
+/// The inputs of a decision about one pod.
 #[derive(Debug, Clone)]
 pub struct World<'a> {
     /// The Pod as the API last showed it, perhaps stale.
     pub pod: &'a Pod,
     /// The node that is deciding.
     pub node: &'a NodeFacts,
-    /// What runs on the machine for this pod.
+    /// The state of the pod on the machine.
     pub machine: &'a Machine,
-    /// What the node has found out about the pod's images.
+    /// The state of the pod's images on the node.
     pub images: &'a Images,
-    /// What was found of the objects that the pod refers to.
+    /// The objects that the pod refers to, as far as they were found.
     pub sources: &'a Sources,
-    /// What hooks and probes have said, by container.
+    /// The results of hooks and probes, by container.
     pub health: &'a BTreeMap<String, Health>,
-    /// Which containers were asked to stop, and when.
+    /// The containers that were asked to stop, and when.
     pub stopping: &'a BTreeMap<String, Timestamp>,
-    /// Set once the node wants to be rid of it.
+    /// The pod's eviction, if the node evicts it.
     pub eviction: Option<Eviction<'a>>,
 }
 
-/// What a node knows about itself.
+/// A node's properties.
 #[derive(Debug, Clone)]
 pub struct NodeFacts {
     /// The Node object's name.
     pub name: String,
     /// The address that pods report as their `hostIP`.
     pub host_ip: IpAddr,
-    /// Whether this node takes pods that no scheduler has placed: true in the local home, where it is the only one.
+    /// True if this node takes pods that no scheduler has placed. It does in the local home, where
+    /// it is the only node.
     pub bind_unassigned: bool,
-    /// What network pods can have here.
+    /// The network that pods can have here.
     pub network: Networks,
-    /// Whether memory and processors of a container can be limited.
+    /// True if memory and processors of a container can be limited.
     pub limits_are_enforced: bool,
-    /// How many users and groups exist in a pod, from 0 on.
+    /// The number of users and groups that exist in a pod, from 0 on.
     pub ids: u32,
-    /// Whether each pod has ids of the machine for itself.
+    /// True if each pod has a range of host ids of its own.
     pub ids_are_own: bool,
-    /// The runtime classes that pods can have here, besides none.
+    /// The runtime classes that pods can have here. A pod may also have none.
     pub runtimes: BTreeMap<String, RuntimeFacts>,
-    /// The directories of the host that pods may have.
+    /// The host directories that pods may mount.
     pub host_paths: Vec<HostPath>,
 }
 
-/// What network pods can have on a node.
+/// The network that pods can have on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Networks {
-    /// Their own loopback.
+    /// Only their own loopback.
     None,
-    /// The egress proxy as well, at an address of their loopback: all that an ordinary user can give.
+    /// The egress proxy as well, at an address of their loopback: the most that an ordinary user
+    /// can give.
     Proxy,
-    /// Addresses of their own, and what their mode says.
+    /// Addresses of their own, and the network of their mode.
     All,
 }
 
-/// What a node knows about a runtime.
+/// A node's properties of a runtime.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RuntimeFacts {
-    /// Each container has a kernel and a network of its own, so that one of a pod can run at a time.
+    /// True if each container has a kernel and a network of its own, so that only one container of
+    /// a pod can run at a time.
     pub one_at_a_time: bool,
 }
 
-/// What the machine holds for a pod.
+/// The state of a pod on the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Machine {
-    /// Nothing: never started here, or torn down.
+    /// Never started here, or torn down.
     Absent,
-    /// The pod's shim answers, and this is what it says.
+    /// The pod's shim answers with this report.
     Present(Report),
-    /// The shim is gone without having been told to.
+    /// The shim died unexpectedly.
     Lost {
         /// The record it left.
         report: Report,
-        /// When its absence was noticed.
+        /// The time when its absence was noticed.
         noticed: Timestamp,
     },
-    /// The pod's sandbox could not be made at all; the message says why. Tried `attempts` times, last at `at`.
+    /// The pod's sandbox could not be created; `message` gives the reason. It was tried `attempts`
+    /// times, last at `at`.
     Broken {
-        /// What went wrong, for people.
+        /// A readable error.
         message: String,
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
-        /// When it was tried last.
+        /// The time of the last attempt.
         at: Timestamp,
     },
 }
 
-/// The shim's account of its pod.
+/// The shim's report about its pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The isolation that was reached; published as the pod condition [`ISOLATION_CONDITION`].
+    /// The isolation that was reached, published as the pod condition [`ISOLATION_CONDITION`].
     pub isolation: Option<Isolation>,
     /// Its address in the pod network, if it has one.
     pub address: Option<Ipv4Addr>,
-    /// By container name.
+    /// The containers by name.
     pub containers: BTreeMap<String, ContainerReport>,
 }
 
-/// How well the pod is fenced in.
+/// A pod's level of isolation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Isolation {
-    /// One word in CamelCase, fit for a condition's reason.
+    /// One word in CamelCase, valid as a condition's reason.
     pub level: String,
-    /// The parts it consists of, for people.
+    /// Its parts, as readable text.
     pub detail: String,
 }
 
-/// The shim's account of one container.
+/// The shim's report about one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerReport {
     /// The runtime's id, without scheme.
     pub id: String,
-    /// How often it was started before: 0 for the first run.
+    /// The number of earlier starts: 0 for the first run.
     pub attempt: u32,
-    /// Where it is in its life.
+    /// Its state.
     pub state: ContainerState,
-    /// How the run before this one ended.
+    /// The end of the run before this one.
     pub previous: Option<Exit>,
-    /// Whether the kernel has killed a process in it for memory, during this run.
+    /// True if the kernel has killed one of its processes for memory during this run.
     pub memory_limit_hit: bool,
-    /// Whether the pids limit has refused it a new process, during this run.
+    /// True if the pids limit has refused it a new process during this run.
     pub pids_limit_hit: bool,
 }
 
-/// Where a container is in its life.
+/// A container's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContainerState {
     /// Its process runs.
     Running {
-        /// When the process was started.
+        /// The time when the process was started.
         started_at: Timestamp,
     },
-    /// Its process has ended, or never came to be.
+    /// Its process has ended, or could not be started.
     Exited(Exit),
 }
 
-/// How a container's run ended.
+/// The end of a container's run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exit {
-    /// When the process was started.
+    /// The time when the process was started.
     pub started_at: Timestamp,
-    /// When it ended.
+    /// The time when it ended.
     pub finished_at: Timestamp,
-    /// What it returned; 128 + signal when a signal ended it.
+    /// Its exit code; 128 + signal if a signal ended it.
     pub exit_code: i32,
     /// The signal that ended it.
     pub signal: Option<i32>,
-    /// Why it ended, beyond what the code says.
+    /// The cause of the end, beyond the code.
     pub cause: ExitCause,
-    /// What it left to be told.
+    /// Its termination message.
     pub message: Option<String>,
 }
 
-/// Why a container's run ended.
+/// The cause of the end of a container's run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExitCause {
     /// The process ended on its own or by a signal.
@@ -216,35 +221,35 @@ pub enum ExitCause {
     OutOfMemory,
     /// The process could not be started.
     StartError(String),
-    /// It ended while nobody watched: the machine or the shim went down.
+    /// The end was not observed: the machine or the shim went down.
     Unknown,
 }
 
-/// What to do next, and what to tell the world.
+/// A plan for one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// In this order. Every step may be repeated without harm.
+    /// The steps, in order. Every step is idempotent.
     pub steps: Vec<Step>,
-    /// The pod's whole status as things are, or `None` when this node has no say in it. Whoever carries out the steps asks
-    /// again afterwards, and publishes what is said when no step is left: so a start that takes milliseconds is one
-    /// write, not three.
+    /// The pod's whole status, or `None` when it is not for this node to write. The caller carries
+    /// out the steps, decides again, and publishes the status only when no step is left: a start
+    /// that takes milliseconds is then one write, not three.
     pub status: Option<PodStatus>,
-    /// What people should hear of, as events: whatever holds now, again in every plan for as long as it does.
+    /// The pod's events. Each plan contains an event for as long as it applies.
     pub notices: Vec<Notice>,
-    /// When to ask again even if nothing changes.
+    /// The time of the next decision if nothing changes.
     pub look_again: Option<Timestamp>,
 }
 
-/// What people should hear of.
+/// An event for users.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Notice {
-    /// The container that it is about; otherwise the pod.
+    /// The container that it concerns; `None` for the whole pod.
     pub container: Option<String>,
-    /// Whether something is wrong.
+    /// True for a warning.
     pub is_warning: bool,
-    /// As kubelet spells it.
+    /// The reason, spelled as in kubelet.
     pub reason: &'static str,
-    /// For people.
+    /// A readable message.
     pub message: String,
 }
 
@@ -262,50 +267,50 @@ impl Notice {
     }
 }
 
-/// One thing to do for a pod.
+/// One step of a plan for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Tell the API that the pod is ours.
+    /// Bind the pod to this node in the API.
     Bind,
-    /// Remove what a lost or finished shim left on the machine, except files.
+    /// Remove the remains of a lost or finished shim from the machine, except files.
     CleanUp,
-    /// Remove what containers and volumes of a pod that is over have on the disk, except logs.
+    /// Remove the files of a finished pod's containers and volumes, except logs.
     FreeDisk,
-    /// Find an image, or fetch it. Does not wait for it.
+    /// Find an image, or start to fetch it. Does not wait.
     FetchImage {
         /// Its name in the container's spec.
         name: String,
-        /// When to fetch it.
+        /// The pull policy.
         policy: PullPolicy,
     },
     /// Start the pod's shim.
     StartSandbox,
-    /// Start a container in it.
+    /// Start a container in the sandbox.
     StartContainer {
         /// Its name in the pod's spec.
         name: String,
-        /// How often it was started before.
+        /// The number of earlier starts.
         attempt: u32,
     },
-    /// Ask containers to end: by their hooks, then by SIGTERM. Does not wait for it.
+    /// Ask containers to end: first by their hooks, then by SIGTERM. Does not wait.
     AskToStop {
-        /// Which.
+        /// Their names.
         names: BTreeSet<String>,
-        /// How many seconds they have.
+        /// Their grace period in seconds.
         grace: i64,
     },
     /// End containers (SIGKILL).
     Kill {
-        /// Which.
+        /// Their names.
         names: BTreeSet<String>,
     },
-    /// Remove everything of the pod from the machine, logs too.
+    /// Remove everything of the pod from the machine, including logs.
     Remove,
-    /// Remove the Pod object: grace period 0, this uid only.
+    /// Delete the Pod object: grace period 0, this uid only.
     DeleteObject,
 }
 
-/// What this pod needs next. Pure: the same world and time give the same plan.
+/// Plans the next steps for a pod. Pure: the same world and time give the same plan.
 pub fn decide(world: &World<'_>, now: Timestamp) -> Plan {
     let pod = world.pod;
     let bound_to =
@@ -317,7 +322,7 @@ pub fn decide(world: &World<'_>, now: Timestamp) -> Plan {
         && !names_other_scheduler(pod);
 
     if pod.metadata.deletion_timestamp.is_some() {
-        // An unbound pod is removed by the API server itself.
+        // The API server itself removes an unbound pod.
         return if ours { decide_deletion(world, now) } else { Plan::nothing() };
     }
     if !ours && !ours_to_take {
@@ -330,17 +335,19 @@ pub fn decide(world: &World<'_>, now: Timestamp) -> Plan {
     plan
 }
 
-/// How a container's last run ended, for one that is about to be started again: the machine forgets it with the start.
+/// Returns the end of a container's last run. Used before a restart, since the machine forgets it
+/// with the start.
 pub fn last_exit(world: &World<'_>, container: &str, now: Timestamp) -> Option<Exit> {
     let (_, container) = all_containers(world.pod).find(|(_, known)| known.name == container)?;
     status::last_exit(world, container, now).map(|(_, exit)| exit)
 }
 
-/// The address that a pod without a network reports.
+/// Returns the address that a pod without a network reports.
 ///
-/// Clients take a pod for reachable only when it has an address, so it needs one, and it must not be one that could
-/// belong to somebody else. `100::/64` is set aside for packets to be discarded (RFC 6666): no router forwards it,
-/// and its 64 bits hold enough of the pod's uid to need no allocator, hence nothing to leak or to lose in a crash.
+/// Clients treat a pod as reachable only when it has an address, so it needs one that cannot belong
+/// to another host. `100::/64` is reserved for discarded packets (RFC 6666): no router forwards it.
+/// Its 64 bits hold enough of the pod's uid to need no allocator, so that nothing can leak or get
+/// lost in a crash.
 pub fn address_without_network(pod_uid: &str) -> Ipv6Addr {
     let hash = pod_uid.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -381,13 +388,14 @@ fn has_scheduling_gates(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty())
 }
 
-/// A node that takes unassigned pods stands in for the default scheduler; pods of another one are left to it.
+/// Returns true if the pod names another scheduler than the default one. This node leaves such pods
+/// alone: it replaces only the default scheduler.
 fn names_other_scheduler(pod: &Pod) -> bool {
     let name = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref()).unwrap_or_default();
     !matches!(name, "" | "default-scheduler")
 }
 
-/// Stop what runs, then remove what is left, then let the object go.
+/// Plans a deletion: stop the containers, remove what is left, then delete the object.
 fn decide_deletion(world: &World<'_>, now: Timestamp) -> Plan {
     let grace = world.pod.metadata.deletion_grace_period_seconds.unwrap_or(0).max(0);
     let held = world.pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
@@ -397,10 +405,11 @@ fn decide_deletion(world: &World<'_>, now: Timestamp) -> Plan {
     }
     let remove = vec![Step::Remove, Step::DeleteObject];
     if !held {
-        // Nobody can read the status of an object that is about to vanish: that write is saved.
+        // The object vanishes before its status could be read: skip the write.
         return Plan { steps: remove, ..Plan::nothing() };
     }
-    // A finalizer keeps the object for somebody who will read it, so the truth is published before its record goes.
+    // A finalizer keeps the object for a reader: publish the final status before the machine's
+    // record is removed.
     let status = status_while_deleted(world, now);
     let told = world.pod.status.as_ref().is_some_and(|published| same_status(published, &status));
     let already_final = grace == 0 && matches!(world.machine, Machine::Absent);
@@ -408,7 +417,8 @@ fn decide_deletion(world: &World<'_>, now: Timestamp) -> Plan {
     Plan { steps, ..Plan::telling(status) }
 }
 
-/// Deletion makes a new generation, but nothing in it concerns the node: a write only to acknowledge it is saved.
+/// Returns the status of a pod that is being deleted. Deletion makes a new generation that does not
+/// concern the node, so acknowledging it is not worth a write.
 fn status_while_deleted(world: &World<'_>, now: Timestamp) -> PodStatus {
     let mut pod = world.pod.clone();
     pod.metadata.generation =
@@ -421,8 +431,9 @@ fn decide_life(world: &World<'_>, now: Timestamp) -> Plan {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
     let finished = matches!(phase, "Succeeded" | "Failed");
     if finished {
-        // A phase never goes back, and it is published before anything is cleaned up: the machine's record of how the
-        // containers ended must not go before the API has it. The logs stay until the object goes.
+        // A phase never goes back. It is published before the cleanup, because the machine's record
+        // of the containers' ends must stay until the API has it. The logs stay until the object is
+        // deleted.
         let steps = match world.machine {
             Machine::Present(_) | Machine::Lost { .. } => vec![Step::CleanUp, Step::FreeDisk],
             Machine::Absent | Machine::Broken { .. } => Vec::new(),
@@ -460,7 +471,7 @@ fn decide_overdue(world: &World<'_>, now: Timestamp) -> Plan {
     Plan::telling(status::overdue(world, now))
 }
 
-/// Seconds that an evicted pod has (kubelet's number).
+/// An evicted pod's grace period in seconds (kubelet's number).
 const EVICTION_GRACE: i64 = 1;
 
 fn decide_eviction(world: &World<'_>, eviction: Eviction<'_>, now: Timestamp) -> Plan {
@@ -470,7 +481,7 @@ fn decide_eviction(world: &World<'_>, eviction: Eviction<'_>, now: Timestamp) ->
         let status = status::status(world, &BTreeMap::new(), now);
         return Plan { steps, look_again, notices, ..Plan::telling(status) };
     }
-    // Where the disk is full, the status can be written only afterwards.
+    // If the disk is full, the status can be written only after it is freed.
     let steps = if eviction.disk_is_free { Vec::new() } else { vec![Step::FreeDisk] };
     Plan { steps, notices, ..Plan::telling(status::evicted(world, eviction.message, now)) }
 }

@@ -1,12 +1,13 @@
-//! The ports of a sandbox's service, from the ports of its containers.
+//! Derives the ports of a sandbox's service from the ports of its containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, ServicePort};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// Derives the service ports: containers first, then init containers that keep running beside them. A port is known by
-/// number and protocol; the first explicit name for it wins, unless an earlier port already has that name.
+/// Derives the service ports: containers first, then init containers that keep running beside them.
+/// A port is known by number and protocol; the first explicit name for it wins, unless an earlier
+/// port already has that name.
 #[must_use]
 pub fn derive(spec: &PodSpec) -> Vec<ServicePort> {
     let mut names: BTreeMap<(i32, String), Option<String>> = BTreeMap::new();
@@ -36,7 +37,8 @@ pub fn derive(spec: &PodSpec) -> Vec<ServicePort> {
         .collect()
 }
 
-/// Whether a service's ports are the wanted ones, looking only at what we set, so that what the server fills in survives.
+/// Returns true if a service's ports are the wanted ones. Only fields that we set are compared, so
+/// that the server's defaults survive.
 #[must_use]
 pub fn matches(present: &[ServicePort], wanted: &[ServicePort]) -> bool {
     present.len() == wanted.len()

@@ -1,5 +1,5 @@
-//! The labels and annotations of a sandbox's pod: which come from the template, which the controller derives, and
-//! which must go again. What other actors put on the pod is never touched.
+//! Computes the labels and annotations of a sandbox's pod: which come from the template, which the
+//! controller derives, and which must be removed. Those of other actors are never touched.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,12 @@ pub struct PodMetadata {
     pub annotations: Strings,
 }
 
-/// The metadata that a sandbox's pod should have, given what it has now (nothing, for a pod to be created).
+/// Returns the metadata that a sandbox's pod should have, given its present metadata (empty for a
+/// new pod).
 ///
-/// A key that was copied from the template earlier and is no longer in it is removed, which the tracking lists on the pod
-/// remember. Reserved keys that an older controller let through are scrubbed the same way.
+/// A key that was copied from the template earlier and is no longer in it is removed: tracking
+/// lists on the pod remember the copied keys. Reserved keys that an older controller let through
+/// are removed the same way.
 #[must_use]
 pub fn desired(sandbox: &Sandbox, present: &ObjectMeta) -> PodMetadata {
     let template = &sandbox.spec.blueprint.pod_template.metadata;
@@ -47,13 +49,14 @@ pub fn desired(sandbox: &Sandbox, present: &ObjectMeta) -> PodMetadata {
     PodMetadata { labels, annotations }
 }
 
-/// The label that ties a child to its sandbox.
+/// Returns the label value that ties a child to its sandbox.
 #[must_use]
 pub fn tracking_hash(sandbox: &Sandbox) -> String {
     NameHash::of(sandbox.metadata.name.as_deref().unwrap_or_default()).to_string()
 }
 
-/// `created-by` as it appears on a pod: a closed set, so that free text from clients does not become a label there.
+/// Returns the value of `created-by` on a pod. Its values are a closed set, so that free text from
+/// clients does not become a label.
 #[must_use]
 pub fn normalise_created_by(text: &str) -> &'static str {
     match text {
@@ -84,7 +87,8 @@ fn propagate(
     record(copied);
 }
 
-/// Writes a tracking list. Once there, it becomes empty rather than absent, so that it stays clear who manages the pod.
+/// Writes a tracking list. An existing list becomes empty rather than absent, so that it stays
+/// clear that we manage the pod.
 fn track(annotations: &mut Strings, key: &str, copied: Vec<String>) {
     if !copied.is_empty() || annotations.contains_key(key) {
         annotations.insert(key.to_owned(), copied.join(","));

@@ -1,8 +1,9 @@
 //! Decides which sandbox pod a request to the router is for.
 //!
-//! [`Wanted::parse`] reads the routing headers, [`UrlRoute`] reads URLs that name a sandbox, [`RouteTable`]
-//! holds the pods that can be routed to, and [`RouteTable::resolve`] joins the two. A target is always a pod that the table knows: a header never
-//! adds an address to it. Start with [`RouteTable::resolve`].
+//! [`Wanted::parse`] reads the routing headers, [`UrlRoute`] reads URLs that name a sandbox,
+//! [`RouteTable`] holds the pods that can be routed to, and [`RouteTable::resolve`] joins the two.
+//! A target is always a pod that the table knows: a header never adds an address to it. Start with
+//! [`RouteTable::resolve`].
 
 mod table;
 #[cfg(test)]
@@ -125,21 +126,21 @@ pub fn is_label(text: &str) -> bool {
         && bytes.iter().all(|byte| edge(byte) || *byte == b'-')
 }
 
-/// Reads a port; `+80` and the like are refused, although `u16::from_str` takes them.
+/// Parses a port. `+80` is refused, although `u16::from_str` accepts it.
 fn parse_port(text: &str) -> Option<u16> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|port| digits && *port > 0)
 }
 
-/// Reads an address that a pod can have. Only the standard notations are addresses: octal, decimal
-/// and shortened ones are not. An IPv4 address written as IPv6 is the IPv4 address.
+/// Parses an address that a pod can have. Only the standard notations are valid: octal, decimal and
+/// shortened ones are not. An IPv4-mapped IPv6 address counts as its IPv4 address.
 fn parse_pod_ip(text: &str) -> Option<IpAddr> {
     let address = text.parse::<IpAddr>().ok()?.to_canonical();
     can_be_a_pods(address).then_some(address)
 }
 
-/// Returns whether a pod can have this address: not loopback, link-local, multicast, unspecified or
-/// broadcast, also if it is an IPv4 address that is embedded in an IPv6 one.
+/// Returns true if a pod can have this address: not loopback, link-local, multicast, unspecified or
+/// broadcast. An IPv4 address that is embedded in an IPv6 one is checked, too.
 pub fn can_be_a_pods(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {
@@ -176,7 +177,7 @@ pub fn can_be_a_pods(address: IpAddr) -> bool {
     }
 }
 
-/// Reads a number of seconds, such as `60` or `2.5`.
+/// Parses a number of seconds, such as `60` or `2.5`.
 pub fn parse_timeout(text: &str) -> Option<Duration> {
     let seconds = text.trim().parse::<f64>().ok().filter(|seconds| seconds.is_finite() && *seconds > 0.0)?;
     Duration::try_from_secs_f64(seconds).ok()

@@ -1,8 +1,9 @@
-//! What a Sandbox needs: its volume claims, its pod, its service, in that order, and a status that says how it is.
+//! Decides about a Sandbox: makes its volume claims, its pod and its service, in that order, and
+//! publishes its status.
 //!
-//! A pass has two halves. [`decide`] looks at the world and plans the writes for the children. When they have been
-//! tried, [`conclude`] looks at the world again, with what went wrong, and plans the status. Both only look at state, so
-//! dying between any two writes costs nothing but another pass.
+//! A reconcile has two halves. [`decide`] plans the writes for the children. After they have been
+//! tried, [`conclude`] reads the world again, with the failures, and plans the status. Both depend
+//! on state alone. If a reconcile dies between two writes, another one finishes the work.
 
 mod drift;
 mod expiry;
@@ -28,17 +29,17 @@ pub use volumes::claim_name;
 use crate::step::{Action, Failure, FailureKind, Kind, Note, Stage, Step};
 use crate::{merge, ownership, propagation};
 
-/// What was seen of one sandbox, perhaps a little late.
+/// The observed state of one sandbox and its children, perhaps slightly stale.
 #[derive(Clone, Debug)]
 pub struct World {
     /// The sandbox.
     pub sandbox: Arc<Sandbox>,
-    /// Every pod that matters: those that the sandbox controls, the one that its annotation names and the one that has
-    /// its name.
+    /// The relevant pods: those that the sandbox controls, the one that its annotation names and
+    /// the one that has its name.
     pub pods: Vec<Arc<Pod>>,
     /// The service that has the sandbox's name.
     pub service: Option<Arc<Service>>,
-    /// The volume claims that have the names of the sandbox's.
+    /// The volume claims that have the names of the sandbox's own.
     pub volume_claims: Vec<Arc<PersistentVolumeClaim>>,
 }
 
@@ -55,27 +56,28 @@ impl Default for Settings {
     }
 }
 
-/// The first half of a pass: what to do about the children.
+/// The first half of a reconcile: the writes for the children.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Writes, in order.
     pub steps: Vec<Step>,
-    /// What stands in the way already, before any write.
+    /// Problems that were found before any write.
     pub problems: Vec<Failure>,
 }
 
-/// The second half of a pass: what to say, and when to look again.
+/// The second half of a reconcile: the status and the next wake-up.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conclusion {
-    /// The status write, or the deletion of an expired sandbox; nothing when all is as it should be.
+    /// The status write, or the deletion of an expired sandbox; empty if nothing changed.
     pub steps: Vec<Step>,
     /// Events to record.
     pub notes: Vec<Note>,
-    /// When to look again without being woken.
+    /// The delay of the next reconcile if no event wakes the sandbox.
     pub look_again: Option<Duration>,
-    /// Whether the pass failed and should be tried again with backoff.
+    /// True if the reconcile failed and is to be retried with backoff.
     pub retry: bool,
-    /// Whether all that the status has to say is which generation it is for. It can wait where others come first.
+    /// True if only the status's generation changed. Such a write can wait if others are more
+    /// urgent.
     pub is_of_generation_only: bool,
 }
 
@@ -106,8 +108,8 @@ pub fn decide(world: &World, now: Timestamp) -> Plan {
     plan
 }
 
-/// Plans what to publish, now that the children's writes have been tried. `failures` are the plan's own problems and the
-/// steps that did not work.
+/// Plans the status after the children's writes were tried. `failures` are the plan's own problems
+/// and the failed steps.
 #[must_use]
 pub fn conclude(world: &World, failures: &[Failure], settings: &Settings, now: Timestamp) -> Conclusion {
     if world.is_deleting() {
@@ -147,8 +149,8 @@ impl World {
         self.sandbox.metadata.deletion_timestamp.is_some()
     }
 
-    /// The patch that makes the sandbox the controller of an unowned child, together with `body`. It is guarded: the child
-    /// was free when we looked, and must still be when the patch arrives.
+    /// Returns the patch that makes the sandbox the controller of an unowned child, together with
+    /// `body`. It is guarded: the child must still be unowned when the patch arrives.
     fn adopt(&self, kind: Kind, child: &ObjectMeta, mut body: Value) -> Action {
         let mut references = child.owner_references.clone().unwrap_or_default();
         references.push(ownership::reference_to(&*self.sandbox));

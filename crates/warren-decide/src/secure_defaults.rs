@@ -1,14 +1,14 @@
-//! What a sandbox gets when its template does not say otherwise. Applied when a claim or a pool derives a sandbox from a
-//! template; a sandbox that somebody writes by hand is left as it is.
+//! Fills in secure defaults where a template says nothing. They are applied when a claim or a pool
+//! derives a sandbox from a template. A sandbox that a user writes directly is left as it is.
 
 use k8s_openapi::api::core::v1::{PodDNSConfig, PodSpec};
 use warren_api::SandboxTemplateSpec;
 use warren_api::template::NetworkPolicyManagement;
 
-/// Public resolvers: with the default policy a sandbox may not reach the cluster's own.
+/// Public resolvers: the default policy denies access to the cluster's own.
 const NAMESERVERS: [&str; 2] = ["8.8.8.8", "1.1.1.1"];
 
-/// Whether the template leaves the network to the controller altogether.
+/// Returns true if the template leaves the network to the controller altogether.
 #[must_use]
 pub fn is_secure_default(template: &SandboxTemplateSpec) -> bool {
     template.network_policy_management == NetworkPolicyManagement::Managed
@@ -20,7 +20,7 @@ pub fn apply(template: &SandboxTemplateSpec, spec: &mut PodSpec) {
     fill_in(spec, is_secure_default(template));
 }
 
-/// Fills in a pod spec whose network is left to the controller, or is not.
+/// Fills in a pod spec, with or without a network that is left to the controller.
 pub(crate) fn fill_in(spec: &mut PodSpec, is_secure_default: bool) {
     spec.automount_service_account_token.get_or_insert(false);
     let no_dns_policy = spec.dns_policy.as_deref().is_none_or(str::is_empty);
@@ -48,7 +48,7 @@ mod tests {
         json!([spec.automount_service_account_token, spec.dns_policy, spec.dns_config])
     }
 
-    /// Row 28, the side of the pod.
+    /// Row 28, for the pod.
     #[test]
     fn dns_and_token_only_where_nothing_is_said() {
         let plain = json!({"podTemplate": {"spec": {"containers": []}}});

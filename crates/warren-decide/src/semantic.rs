@@ -1,6 +1,6 @@
-//! Whether two specifications mean the same, however they were written down. One of them may come from a controller in Go, whose
-//! types leave out what is zero, write out some of what is empty, and spell quantities in their own way; or from a user, who
-//! spells them in another.
+//! Compares two specifications by meaning. One may come from a controller in Go, whose types leave
+//! out zeros, write some empty values and spell quantities in their own way, or from a user with
+//! another spelling.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 use crate::merge::json;
 use crate::pod::Quantity;
 
-/// Fields that are plain values in the API, so that zero and absent are one. Elsewhere zero is a wish, as in `runAsUser: 0`.
+/// Fields that are plain values in Go's types, so that zero and absent are the same. Elsewhere zero
+/// is a value, as in `runAsUser: 0`.
 const PLAIN: [&str; 15] = [
     "failureThreshold",
     "hostIPC",
@@ -26,27 +27,27 @@ const PLAIN: [&str; 15] = [
     "timeoutSeconds",
     "tty",
 ];
-/// Fields of which the empty text is a wish: no class, instead of the default one.
+/// Fields in which an empty text has a meaning: no class, instead of the default one.
 const MEANT_EMPTY: [&str; 2] = ["storageClassName", "volumeAttributesClassName"];
-/// Maps whose keys are the user's, and whose values are what they are.
+/// Maps with free keys and values.
 const FREE: [&str; 5] = ["annotations", "labels", "matchLabels", "nodeSelector", "volumeAttributes"];
-/// Maps of quantities, and single ones.
+/// Fields that hold maps of quantities.
 const QUANTITIES: [&str; 4] = ["capacity", "limits", "overhead", "requests"];
 const QUANTITY: [&str; 2] = ["divisor", "sizeLimit"];
 
-/// Whether two values mean the same.
+/// Returns true if two values mean the same.
 #[must_use]
 pub fn same<T: Serialize + PartialEq>(left: &T, right: &T) -> bool {
     left == right || canonical(left) == canonical(right)
 }
 
-/// A value in one of the ways to write it: equal for all that mean the same.
+/// Returns a value in canonical form: equal for all values that mean the same.
 #[must_use]
 pub fn canonical<T: Serialize>(value: &T) -> Value {
     field("", json(value)).unwrap_or(Value::Null)
 }
 
-/// The value of a field, or nothing if the field could as well be absent.
+/// Returns the canonical value of a field, or `None` if absent means the same.
 fn field(name: &str, value: Value) -> Option<Value> {
     match value {
         Value::Null => None,
@@ -54,7 +55,7 @@ fn field(name: &str, value: Value) -> Option<Value> {
         Value::Number(number) if PLAIN.contains(&name) && number.as_f64() == Some(0.0) => None,
         Value::String(text) if text.is_empty() && !MEANT_EMPTY.contains(&name) => None,
         Value::String(text) if QUANTITY.contains(&name) => Some(quantity(text)).filter(|value| value != "0m"),
-        // What an element is may be said by its being there: `ingress: [{}]` lets in everybody.
+        // An empty element can have a meaning: `ingress: [{}]` allows all peers.
         Value::Array(list) => {
             (!list.is_empty()).then(|| list.into_iter().map(|it| element(name, it)).collect())
         }
@@ -95,7 +96,7 @@ mod tests {
 
     use super::same;
 
-    /// A container, with a field in two ways.
+    /// Compares a container with a field in two spellings.
     fn alike(left: Value, right: Value) -> bool {
         let spec = |fields: Value| {
             let mut container = json!({"name": "main", "image": "a"});

@@ -1,5 +1,6 @@
-//! Whether a waiting sandbox still is what its template says. A hash answers most of the time; where it does not, the
-//! parts that matter are compared one by one, so that a hash made by another program is safe too.
+//! Detects warm sandboxes that differ from their template. A hash usually decides. Where it
+//! differs, the relevant parts are compared one by one, so that hashes of another program are safe,
+//! too.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -16,16 +17,16 @@ use crate::semantic;
 /// The hashes that a template's sandboxes carry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hashes {
-    /// Of the template's name.
+    /// The hash of the template's name.
     pub name: String,
-    /// Of the whole blueprint: pod template, volume claim templates, service.
+    /// The hash of the whole blueprint: pod template, volume claim templates, service.
     pub blueprint: String,
-    /// Of the pod template alone; informational.
+    /// The hash of the pod template alone; informational.
     pub pod_template: String,
 }
 
 impl Hashes {
-    /// The hashes of a template.
+    /// Computes the hashes of a template.
     #[must_use]
     pub fn of(template: &SandboxTemplate) -> Self {
         let blueprint = &template.spec.blueprint;
@@ -37,19 +38,19 @@ impl Hashes {
     }
 }
 
-/// A template as sandboxes made from it should look: computed once, compared with many.
+/// A template in the form that its sandboxes should have: computed once, compared with many.
 #[derive(Debug)]
 pub struct Yardstick<'a> {
     template: &'a SandboxTemplate,
     hashes: Hashes,
-    /// The pod as it is made now, and as it would be if the template had network rules and has none, or the other way round. Made
-    /// when a hash has not answered.
+    /// The pod as it is made now, and as it would be if the template had network rules and has
+    /// none, or the reverse. Made when the hashes differ.
     pods: OnceLock<[Value; 2]>,
-    /// The last pod that was compared: members that were made from one template share one.
+    /// The last compared pod and its result: members made from one template share one spec.
     last: Mutex<Option<(Arc<PodSpec>, Pods)>>,
 }
 
-/// Which of the pods of a template a pod is the same as.
+/// Which of a template's two pods a pod equals.
 #[derive(Clone, Copy, Debug)]
 struct Pods {
     present: bool,
@@ -57,19 +58,20 @@ struct Pods {
 }
 
 impl<'a> Yardstick<'a> {
-    /// The yardstick of a template.
+    /// Prepares a template for comparisons.
     #[must_use]
     pub fn new(template: &'a SandboxTemplate) -> Self {
         Self { template, hashes: Hashes::of(template), pods: OnceLock::new(), last: Mutex::default() }
     }
 
-    /// The template's hashes.
+    /// Returns the template's hashes.
     #[must_use]
     pub fn hashes(&self) -> &Hashes {
         &self.hashes
     }
 
-    /// Whether a member of a pool is out of date. An edit of labels, annotations or network rules is not a reason.
+    /// Returns true if a member of a pool is outdated. An edit of labels, annotations or network
+    /// rules does not make it so.
     #[must_use]
     pub fn is_stale(&self, member: &Sandbox) -> bool {
         if label(&member.metadata, labels::SANDBOX_TEMPLATE_REF_HASH) != Some(&self.hashes.name) {
@@ -83,8 +85,8 @@ impl<'a> Yardstick<'a> {
         !(self.matches_beside_pod(blueprint) && (pods.present || pods.with_other_network))
     }
 
-    /// The same for a sandbox that nobody controls: its hash label could have been forged, so it is not believed, and it must be what
-    /// the pool would make now.
+    /// Returns true if an orphan is outdated. Its hash label could be forged, so it is ignored: the
+    /// orphan must equal a sandbox that the pool would make now.
     #[must_use]
     pub fn is_stale_orphan(&self, orphan: &Sandbox) -> bool {
         let blueprint = &orphan.spec.blueprint;
@@ -158,7 +160,7 @@ mod tests {
         sandbox
     }
 
-    /// Row 25, what rolls and what does not.
+    /// Row 25: which edits make a sandbox stale.
     #[test]
     fn only_what_changes_the_sandbox_makes_it_stale() {
         let volume =
@@ -177,7 +179,7 @@ mod tests {
         ));
         // The blueprint is the same, although secure DNS would no longer be derived.
         assert!(!stale(json!({"volumeClaimTemplates": volumes, "networkPolicy": {"egress": []}})));
-        // Nor together with an edit that changes the hash.
+        // The same holds together with an edit that changes the hash.
         assert!(!stale(
             json!({"volumeClaimTemplates": volumes, "networkPolicy": {"egress": []}, "podTemplate": {
             "metadata": {"labels": {"new": "1"}}, "spec": {"containers": [{"name": "main", "image": "a"}]}}})
@@ -187,7 +189,7 @@ mod tests {
         assert!(stale(json!({"volumeClaimTemplates": volumes, "service": true})));
         assert!(stale(json!({"volumeClaimTemplates": volumes, "podTemplate": {
             "spec": {"containers": [{"name": "main", "image": "b"}]}}})));
-        // The same in other words, as another controller or a user would write it.
+        // The same spec in the spelling of another controller or a user.
         assert!(!stale(json!({"volumeClaimTemplates": volumes, "podTemplate": {"spec": {"containers": [
             {"name": "main", "image": "a", "resources": {}, "env": []}]}}})));
         let mut renamed = old.clone();

@@ -1,5 +1,6 @@
-//! The words a plan is made of. A [`Step`] is one write to the API server, as plain data: an executor carries it out
-//! without making choices, a simulation applies it to its own store, a test prints it.
+//! Defines the parts of a plan. A [`Step`] is one write to the API server, as plain data: an
+//! executor carries it out without making choices, a simulation applies it to its own store, a test
+//! prints it.
 
 use std::fmt;
 
@@ -46,8 +47,9 @@ pub enum Object {
     NetworkPolicy(Box<NetworkPolicy>),
 }
 
-/// Steps of one stage depend on each other: after a failure the rest of that stage is skipped. Stages do not: the next
-/// one is still carried out, as a broken volume must not keep the pod from being made.
+/// A group of steps that depend on each other: after a failure the rest of the stage is skipped.
+/// Stages are independent, and the next one is still carried out: a broken volume must not prevent
+/// the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// PersistentVolumeClaims of a sandbox.
@@ -56,15 +58,15 @@ pub enum Stage {
     Pod,
     /// The service of a sandbox.
     Service,
-    /// The object that is being reconciled, or the one write that a plan is about.
+    /// The object that is being reconciled, or the only write of a plan.
     Subject,
-    /// The members of a pool: each stands for itself, so nothing is skipped.
+    /// The members of a pool: they are independent, so nothing is skipped.
     Members,
-    /// What an older controller has left on a claim.
+    /// Remains of an older controller on a claim.
     Legacy,
 }
 
-/// How far a deletion waits for what the object owns.
+/// The propagation of a deletion to owned objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
     /// The object goes at once, its dependents follow.
@@ -73,40 +75,41 @@ pub enum Propagation {
     Foreground,
 }
 
-/// What to write.
+/// A write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Create the object. It may exist by now: then the executor reads it and asks for a new decision.
+    /// Create the object. If it exists already, the executor reads it and asks for a new decision.
     Create(Object),
-    /// JSON merge patch of everything but the status. With `metadata.resourceVersion` in the body, the server refuses it
-    /// when the object has moved on.
+    /// JSON merge patch of everything but the status. With `metadata.resourceVersion` in the body,
+    /// the server refuses it if the object has changed.
     Merge {
-        /// What kind of object.
+        /// The object's kind.
         kind: Kind,
         /// Its name, in the namespace of the object being reconciled.
         name: String,
         /// The merge patch.
         body: Value,
     },
-    /// JSON merge patch of the status. An object that is gone needs none, so not-found is a success.
+    /// JSON merge patch of the status. Not-found is a success: a deleted object needs no status.
     MergeStatus {
-        /// What kind of object.
+        /// The object's kind.
         kind: Kind,
         /// Its name.
         name: String,
         /// The merge patch: `{"status": …}`.
         body: Value,
     },
-    /// Delete the object if it still has this uid, and this version if one is given. Not-found is a success.
+    /// Delete the object if it still has this uid, and this version if one is given. Not-found is a
+    /// success.
     Delete {
-        /// What kind of object.
+        /// The object's kind.
         kind: Kind,
         /// Its name.
         name: String,
-        /// The uid that was looked at, as a precondition.
+        /// The observed uid, as a precondition.
         uid: String,
-        /// The version that was looked at, where the reason to delete may have gone since: a waiting sandbox may have
-        /// been claimed, a deadline extended. The server then refuses.
+        /// The observed version, as a precondition, where the reason to delete may have ended
+        /// since: a warm sandbox may have been claimed, a deadline extended.
         version: Option<String>,
         /// Foreground or background.
         propagation: Propagation,
@@ -116,63 +119,64 @@ pub enum Action {
 /// One write and the stage that it belongs to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// What is skipped when this fails.
+    /// The stage that is skipped when this fails.
     pub stage: Stage,
-    /// What to write.
+    /// The write.
     pub action: Action,
 }
 
 impl Step {
-    /// A step of a stage.
+    /// Creates a step of a stage.
     #[must_use]
     pub fn new(stage: Stage, action: Action) -> Self {
         Self { stage, action }
     }
 }
 
-/// Why a step was not carried out as planned, as far as decisions care.
+/// The kind of a failure, as far as decisions depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// The object to be created is there already.
+    /// The object to be created exists already.
     AlreadyExists,
-    /// The object has moved on since it was seen.
+    /// The object has changed since it was observed.
     Conflict,
-    /// The object to be patched is gone.
+    /// The object to be patched does not exist.
     NotFound,
-    /// The server said no: nothing was written.
+    /// The server refused: nothing was written.
     Refused,
-    /// The server said that the object is invalid: nothing was written, and the same object will not be taken later.
+    /// The server refused the object as invalid: nothing was written, and the same object will be
+    /// refused again.
     Invalid,
-    /// There was no answer, or none that tells: it may have been written.
+    /// There was no clear answer: it may have been written.
     Unknown,
 }
 
-/// A step that failed, or a problem that a decision found before any step.
+/// A failed step, or a problem that a decision found before any step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The stage that it stopped.
     pub stage: Stage,
-    /// What sort of failure.
+    /// The kind of failure.
     pub kind: FailureKind,
     /// The text for a condition.
     pub message: String,
 }
 
 impl Failure {
-    /// A problem that was found by looking, before anything was tried.
+    /// Creates a failure for a problem that was found before any step.
     #[must_use]
     pub fn found(stage: Stage, message: impl Into<String>) -> Self {
         Self { stage, kind: FailureKind::Refused, message: message.into() }
     }
 
-    /// Returns whether trying the same again is useless.
+    /// Returns true if a retry of the same step is useless.
     #[must_use]
     pub fn is_final(&self) -> bool {
         self.kind == FailureKind::Invalid
     }
 }
 
-/// Whether an event reports business as usual.
+/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
     /// `type: Normal`.
@@ -188,14 +192,14 @@ pub struct Note {
     pub severity: Severity,
     /// CamelCase reason.
     pub reason: &'static str,
-    /// What the controller was doing.
+    /// The controller's activity.
     pub action: &'static str,
-    /// The sentence for people.
+    /// The readable text.
     pub text: String,
 }
 
 impl Note {
-    /// An object that the server has stored cannot be read.
+    /// Creates the event of a stored object that cannot be parsed.
     #[must_use]
     pub fn unreadable(error: &str) -> Self {
         let text = format!("cannot be read, so that nothing is done about it: {error}");
@@ -215,7 +219,7 @@ impl fmt::Display for Kind {
 }
 
 impl Object {
-    /// The kind of the object.
+    /// Returns the kind of the object.
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
@@ -227,7 +231,7 @@ impl Object {
         }
     }
 
-    /// The object's metadata.
+    /// Returns the object's metadata.
     #[must_use]
     pub fn metadata(&self) -> &ObjectMeta {
         match self {
@@ -239,7 +243,7 @@ impl Object {
         }
     }
 
-    /// The object's name, or the prefix from which the server makes one.
+    /// Returns the object's name, or the prefix from which the server makes one.
     #[must_use]
     pub fn name(&self) -> &str {
         let metadata = self.metadata();

@@ -1,17 +1,17 @@
-//! Storage for volume claims on one machine: each claim of the default class gets a volume of its own, as a dynamic provisioner
-//! would make it, and the volume goes with the claim.
+//! Provisions storage for volume claims on one machine: each claim of the default class gets a
+//! volume of its own, as from a dynamic provisioner. The volume is deleted with the claim.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use serde_json::{Value, json};
 
-/// The class of claims that are served here, and of those that name none.
+/// The storage class that is served here. Claims without a class use it.
 pub const STORAGE_CLASS: &str = "standard";
-/// Who serves them, in the class and on what was made for it.
+/// The provisioner's name, in the class and on its volumes.
 pub const PROVISIONER: &str = "warren.dev/directory";
 
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
-/// The class itself.
+/// Returns the StorageClass object.
 pub fn storage_class() -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1",
@@ -26,20 +26,21 @@ pub fn storage_class() -> Value {
     })
 }
 
-/// What a claim is to get.
+/// The writes for a new claim.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Provision {
     /// The volume's name, which is also that of its directory.
     pub name: String,
-    /// The volume to create.
+    /// The PersistentVolume to create.
     pub volume: Value,
-    /// What to merge into the claim, so that the two belong together.
+    /// The merge patch for the claim that binds it to the volume.
     pub claim: Value,
-    /// What to merge into the claim's status.
+    /// The merge patch for the claim's status.
     pub claim_status: Value,
 }
 
-/// What a claim is to get; `None` if it has it, or is not ours to serve. Repeating what it says does no harm.
+/// Returns the writes for a claim; `None` if it has its volume, or has another class. Repeating the
+/// writes does no harm.
 pub fn provision(claim: &PersistentVolumeClaim, node_name: &str, directory: &str) -> Option<Provision> {
     let (meta, spec) = (&claim.metadata, claim.spec.as_ref()?);
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
@@ -91,19 +92,19 @@ pub fn provision(claim: &PersistentVolumeClaim, node_name: &str, directory: &str
     Some(Provision { name, volume, claim, claim_status })
 }
 
-/// The name of the volume that a claim gets.
+/// Returns the name of a claim's volume.
 pub fn volume_name(claim_uid: &str) -> String {
     format!("pvc-{claim_uid}")
 }
 
-/// Whether a volume was made here for a claim that is gone, and is to go as well.
+/// Returns true if a volume was made here for a claim that is gone, and is to be deleted.
 pub fn is_to_go(volume: &PersistentVolume, is_there: impl Fn(&str) -> bool) -> bool {
     let by_us = volume.metadata.annotations.as_ref().and_then(|annotations| annotations.get(PROVISIONED_BY));
     let Some(spec) = volume.spec.as_ref().filter(|_| by_us.is_some_and(|by| by == PROVISIONER)) else {
         return false;
     };
     let claim = spec.claim_ref.as_ref().and_then(|claim| claim.uid.as_deref());
-    // Whoever says Retain has a use for the data.
+    // With Retain the user wants to keep the data.
     let retained = spec.persistent_volume_reclaim_policy.as_deref() == Some("Retain");
     !retained && claim.is_some_and(|uid| !is_there(uid))
 }

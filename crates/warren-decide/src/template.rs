@@ -1,4 +1,5 @@
-//! What a SandboxTemplate needs: a label with the hash of its own name, and the NetworkPolicy of its sandboxes.
+//! Decides about a SandboxTemplate: keeps a label with the hash of its own name, and the
+//! NetworkPolicy of its sandboxes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,25 +20,25 @@ use crate::ownership;
 use crate::semantic;
 use crate::step::{Action, Failure, Kind, Note, Object, Propagation, Severity, Stage, Step};
 
-/// What was seen of one template.
+/// The observed state of one template.
 #[derive(Clone, Debug)]
 pub struct World {
     /// The template.
     pub template: Arc<SandboxTemplate>,
-    /// The policy that has the name of the template's own.
+    /// The policy with the name of the template's own.
     pub policy: Option<Arc<NetworkPolicy>>,
 }
 
-/// What to do about a template.
+/// A plan for one template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Writes, in order.
     pub steps: Vec<Step>,
-    /// What stands in the way; the pass is tried again with backoff.
+    /// Problems; the reconcile is retried with backoff.
     pub problems: Vec<Failure>,
 }
 
-/// The event of what went wrong in a pass over a template, which has no status to say it in.
+/// Returns the event of a failed reconcile. A template has no status for it.
 #[must_use]
 pub fn note(failures: &[Failure]) -> Option<Note> {
     let texts: Vec<&str> = failures.iter().map(|failure| failure.message.as_str()).collect();
@@ -53,24 +54,24 @@ pub fn note(failures: &[Failure]) -> Option<Note> {
     })
 }
 
-/// The namespace and label of the router, which the default policy lets in. Both are fixed, wherever we are installed:
-/// existing policies and clusters rely on them.
+/// The namespace of the router, which the default policy allows. It and the router's label are the
+/// same wherever Warren is installed: existing policies and clusters rely on them.
 const ROUTER_NAMESPACE: &str = "agent-sandbox-system";
 const ROUTER_APP: &str = "sandbox-router";
 
-/// Private and link-local ranges, which the default policy does not let out.
+/// Private and link-local ranges, to which the default policy denies egress.
 const PRIVATE_V4: [&str; 4] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"];
 const PRIVATE_V6: [&str; 2] = ["fc00::/7", "fe80::/10"];
 
 const POLICY_SUFFIX: &str = "-network-policy";
 
-/// The name of a template's policy.
+/// Returns the name of a template's policy.
 #[must_use]
 pub fn policy_name(template: &str) -> String {
     format!("{template}{POLICY_SUFFIX}")
 }
 
-/// The name of the template whose policy has this name, if it is such a name.
+/// Returns the template's name if the policy's name is that of a template.
 #[must_use]
 pub fn template_of_policy(policy: &str) -> Option<&str> {
     policy.strip_suffix(POLICY_SUFFIX).filter(|template| !template.is_empty())
@@ -108,7 +109,7 @@ pub fn decide(world: &World) -> Plan {
             true => correction(policy, &wanted).map(|patch| Action::Merge {
                 kind: Kind::NetworkPolicy,
                 name: policy_name(&name),
-                // Of this very policy: by now somebody else's may have the name.
+                // The uid guards against another policy of the same name.
                 body: json!({"metadata": {"uid": policy.metadata.uid}, "spec": patch}),
             }),
             false => Some(delete(policy)),
@@ -124,7 +125,7 @@ pub fn decide(world: &World) -> Plan {
     plan
 }
 
-/// What to change of a policy, unless it says the same in other words.
+/// Returns the patch of a policy, unless it already means the same.
 fn correction(policy: &NetworkPolicy, wanted: &NetworkPolicySpec) -> Option<serde_json::Value> {
     let present = policy.spec.clone().unwrap_or_default();
     if semantic::same(&present, wanted) { None } else { merge::between(&present, wanted) }
@@ -146,8 +147,8 @@ fn wanted_policy(template: &SandboxTemplate) -> NetworkPolicySpec {
         Some(rules) => (rules.ingress.clone(), rules.egress.clone()),
         None => (vec![router_ingress()], vec![public_egress()]),
     };
-    // The server writes out the default protocol, and nothing else of what we leave open. Without it, what was stored would
-    // never be what is wanted.
+    // The server writes the default protocol but no other defaults. Without this, the stored policy
+    // would always differ from the wanted one.
     let ports =
         ingress.iter_mut().map(|rule| &mut rule.ports).chain(egress.iter_mut().map(|rule| &mut rule.ports));
     for port in ports.flatten().flatten() {
@@ -157,7 +158,7 @@ fn wanted_policy(template: &SandboxTemplate) -> NetworkPolicySpec {
     NetworkPolicySpec {
         pod_selector: Some(selector(labels::SANDBOX_TEMPLATE_REF_HASH, &hash)),
         policy_types: Some(vec!["Ingress".to_owned(), "Egress".to_owned()]),
-        // An empty list and no list mean the same to the server, which stores none.
+        // For the server, an empty list and no list mean the same. It stores no list.
         ingress: (!ingress.is_empty()).then_some(ingress),
         egress: (!egress.is_empty()).then_some(egress),
     }
@@ -251,7 +252,7 @@ mod tests {
         let Action::Create(Object::NetworkPolicy(policy)) = &plan.steps[0].action else { panic!("{plan:?}") };
         expect![[r#"{"egress":[{"to":[{"ipBlock":{"cidr":"0.0.0.0/0","except":["10.0.0.0/8","172.16.0.0/12","192.168.0.0/16","169.254.0.0/16"]}},{"ipBlock":{"cidr":"::/0","except":["fc00::/7","fe80::/10"]}}]}],"ingress":[{"from":[{"namespaceSelector":{"matchLabels":{"kubernetes.io/metadata.name":"agent-sandbox-system"}},"podSelector":{"matchLabels":{"app":"sandbox-router"}}}]}],"podSelector":{"matchLabels":{"agents.x-k8s.io/sandbox-template-ref-hash":"69155462"}},"policyTypes":["Ingress","Egress"]}"#]]
         .assert_eq(&merge::json(&policy.spec).to_string());
-        // What was created is what is wanted: nothing more to do.
+        // The created policy equals the wanted one: nothing more to do.
         let made = merge::json(&policy.spec);
         check(&world(json!({}), self::policy("t", made)), expect![""]);
     }

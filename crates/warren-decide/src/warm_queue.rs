@@ -1,7 +1,9 @@
-//! The waiting sandboxes of every pool, kept in step with what is seen, so that a claim finds one without a search.
+//! Keeps the warm sandboxes of every pool in step with observed changes, so that a claim finds one
+//! without a search.
 //!
-//! A sandbox that is offered to a claim is set aside until that claim's pass ends, so that two workers of one process never
-//! go for the same one. Between processes the guarded writes decide; this only saves them the quarrel.
+//! A sandbox that is offered to a claim is reserved until the claim's reconcile ends, so that two
+//! workers of one process never try the same one. Between processes the guarded writes decide. The
+//! reservation only saves conflicts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -10,10 +12,10 @@ use warren_api::{Sandbox, labels};
 
 use crate::ownership;
 
-/// Beyond so many nodes that nothing is handed out on, those without sandboxes are forgotten.
+/// The number of unfit nodes above which those without sandboxes are forgotten.
 const MANY_NODES: usize = 1000;
 
-/// A pool, by namespace and name.
+/// A pool's key: namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PoolKey {
     /// Its namespace.
@@ -22,21 +24,21 @@ pub struct PoolKey {
     pub name: String,
 }
 
-/// What a pool has for a claim.
+/// A pool's offer to a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// This sandbox, set aside until it is released.
+    /// This sandbox, reserved until it is released.
     Sandbox(String),
-    /// Nothing yet, but members are on their way.
+    /// No sandbox yet, but members are starting.
     Pending,
-    /// Nothing at all.
+    /// No sandbox.
     Empty,
 }
 
-/// How far a waiting sandbox has come.
+/// A warm sandbox's progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// Without an address: not to be handed out.
+    /// Without an address: not offered.
     Waiting,
     /// With an address, not ready: better than a cold start.
     Addressed,
@@ -47,9 +49,9 @@ enum Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Item {
     standing: Standing,
-    /// The node, or empty.
+    /// The node's name, or empty.
     node: String,
-    /// Its place in the queue, kept while it waits.
+    /// The sandbox's place in the queue, which stays the same while it waits.
     place: u64,
     set_aside: bool,
 }
@@ -57,9 +59,9 @@ struct Item {
 #[derive(Debug, Default)]
 struct Pool {
     items: HashMap<String, Item>,
-    /// Ready ones that are not set aside, by node and place.
+    /// Ready ones that are not reserved, by node and place.
     ready: BTreeMap<String, BTreeMap<u64, String>>,
-    /// Addressed ones that are not set aside, by place.
+    /// Addressed ones that are not reserved, by place.
     addressed: BTreeMap<u64, String>,
     waiting: usize,
 }
@@ -69,12 +71,12 @@ struct Pool {
 pub struct WarmQueue {
     pools: HashMap<PoolKey, Pool>,
     next_place: u64,
-    /// Nodes whose sandboxes are not handed out.
+    /// Nodes whose sandboxes are not offered.
     unfit: HashSet<String>,
 }
 
-/// The pool in which a sandbox can be claimed, if it can be: alive, labelled and controlled by a pool. One that nobody
-/// controls never can.
+/// Returns the pool in which a sandbox can be claimed: it must be alive, labelled and controlled by
+/// a pool. A sandbox without a controller can never be claimed.
 #[must_use]
 pub fn claimable_in(sandbox: &Sandbox) -> Option<PoolKey> {
     let metadata = &sandbox.metadata;
@@ -89,7 +91,8 @@ pub fn claimable_in(sandbox: &Sandbox) -> Option<PoolKey> {
 }
 
 impl WarmQueue {
-    /// Takes in a change of a sandbox. Gives the pool that has more to offer because of it, if there is one.
+    /// Records a change of a sandbox. Returns the pool that can offer more because of it, if there
+    /// is one.
     pub fn observe(&mut self, before: Option<&Sandbox>, after: Option<&Sandbox>) -> Option<PoolKey> {
         let name = before.or(after)?.metadata.name.clone()?;
         let old = before.and_then(claimable_in);
@@ -120,14 +123,14 @@ impl WarmQueue {
         gained.then_some(key)
     }
 
-    /// Takes in whether sandboxes on a node may be handed out. A node that nobody has spoken of is fit.
+    /// Records whether sandboxes on a node may be offered. An unknown node is fit.
     pub fn observe_node(&mut self, node: &str, is_fit: bool) {
         if is_fit {
             self.unfit.remove(node);
             return;
         }
         self.unfit.insert(node.to_owned());
-        // Nodes come and go under new names; those that nobody waits on any more need not be remembered.
+        // Nodes come and go under new names. Those without sandboxes need not be remembered.
         if self.unfit.len() > MANY_NODES {
             let in_use: HashSet<&str> = self
                 .pools
@@ -139,9 +142,10 @@ impl WarmQueue {
         }
     }
 
-    /// Sets a sandbox of the pool aside for a claim: a ready one of the node that has most of them, the oldest first, or else
-    /// one that has at least an address; none that sits on an unfit node, and none that `usable` refuses. It is asked each time: what
-    /// is outdated today may be what the template says tomorrow. (agent-sandbox's controller counts those of a node that are not ready, too.)
+    /// Reserves a sandbox of the pool for a claim: a ready one on the node that has most of them,
+    /// the oldest first, or else one with an address. Sandboxes on unfit nodes are skipped, and
+    /// those that `usable` refuses. `usable` is asked each time: the template may change back.
+    /// (agent-sandbox's controller counts unready ones of a node, too.)
     pub fn take(&mut self, key: &PoolKey, mut usable: impl FnMut(&str) -> bool) -> Taken {
         let Some(pool) = self.pools.get_mut(key) else { return Taken::Empty };
         let mut refused = Vec::new();
@@ -159,7 +163,7 @@ impl WarmQueue {
         taken
     }
 
-    /// Ends the setting aside. A sandbox that is no longer claimable has left the queue by itself.
+    /// Ends a reservation. A sandbox that can no longer be claimed has left the queue already.
     pub fn release(&mut self, key: &PoolKey, name: &str) {
         if let Some(pool) = self.pools.get_mut(key)
             && let Some(item) = pool.take_out(name)
@@ -168,12 +172,12 @@ impl WarmQueue {
         }
     }
 
-    /// Drops a pool that is gone.
+    /// Removes a deleted pool.
     pub fn drop_pool(&mut self, key: &PoolKey) {
         self.pools.remove(key);
     }
 
-    /// Takes a sandbox out, until it is observed again.
+    /// Removes a sandbox until it is observed again.
     pub fn remove(&mut self, key: &PoolKey, name: &str) {
         if let Some(pool) = self.pools.get_mut(key) {
             pool.take_out(name);
@@ -318,7 +322,7 @@ mod tests {
         assert_eq!(take(&mut queue), "Empty");
     }
 
-    /// A sandbox on a node that is broken or being emptied would soon be gone, so it is not handed out while that is so.
+    /// A sandbox on a broken or draining node would soon be lost, so it is not offered meanwhile.
     #[test]
     fn sandboxes_on_unfit_nodes_are_kept_back() {
         let mut queue = WarmQueue::default();
@@ -340,7 +344,7 @@ mod tests {
         );
     }
 
-    /// Row 27: a sandbox that nobody controls is never handed out.
+    /// Row 27: a sandbox without a controller is never offered.
     #[test]
     fn orphans_are_not_offered() {
         let mut queue = WarmQueue::default();

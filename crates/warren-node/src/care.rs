@@ -1,5 +1,6 @@
-//! Looking after the containers of a pod: hooks after their start, probes while they run, hooks before their end. Each container
-//! that asks for it has a task, which ends with that run of the container.
+//! Runs the hooks and probes of a pod's containers: hooks after their start, probes while they run,
+//! hooks before their end. Each container that has any gets a task, which ends with that run of the
+//! container.
 
 mod ask;
 mod inside;
@@ -21,10 +22,10 @@ use crate::events::Severity;
 use crate::node::Shared;
 use crate::pod_request::PodDirectory;
 
-/// Verdicts that nobody has read yet.
+/// The capacity of the channel of verdicts.
 const UNREAD: usize = 64;
 
-/// What is being done for the containers of one pod.
+/// The hooks and probes of one pod.
 pub(crate) struct Care {
     health: BTreeMap<String, Health>,
     watched: BTreeMap<String, (u32, AbortHandle)>,
@@ -39,16 +40,16 @@ impl Care {
         Care { health: BTreeMap::new(), watched: BTreeMap::new(), tell, said, tasks: JoinSet::new() }
     }
 
-    /// What decisions rest on.
+    /// Returns the results so far, for decisions.
     pub(crate) fn health(&self) -> &BTreeMap<String, Health> {
         &self.health
     }
 
-    /// Waits until a hook or probe has something to say. Nothing is lost when this is cancelled.
+    /// Waits for a new result of a hook or probe. Cancel-safe: no result is lost.
     pub(crate) async fn changed(&mut self) {
         match self.said.recv().await {
             Some((name, health)) => {
-                // One that speaks of an earlier run came late.
+                // Ignore late results of an earlier run.
                 if self.watched.get(&name).is_some_and(|(attempt, _)| *attempt == health.attempt) {
                     self.health.insert(name, health);
                 }
@@ -57,7 +58,8 @@ impl Care {
         }
     }
 
-    /// Looks after the containers that run now, and no longer after those that do not.
+    /// Starts tasks for containers that have begun to run and ends those of containers that no
+    /// longer run.
     pub(crate) fn follow(
         &mut self,
         shared: &Arc<Shared>,
@@ -96,7 +98,7 @@ impl Care {
         }
     }
 
-    /// Asks a container to end: by its hook, and then by a signal. Returns at once.
+    /// Asks a container to stop: by its hook, then by a signal. Returns at once.
     pub(crate) fn ask_to_stop(
         &mut self,
         shared: &Arc<Shared>,
@@ -141,7 +143,7 @@ impl Care {
         });
     }
 
-    /// Stops all of it: the sandbox is gone.
+    /// Ends all tasks: the sandbox is gone.
     pub(crate) fn end(&mut self) {
         self.tasks.abort_all();
         self.watched.clear();
@@ -177,7 +179,8 @@ impl Run {
             }
         }
         if let Some(probe) = &self.container.startup_probe {
-            // Kubelet asks at most once a period until it succeeds; the first verdict is the last.
+            // Kubelet probes at most once per period until the first success; the first verdict is
+            // final.
             let verdict =
                 self.probe(probe, "Startup", true, |health, verdict| health.startup = Some(verdict)).await;
             if !verdict {
@@ -198,7 +201,7 @@ impl Run {
         tokio::join!(readiness, liveness);
     }
 
-    /// Whether an earlier daemon has published this very run, which it does only after the hook.
+    /// Returns true if an earlier daemon has published this run, which happens only after the hook.
     fn was_told_of(&self) -> bool {
         let attempt = self.health.lock().unwrap_or_else(PoisonError::into_inner).attempt;
         let status = self.pod.status.as_ref();
@@ -213,7 +216,8 @@ impl Run {
         })
     }
 
-    /// Asks again and again, and says when the verdict changes; the last one, if there comes an end.
+    /// Probes periodically and reports each change of the verdict. Returns the last verdict if the
+    /// probing ends.
     async fn probe(
         &self,
         probe: &Probe,
@@ -234,7 +238,7 @@ impl Run {
             let good = answer.is_ok();
             if let Err(message) = answer {
                 let message = format!("{kind} probe failed: {message}");
-                // Said once, not at every period: an event is a write.
+                // Reported once, not every period: an event is a write.
                 if complained.as_ref() != Some(&message) {
                     let name = Some(self.container.name.as_str());
                     self.shared.events.record(
@@ -266,7 +270,7 @@ impl Run {
             change(&mut health);
             health.clone()
         };
-        // Nobody listens only when the worker is gone.
+        // The receiver is gone only if the worker is.
         let _ = self.tell.send((self.container.name.clone(), health)).await;
     }
 }

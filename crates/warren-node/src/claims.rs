@@ -1,5 +1,6 @@
-//! Serves volume claims with directories of this machine: all of the local home's, and on a cluster those of our class, if asked
-//! to. There the control plane binds what we make to the claims, as it does for any provisioner; in the local home we do.
+//! Serves volume claims with directories of this machine: all claims of the local home, and on a
+//! cluster those of our class, if enabled. On a cluster the control plane binds our volumes to the
+//! claims, as for any provisioner. In the local home this module does.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,10 +20,10 @@ use warren_decide::storage::{PROVISIONER, Provision, is_to_go, provision, storag
 
 use crate::worker::chain;
 
-/// On claims: the provisioner that a control plane waits for.
+/// The claim annotation that names the provisioner which the control plane waits for.
 const WAITED_FOR: &str = "volume.kubernetes.io/storage-provisioner";
 
-/// A claim could not be served, or what was a claim's not be removed.
+/// The error of a claim that could not be served, or of a volume that could not be removed.
 #[derive(Debug, thiserror::Error)]
 enum ClaimError {
     #[error("make {path}")]
@@ -49,7 +50,7 @@ fn api(what: &'static str) -> impl FnOnce(kube::Error) -> ClaimError {
     move |source| ClaimError::Api { what, source }
 }
 
-/// Something is there already, or no longer: as it should be.
+/// Treats a status code as success: the object exists already, or is already gone.
 pub(crate) fn tolerate<T>(result: kube::Result<T>, code: u16) -> kube::Result<()> {
     match result {
         Err(kube::Error::Api(status)) if status.code == code => Ok(()),
@@ -57,7 +58,7 @@ pub(crate) fn tolerate<T>(result: kube::Result<T>, code: u16) -> kube::Result<()
     }
 }
 
-/// Serves claims until the task is ended. `binds` says whether nobody else binds volumes to claims.
+/// Serves claims until the task is ended. With `binds`, this module also binds volumes to claims.
 pub(crate) async fn serve(client: Client, node_name: String, directory: PathBuf, binds: bool) {
     let shelf = Shelf { client: client.clone(), node_name, directory, binds };
     if let Err(problem) = shelf.prepare().await {
@@ -95,7 +96,7 @@ pub(crate) async fn serve(client: Client, node_name: String, directory: PathBuf,
     }
 }
 
-/// Where claims keep their data.
+/// The directory of the claims' data, and the client.
 struct Shelf {
     client: Client,
     node_name: String,
@@ -107,7 +108,7 @@ impl Shelf {
     async fn prepare(&self) -> Result<(), ClaimError> {
         let failed = |source| ClaimError::Make { path: self.directory.clone(), source };
         std::fs::create_dir_all(&self.directory).map_err(failed)?;
-        // Pods have it by mounts, not by this path.
+        // Pods reach it by mounts, not by this path.
         std::fs::set_permissions(&self.directory, std::fs::Permissions::from_mode(0o700)).map_err(failed)?;
         let class: StorageClass = match serde_json::from_value(storage_class()) {
             Ok(class) => class,
@@ -118,9 +119,10 @@ impl Shelf {
             .map_err(api("make the storage class"))
     }
 
-    /// Gives a claim its volume, in steps that may be repeated: first the data, then the volume, then the claim's word for it.
+    /// Provisions a claim in idempotent steps: first the directory, then the volume, then the
+    /// claim's reference to it.
     async fn serve(&self, claim: &PersistentVolumeClaim) -> Result<(), ClaimError> {
-        // A control plane says whom it waits for. Others may have a class of the same name.
+        // The control plane names the provisioner. Another one may have a class of the same name.
         if !self.binds && !is_asked_for(claim) {
             return Ok(());
         }
@@ -137,7 +139,7 @@ impl Shelf {
         tolerate(volumes.create(&PostParams::default(), &volume).await, 409)
             .map_err(api("make the volume"))?;
         if !self.binds {
-            // By its reference to the claim the control plane finds what belongs together.
+            // The control plane finds the claim by the volume's reference.
             return Ok(());
         }
         let parameters = PatchParams::default();
@@ -148,7 +150,8 @@ impl Shelf {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
         let claim_name = claim.metadata.name.as_deref().unwrap_or_default();
         let merged = claims.patch(claim_name, &parameters, &Patch::Merge(merged)).await;
-        // A claim that is gone again takes its volume with it: its deletion comes after this.
+        // If the claim is deleted meanwhile, its deletion is handled after this and removes the
+        // volume.
         tolerate(merged, 404).map_err(api("bind the claim"))?;
         let status = claims.patch_status(claim_name, &parameters, &Patch::Merge(claim_status)).await;
         tolerate(status, 404).map_err(api("say that the claim is bound"))?;
@@ -156,20 +159,22 @@ impl Shelf {
         Ok(())
     }
 
-    /// Removes what was made for claims that are gone.
+    /// Removes the volumes and directories of deleted claims.
     async fn clear(&self, there: &BTreeSet<String>) -> Result<(), ClaimError> {
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
         let known = volumes.list(&ListParams::default()).await.map_err(api("list volumes"))?.items;
         for volume in known.iter().filter(|volume| is_to_go(volume, |uid| there.contains(uid))) {
             let name = volume.metadata.name.clone().unwrap_or_default();
-            // The data first: a volume without data is found again, data without a volume would be found only by the next start.
+            // Remove the data first: a volume without data is found again, while data without a
+            // volume would be found only by the next start.
             remove_directory(&self.directory.join(&name)).await?;
             tolerate(volumes.delete(&name, &DeleteParams::default()).await, 404)
                 .map_err(api("delete the volume"))?;
             info!(volume = name, "volume removed with its claim");
         }
-        // The directory of a claim that went before its volume was made is empty. Data that no volume speaks of is not ours to
-        // remove: somebody may have lost the store, and wants it back.
+        // If a claim went before its volume was made, its directory is empty. A directory with data
+        // but without a volume is kept: the store may have been lost, and a user may want the data
+        // back.
         let wanted: BTreeSet<String> = there.iter().map(|uid| volume_name(uid)).collect();
         let named: BTreeSet<&str> =
             known.iter().filter_map(|volume| volume.metadata.name.as_deref()).collect();
@@ -189,17 +194,17 @@ impl Shelf {
     }
 }
 
-/// Whether the control plane waits for us to make a volume for a claim.
+/// Returns true if the control plane waits for us to make a volume for a claim.
 fn is_asked_for(claim: &PersistentVolumeClaim) -> bool {
     let annotations = claim.metadata.annotations.as_ref();
     annotations.and_then(|annotations| annotations.get(WAITED_FOR)).is_some_and(|by| by == PROVISIONER)
 }
 
-/// Open to whomever the pod runs as; on the host its parent is closed.
+/// Makes a claim's directory, writable for any user of the pod. On the host its parent is closed.
 fn make_directory(path: &Path) -> Result<(), ClaimError> {
     let failed = |source| ClaimError::Make { path: path.to_owned(), source };
     std::fs::DirBuilder::new().recursive(true).mode(0o777).create(path).map_err(failed)?;
-    // Whatever the umask is.
+    // Independent of the umask.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).map_err(failed)
 }
 

@@ -1,4 +1,4 @@
-//! The kernel's word that something happened in a directory, instead of looking again and again.
+//! Watches a directory by inotify, instead of polling it.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::readiness::watched;
 
-/// Tells when something in a directory is written or renamed.
+/// A watch for files that are written or renamed in a directory.
 #[derive(Debug)]
 pub(crate) struct DirectoryWatch {
     descriptor: AsyncFd<OwnedFd>,
@@ -25,7 +25,7 @@ impl DirectoryWatch {
         Ok(DirectoryWatch { descriptor: watched(descriptor)? })
     }
 
-    /// Waits for at least one event and takes all that are there. Safe to drop and call again.
+    /// Waits for at least one event and consumes all pending ones. Cancel-safe.
     pub(crate) async fn event(&self) -> io::Result<()> {
         self.descriptor
             .async_io(Interest::READABLE, |descriptor| {

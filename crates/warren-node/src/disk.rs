@@ -1,12 +1,17 @@
-//! Keeps pods from filling the disk, with bytes or with inodes: one that has more on it than it may is evicted, and when next
-//! to nothing is left, the one that has most.
+//! Keeps pods from filling the disk, with bytes or with inodes. A pod that exceeds its limits is
+//! evicted. When the disk is nearly full, the pod with the most files is.
 //!
-//! Nothing tells who writes how much: quotas do, but few file systems are made with them, and an image or a file system of
-//! its own for each pod would cost more than its start. But a file system says in a microsecond how much room it has, and no
-//! pod can have grown by more than that has shrunk. So a pod's files are counted when the disk has lost as much as the pod
-//! may still write, and else once a minute, as kubelet does, if anything was written at all, one pod after the other; and not while nobody in
-//! the pod has run, for then it has written nothing. While room shrinks, it is looked at ten times a second. What lies between two looks can be taken for a moment, and is given back with the
-//! eviction, which needs no room on the disk itself.
+//! The kernel does not say how much each pod writes. Quotas would, but few file systems are made
+//! with them, and an image or a file system of its own for each pod would cost more than the pod's
+//! start. A file system does report its free space within a microsecond, and no pod can have grown
+//! by more than the free space has shrunk.
+//!
+//! So a pod's files are counted when the disk has lost as much as the pod may still write.
+//! Otherwise, if anything was written at all, they are counted once a minute, as in kubelet, one
+//! pod after the other. A pod whose processes have not run since its last count is skipped: it has
+//! written nothing. While the free space shrinks, it is read ten times a second. Between two
+//! readings a pod can exceed its limit for a moment. The eviction frees that space, and needs none
+//! itself.
 
 mod measure;
 
@@ -31,22 +36,23 @@ use crate::node::Shared;
 use crate::registry::{Entry, Seen};
 use crate::worker::chain;
 
-/// Between two looks at the room on the disk.
+/// The time between two readings of the free space.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The same, while there is less and less.
+/// The same while the free space shrinks.
 const PAUSE_WHILE_SHRINKING: Duration = Duration::from_millis(100);
-/// A smaller decrease is not shrinking: some program always writes something. The inodes are those
-/// of a megabyte in ordinary files.
+/// A smaller decrease is ignored: some program always writes a little. The inodes are those of a
+/// megabyte in ordinary files.
 const SHRINKING: Amount = Amount { bytes: 1 << 20, inodes: 64 };
-/// After this long a pod's files are counted in any case, if anything on the disk has changed: what one writes while others
-/// delete is not seen in the room that is left. Kubelet's number.
+/// The age after which a pod's files are counted in any case, if the disk has changed: if one pod
+/// writes while another deletes, the free space does not show it. Kubelet's number.
 const OLDEST_LOOK: Duration = Duration::from_secs(60);
-/// Counting may take a tenth of a processor for each pod: one with millions of files is not counted all the time.
+/// The pause after counting, as a multiple of its duration: counting may take a tenth of a
+/// processor for each pod, even with millions of files.
 const REST_AFTER_COUNTING: u32 = 10;
-/// On a full disk, who has how much must be known better than that.
+/// The same on a nearly full disk, where usage must be known better.
 const OLDEST_LOOK_WHEN_LOW: Duration = Duration::from_secs(2);
 
-/// How much room there is on the disk of a directory.
+/// Returns the free space on the disk of a directory.
 pub(crate) fn space(directory: &Path) -> io::Result<DiskSpace> {
     let found = rustix::fs::statvfs(directory)?;
     Ok(DiskSpace {
@@ -55,22 +61,24 @@ pub(crate) fn space(directory: &Path) -> io::Result<DiskSpace> {
     })
 }
 
-/// What is known of a pod's files.
+/// The known usage of a pod's files.
 struct Known {
     usage: DiskUsage,
-    /// What may still be written before a limit is reached.
+    /// The amount that it may still write before it reaches a limit.
     room: Amount,
-    /// How long its processes had run by then; `None` where nobody tells, or nobody has counted them all.
+    /// The processor time of its processes at the count; `None` if it is unknown, or if its files
+    /// were not counted completely.
     ran: Option<u64>,
-    /// When they were counted, and how long that took.
+    /// The time of the count, and its duration.
     at: Instant,
     took: Duration,
-    /// What the disk had lost by then, and how often it had changed; the latter is `None` as long as nobody has counted.
+    /// The disk's total loss and number of changes at the count; the latter is `None` before the
+    /// first count.
     lost: Amount,
     changes: Option<u64>,
 }
 
-/// What a look finds before it looks at pods.
+/// The disk's state at one reading.
 #[derive(Clone, Copy)]
 struct Present {
     now: Instant,
@@ -80,7 +88,7 @@ struct Present {
 }
 
 impl Known {
-    /// Whether the pod's files are to be counted again, and how soon.
+    /// Returns the reason to count the pod's files again, if there is one.
     fn due(&self, present: Present) -> Option<Due> {
         let oldest = if present.is_low { OLDEST_LOOK_WHEN_LOW } else { OLDEST_LOOK };
         let lost = present.lost.saturating_sub(self.lost);
@@ -95,23 +103,23 @@ impl Known {
     }
 }
 
-/// When files are to be counted.
+/// The urgency of a count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Now,
-    /// After those whose last count is older. Pods that were started together are due together, and all at once they would
-    /// have every processor.
+    /// After those whose last count is older. Pods that were started together are due together, and
+    /// counting them at once would take every processor.
     InTurn,
 }
 
-/// One count.
+/// The result of one count.
 struct Counted {
     uid: String,
     known: Known,
     result: Result<(), MeasureError>,
 }
 
-/// Looks after the disk for as long as it is polled.
+/// Watches the disk for as long as it is polled.
 pub(crate) async fn watch(shared: Arc<Shared>) {
     let hierarchy = match Privileges::of_this_process().and_then(Privileges::hierarchy) {
         Ok(hierarchy) => hierarchy,
@@ -139,14 +147,15 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
     loop {
         tokio::select! {
             () = tokio::time::sleep_until(next) => {}
-            // Each look is at all pods, and counts of a thousand pods end twenty times a second. One pod more or less that was
-            // counted makes no difference to the others, except for who has most on a disk that is nearly full.
+            // Each reading walks all pods, and counts of a thousand pods end twenty times a second.
+            // A single result does not affect other pods, except for the choice of the largest on a
+            // nearly full disk.
             Some(counted) = keeper.counting.join_next() => {
                 match counted {
                     Ok(counted) => keeper.counted(counted),
                     Err(error) => {
                         warn!(%error, "files of a pod not counted");
-                        // Whose they were is not known; one that is counted twice does no harm.
+                        // The pod is not known. Counting one twice does no harm.
                         keeper.being_counted.clear();
                         keeper.in_turn = None;
                     }
@@ -165,26 +174,27 @@ struct Keeper {
     hierarchy: Hierarchy,
     began: Timestamp,
     last: Option<DiskSpace>,
-    /// Whether next to nothing was left then.
+    /// True if the disk was nearly full at the last reading.
     is_low: bool,
-    /// Whether there is something to do although nothing has changed.
+    /// True if there is work although the disk has not changed.
     is_unsettled: bool,
-    /// Bytes and inodes that the disk has lost since we look, whatever it was given back meanwhile.
+    /// The bytes and inodes that the disk has lost in total, ignoring freed space.
     lost: Amount,
-    /// How often it was found changed.
+    /// The number of changes seen.
     changes: u64,
-    /// By the pods' uids.
+    /// Usage by the pods' uids.
     known: HashMap<String, Known>,
     counting: JoinSet<Counted>,
     being_counted: HashSet<String>,
-    /// Pods that are to be counted in turn, as of the last look.
+    /// The pods that wait for their turn to be counted, as of the last reading.
     line: VecDeque<String>,
-    /// Whose turn it is.
+    /// The pod that is being counted in turn.
     in_turn: Option<String>,
 }
 
 impl Keeper {
-    /// Looks at the room that is left, has those pods counted that may be over their limits, and says when to look again.
+    /// Reads the free space, starts the counts that are due, and returns the time until the next
+    /// reading.
     fn look(&mut self) -> Duration {
         let space = match space(&self.shared.pods) {
             Ok(space) => space,
@@ -210,7 +220,8 @@ impl Keeper {
         let mut line = Vec::new();
         for (uid, entry) in self.suspects(present) {
             let Some((entry, pod)) = live(entry) else { continue };
-            // One that was started since the last look has written since then; of those before us nothing is known.
+            // A pod that started since the last reading may have written since then. The usage of
+            // older pods is unknown.
             let known = self.known.entry(uid.clone()).or_insert_with(|| Known {
                 usage: DiskUsage::default(),
                 room: match is_older(&entry, self.began) {
@@ -242,7 +253,7 @@ impl Keeper {
         if is_shrinking || self.is_low { PAUSE_WHILE_SHRINKING } else { PAUSE }
     }
 
-    /// Has the next in line counted, unless it is somebody's turn.
+    /// Starts the next count in turn, unless one is running.
     fn next_turn(&mut self) {
         while self.in_turn.is_none()
             && let Some(uid) = self.line.pop_front()
@@ -254,7 +265,7 @@ impl Keeper {
         }
     }
 
-    /// Has the files of a pod counted, unless they are already.
+    /// Starts the count of a pod's files, unless one is running.
     fn count(&mut self, uid: String, entry: &Entry, pod: Arc<Pod>) {
         if !self.being_counted.insert(uid.clone()) {
             return;
@@ -263,13 +274,13 @@ impl Keeper {
         let before = self.known.get(&uid).and_then(|known| Some((known.usage.clone(), known.ran?)));
         let directory = entry.directory.clone();
         let cgroups = self.cgroups(&uid, entry);
-        // An ordinary user may have no cgroups to find them by.
+        // Without root there may be no cgroups to find its processes by.
         let first = (self.hierarchy == Hierarchy::Absent).then(|| first_processes(entry));
         self.counting.spawn_blocking(move || {
             let begun = Instant::now();
-            // Before the files: what is written meanwhile is seen the next time.
+            // Read before the files: later writes are seen the next time.
             let ran = cgroups.iter().map(|cgroup| cgroup.processor_nanoseconds().ok()).sum::<Option<u64>>();
-            // Without any there is nobody to tell; that is not nobody who runs.
+            // Without a cgroup the processor time is unknown, not zero.
             let ran = ran.filter(|_| !cgroups.is_empty());
             let (usage, result) = unless_at_rest(before, ran, || {
                 let processes = match &first {
@@ -293,12 +304,12 @@ impl Keeper {
         containers.map(named).collect()
     }
 
-    /// The pods that are new or may be over their limits, dead ones among them; and forgets those that are gone. Most pods are
-    /// neither, and this is all that a look costs for them.
+    /// Returns the pods that are new or may exceed their limits, including dead ones, and forgets
+    /// deleted pods. Most pods are neither, so this is their whole cost of a reading.
     fn suspects(&mut self, present: Present) -> Vec<(String, Arc<Entry>)> {
         let known = &mut self.known;
         self.shared.registry.look(|entries| {
-            // Also of those that do not run just now: what they wrote stays from one run to the next.
+            // Keep pods that do not run now: their files stay from one run to the next.
             known.retain(|uid, _| entries.contains_key(uid));
             let suspects = entries
                 .iter()
@@ -321,7 +332,7 @@ impl Keeper {
         debug!(%uid, bytes, inodes, took = ?known.took, "files of a pod counted");
         let message = match &result {
             Ok(()) => disk_eviction(&pod, &known.usage),
-            // What cannot be measured cannot be limited.
+            // Usage that cannot be measured cannot be limited.
             Err(error @ MeasureError::TooDeep) => Some(format!("Pod's files cannot be counted: {error}. ")),
             Err(error) => {
                 warn!(%uid, error = %chain(error), "files of a pod not counted to the end");
@@ -334,7 +345,7 @@ impl Keeper {
         }
     }
 
-    /// Evicts whoever has most, unless somebody is on the way out already.
+    /// Evicts the pod with the most files, unless one is being evicted already.
     fn relieve(&self, space: DiskSpace) {
         let going = |entry: &Entry| entry.eviction.borrow().is_some();
         let all = self.shared.registry.all();
@@ -353,8 +364,9 @@ impl Keeper {
     }
 }
 
-/// Counts, unless the pod's processes have run for as long as at the count before: then that still holds. (What the node itself
-/// writes into a pod's volumes, a megabyte at most of each config map and secret, is counted when somebody there has run.)
+/// Counts a pod's files, unless its processes have not run since the last count. (The node itself
+/// writes config maps and secrets into a pod's volumes, a megabyte each at most. That is counted
+/// once the pod has run.)
 fn unless_at_rest(
     before: Option<(DiskUsage, u64)>,
     ran: Option<u64>,
@@ -366,7 +378,7 @@ fn unless_at_rest(
     }
 }
 
-/// Whether a pod has run before a time, or before the run that is shown.
+/// Returns true if a pod ran before this time, or before its present run.
 fn is_older(entry: &Entry, time: Timestamp) -> bool {
     let state = entry.state.borrow();
     let mut containers = state.iter().flat_map(|state| state.containers.values());
@@ -381,13 +393,13 @@ fn evict(uid: &str, entry: &Entry, message: String) {
     entry.eviction.send_replace(Some(message));
 }
 
-/// Whether a pod has anything but logs on the disk.
+/// Returns true if a pod has anything but logs on the disk.
 fn has_files(entry: &Entry) -> bool {
     entry.directory.written().iter().any(|place| place.exists())
 }
 
-/// A pod that has not ended, and is not on its way out. It need not run: a shim that was lost leaves files, and on a full disk
-/// there will be no other.
+/// A pod that has not ended and is not being deleted. It need not run: a lost shim leaves files,
+/// and on a full disk no new one is started.
 type Live = (Arc<Entry>, Arc<Pod>);
 
 fn live(entry: Arc<Entry>) -> Option<Live> {

@@ -1,4 +1,4 @@
-//! Emptying a node: its pods are evicted, as `kubectl drain` would do it, and their workers bring them to a good end.
+//! Drains a node: evicts its pods, as `kubectl drain` does, and their workers stop them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +15,10 @@ use crate::registration::Registration;
 use crate::registry::{Entry, Seen};
 use crate::worker::root_cause;
 
-/// Between two tries to evict a pod, when a disruption budget says not now or the API server does not answer.
+/// The delay between two tries to evict a pod when a disruption budget refuses or the API server
+/// does not answer.
 const AGAIN: Duration = Duration::from_secs(1);
-/// For the last words to the API server, once the pods are gone.
+/// The time for the last writes to the API server once the pods are gone.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Returns how many pods are left.
@@ -32,7 +33,8 @@ pub(crate) async fn drain(shared: &Arc<Shared>, registration: &Registration, pat
                 return;
             }
             info!(count = pods.len(), "evicting pods");
-            // One that was placed here before the scheduler saw that the node is closed is found by the next look.
+            // A pod that was placed here before the scheduler saw the taint is found by the next
+            // iteration.
             join_all(pods.into_iter().map(|(entry, pod)| empty(shared, entry, pod))).await;
         }
     };
@@ -47,7 +49,7 @@ pub(crate) async fn drain(shared: &Arc<Shared>, registration: &Registration, pat
     0
 }
 
-/// Pods that run here and would run elsewhere if they were evicted.
+/// Returns the pods that run here and would run elsewhere after an eviction.
 fn to_go(shared: &Shared) -> Vec<(Arc<Entry>, Arc<Pod>)> {
     let entries = shared.registry.all().into_iter().filter_map(|(_, entry)| {
         let pod = match &*entry.seen.borrow() {
@@ -67,13 +69,13 @@ fn is_to_go(pod: &Pod) -> bool {
     !of_every_node && !matches!(ended, Some("Succeeded" | "Failed"))
 }
 
-/// Evicts a pod and waits until nothing of it is left here.
+/// Evicts a pod and waits until it is removed from this node.
 async fn empty(shared: &Shared, entry: Arc<Entry>, pod: Arc<Pod>) {
     while let Err(error) = evict(shared, &pod).await {
         info!(pod = pod_api::name(&pod), error = %root_cause(&error), "pod not evicted yet");
         tokio::time::sleep(AGAIN).await;
     }
-    // The other end is the worker's, which ends when all is cleared away.
+    // The worker owns the sender and drops it after the cleanup.
     let mut state = entry.state.clone();
     while state.changed().await.is_ok() {}
 }
@@ -93,7 +95,7 @@ async fn evict(shared: &Shared, pod: &Pod) -> kube::Result<()> {
         .create_subresource::<Value, Value>("eviction", name, &PostParams::default(), &eviction)
         .await;
     match evicted {
-        // Gone already, or another pod of the same name by now.
+        // Gone already, or another pod of the same name exists.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         evicted => evicted.map(drop),
     }

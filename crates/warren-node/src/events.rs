@@ -1,9 +1,11 @@
-//! Events about pods, as kubelet records them: beside the work. One that is lost is logged and holds nothing up.
+//! Records events about pods, as kubelet does, in the background. A lost event is logged and blocks
+//! nothing.
 //!
-//! Trouble is written at once. The events of an ordinary life (scheduled, pulled, created, started, stopped) are written a
-//! moment later, when the node is not busy with starting pods: an event is a write, and four for each pod would make a
-//! pool's refilling and `warren run` slower. While many pods come and go, the oldest of these events are dropped, and a pod
-//! that is gone before any of them was written leaves none.
+//! Warnings are written at once. Ordinary events (scheduled, pulled, created, started, stopped) are
+//! written a moment later, when the node is not busy with starting pods: an event is a write, and
+//! four for each pod would slow down a pool's refilling and `warren run`. While many pods come and
+//! go, the oldest ordinary events are dropped. A pod that is gone before any of its events was
+//! written leaves none.
 
 mod backlog;
 
@@ -23,25 +25,26 @@ use tracing::debug;
 
 use backlog::{Backlog, Next};
 
-/// As many may wait to be taken up by the task that writes, which it does while it writes.
+/// The capacity of the channel to the writing task, which receives while it writes.
 const WAITING: usize = 1024;
-/// As many are remembered, so that one that happens again is counted and not written anew.
+/// The number of remembered events. A repeated event is counted instead of written again.
 const REMEMBERED: usize = 1024;
-/// What the API takes as a message.
+/// The longest message that the API accepts.
 const LONGEST_MESSAGE: usize = 1024;
-/// Kubernetes' tools look for kubelet's name.
+/// The reporting component: Kubernetes' tools look for kubelet's name.
 const KUBELET: &str = "kubelet";
-/// A node that takes unassigned pods stands in for the scheduler.
+/// The reporting component of `Scheduled`: a node that takes unassigned pods replaces the
+/// scheduler.
 const SCHEDULER: &str = "default-scheduler";
 
-/// Whether an event is trouble.
+/// An event's severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Severity {
     Normal,
     Warning,
 }
 
-/// Something that happened to a pod.
+/// An event about a pod.
 #[derive(Debug)]
 struct Happening {
     about: ObjectReference,
@@ -58,25 +61,26 @@ impl Happening {
     }
 }
 
-/// A message to the task that writes.
+/// A message to the writing task.
 #[derive(Debug)]
 enum Told {
-    /// To be written at once.
+    /// Write this at once.
     Now(Happening),
-    /// To be written when there is nothing better to do.
+    /// Write this when there is nothing more urgent.
     Later(Happening),
-    /// This pod, by uid, is gone.
+    /// The pod with this uid is gone.
     Gone(String),
 }
 
-/// Records events. They are written one after the other, by a task that ends with the last recorder.
+/// Records events. They are written one after the other, by a task that ends with the last
+/// recorder.
 #[derive(Debug, Clone)]
 pub(crate) struct Events {
     sender: mpsc::Sender<Told>,
 }
 
 impl Events {
-    /// Starts the task that writes.
+    /// Starts the writing task.
     pub(crate) fn start(client: Client, node_name: String) -> Self {
         let (sender, receiver) = mpsc::channel(WAITING);
         tokio::spawn(Writer { client, node_name, known: HashMap::new() }.run(receiver));
@@ -95,7 +99,7 @@ impl Events {
         self.tell(Told::Now(happening(pod, container, KUBELET, severity, reason, message.into())));
     }
 
-    /// Records what happens in the life of every container, to be written later. Returns at once.
+    /// Records an ordinary event of a container, to be written later. Returns at once.
     pub(crate) fn record_later(
         &self,
         pod: &Pod,
@@ -107,7 +111,7 @@ impl Events {
         self.tell(Told::Later(happening(pod, Some(container), KUBELET, normal, reason, message.into())));
     }
 
-    /// Records that a pod has its node, to be written later. Returns at once.
+    /// Records that a pod was placed on this node, to be written later. Returns at once.
     pub(crate) fn scheduled(&self, pod: &Pod, node_name: &str) {
         let ObjectMeta { name, namespace, .. } = &pod.metadata;
         let (name, namespace) =
@@ -116,7 +120,7 @@ impl Events {
         self.tell(Told::Later(happening(pod, None, SCHEDULER, Severity::Normal, "Scheduled", message)));
     }
 
-    /// Takes note that a pod is gone.
+    /// Records that a pod is gone.
     pub(crate) fn gone(&self, uid: &str) {
         self.tell(Told::Gone(uid.to_owned()));
     }
@@ -142,24 +146,24 @@ fn happening(
     Happening { about, component, severity, reason, message, at: Timestamp::now() }
 }
 
-/// Returns the container's place in its pod, in kubelet's words.
+/// Returns the container's path in its pod, in kubelet's notation.
 fn field_path(pod: &Pod, name: &str) -> String {
     let mut first = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let list = if first.any(|container| container.name == name) { "initContainers" } else { "containers" };
     format!("spec.{list}{{{name}}}")
 }
 
-/// What makes two events the same.
+/// The key by which two events are the same.
 type Sameness = (Option<String>, Option<String>, &'static str, String);
 
 struct Writer {
     client: Client,
     node_name: String,
-    /// Events that were written, by what makes another the same: their names, and how often they happened.
+    /// Written events by their key, with their names and counts.
     known: HashMap<Sameness, (String, i32)>,
 }
 
-/// A write under way gives the writer back when it is done.
+/// A running write. It returns the writer when it is done.
 type Write = Pin<Box<dyn Future<Output = Writer> + Send>>;
 
 impl Writer {
@@ -207,7 +211,7 @@ impl Writer {
             let patch = json!({"count": *count, "lastTimestamp": Time(happening.at)});
             match api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
                 Ok(_) => return self,
-                // It has expired, or its namespace is gone: written anew, or lost.
+                // The event has expired, or its namespace is gone: write it again, or lose it.
                 Err(error) => debug!(%error, "event not counted"),
             }
             self.known.remove(&sameness);
@@ -247,7 +251,7 @@ fn event(happening: Happening, node_name: &str) -> Event {
     let host = (component == KUBELET).then(|| node_name.to_owned());
     Event {
         metadata: ObjectMeta {
-            // The form that the Kubernetes libraries give to event names: unique by time, found by object.
+            // The event name's form in the Kubernetes libraries: unique by time, found by object.
             name: Some(format!("{pod}.{:x}", at.as_nanosecond())),
             namespace: about.namespace.clone(),
             ..ObjectMeta::default()

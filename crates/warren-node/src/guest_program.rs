@@ -1,18 +1,18 @@
-//! The program of the guest daemon, which the node carries with it and puts into containers.
+//! Installs the guest daemon's program, which the node embeds and mounts into containers.
 
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Made by `build.rs`.
+/// The program, built by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/warren-guest"));
 
-/// The path at which containers see it.
+/// The program's path in containers.
 pub(crate) const GUEST_PATH: &str = "/.warren/guest";
 
-/// Puts the program into the data directory, where containers have it from, and removes those of
-/// earlier versions: containers that run keep theirs. Returns its path.
+/// Writes the program into the data directory, from which containers mount it, and removes earlier
+/// versions: running containers keep theirs. Returns its path.
 pub(crate) fn install(data_directory: &Path) -> io::Result<PathBuf> {
     let directory = data_directory.join("images").join("guest");
     fs::create_dir_all(&directory)?;
@@ -23,7 +23,7 @@ pub(crate) fn install(data_directory: &Path) -> io::Result<PathBuf> {
             fs::remove_file(&entry)?;
         }
     }
-    // It has its name only when it is whole and on the disk.
+    // The final name exists only once the file is complete and on the disk.
     if !path.exists() {
         let unfinished = path.with_extension("unfinished");
         let mut file = fs::File::create_new(&unfinished)?;

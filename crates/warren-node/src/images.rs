@@ -1,4 +1,4 @@
-//! The images of this node: those that pods ask for by name, and those that people bring.
+//! Manages this node's images: those that pods pull and those that users import.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -18,7 +18,8 @@ use crate::pull::credentials::Credential;
 use crate::pull::{Progress, PullError, Puller};
 use crate::worker::chain;
 
-/// A file in a pod's directory that lists the layers its containers stand on, so that also the next daemon knows.
+/// The file in a pod's directory that lists the layers of its containers, so that a later daemon
+/// knows them.
 const LAYERS_IN_USE: &str = "layers";
 
 /// The images of this node.
@@ -27,24 +28,25 @@ pub(crate) struct Images {
     store: Arc<Store>,
     puller: Puller,
     pods: PathBuf,
-    /// What was looked up before, by the name that pods use.
+    /// Images that were looked up before, by the name that pods use.
     known: Mutex<HashMap<String, Arc<Image>>>,
-    /// Held for writing while layers are removed, so that none goes that is about to be used.
+    /// Held for writing while layers are removed, so that none is removed that is about to be used.
     removing: tokio::sync::RwLock<()>,
-    /// How many images are on their way in; nothing is removed meanwhile, because what they bring has no name yet.
+    /// The number of images being added. Nothing is removed meanwhile, because their layers have no
+    /// name yet.
     adding: Mutex<Adding>,
-    /// Counts changes, for pods that wait for an image.
+    /// A counter of changes, for pods that wait for an image.
     changes: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Adding {
     count: usize,
-    /// Something was to be removed meanwhile.
+    /// True if a removal was requested meanwhile.
     remove_after: bool,
 }
 
-/// An image is on its way in for as long as this lives.
+/// A guard that marks an image as being added.
 struct Arriving(Arc<Images>);
 
 impl Drop for Arriving {
@@ -53,7 +55,8 @@ impl Drop for Arriving {
         adding.count -= 1;
         if adding.count == 0 && std::mem::take(&mut adding.remove_after) {
             let images = self.0.clone();
-            // Without a runtime the node goes down, and the next one removes what is unused when it starts.
+            // Without a runtime the node shuts down, and the next one removes unused layers at its
+            // start.
             let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
             runtime.spawn(async move {
                 if let Err(problem) = images.remove_unused().await {
@@ -64,7 +67,7 @@ impl Drop for Arriving {
     }
 }
 
-/// An image could not be taken in or out.
+/// The error of adding or removing an image.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ChangeError {
     #[error(transparent)]
@@ -84,7 +87,7 @@ pub(crate) enum ChangeError {
 }
 
 impl Images {
-    /// Opens the store of a data directory, and removes layers that nothing needs any more.
+    /// Opens the store of a data directory and removes unused layers.
     pub(crate) fn open(data_dir: &Path, pods: &Path, registries: RegistryConfig) -> Result<Self, StoreError> {
         let images = Self {
             store: Arc::new(Store::open(&data_dir.join("images"))?),
@@ -97,18 +100,18 @@ impl Images {
         };
         match images.in_use() {
             Ok(in_use) => images.store.collect(&in_use)?,
-            // Too much is kept then, never too little.
+            // Keeping too much is safe.
             Err(error) => warn!(%error, "layers in use not known; none removed"),
         }
         Ok(images)
     }
 
-    /// Wakes when an image has come or gone.
+    /// Returns a receiver that wakes when an image is added or removed.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// The image of this name, if it is here.
+    /// Returns the image of this name, if it is present.
     pub(crate) fn find(&self, name: &str) -> Result<Option<Arc<Image>>, ChangeError> {
         if let Some(image) = self.known().get(name) {
             return Ok(Some(image.clone()));
@@ -120,8 +123,8 @@ impl Images {
         Ok(found)
     }
 
-    /// Fetches an image from its registry, or what has changed of it. Cancelling this leaves whole layers in the store, for the
-    /// next try, and nothing else.
+    /// Pulls an image from its registry, or its changed layers. Cancelling leaves only complete
+    /// layers in the store, for the next try.
     pub(crate) async fn pull(
         self: &Arc<Self>,
         name: &str,
@@ -140,7 +143,7 @@ impl Images {
             })
             .await?;
         if before.is_some_and(|before| before != image.digest) {
-            // The name has moved on; what it meant before may be needed by nobody.
+            // The name refers to a new image; the old one may be unused now.
             self.remove_soon().await?;
         }
         let image = Arc::new(image);
@@ -148,7 +151,7 @@ impl Images {
         Ok(image)
     }
 
-    /// Says in a pod's directory which layers it stands on. Before anything is started on them.
+    /// Records in a pod's directory which layers it uses, before anything is started on them.
     pub(crate) async fn hold(&self, pod: &Path, images: &[Arc<Image>]) -> io::Result<()> {
         if images.is_empty() {
             return Ok(());
@@ -178,14 +181,14 @@ impl Images {
         Ok(in_use)
     }
 
-    /// A file for an archive on its way in. It vanishes when it is closed.
+    /// Returns a temporary file for an archive. It is deleted when it is closed.
     pub(crate) fn unfinished_archive(&self) -> io::Result<std::fs::File> {
         let directory = self.store.unfinished();
         let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::CLOEXEC;
         Ok(rustix::fs::open(&directory, flags, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?.into())
     }
 
-    /// Takes in the images of an archive.
+    /// Imports the images of an archive.
     pub(crate) async fn import(
         self: &Arc<Self>,
         archive: std::fs::File,
@@ -197,12 +200,13 @@ impl Images {
             .await
     }
 
-    /// All images.
+    /// Lists all images.
     pub(crate) fn list(&self) -> Result<Vec<Named>, StoreError> {
         self.store.list()
     }
 
-    /// Takes a name away, and what only it needed. What containers stand on stays until they are gone.
+    /// Removes a name and the layers that only it needed. Layers of present containers stay until
+    /// those are gone.
     pub(crate) async fn remove(self: &Arc<Self>, name: &str) -> Result<(), ChangeError> {
         let reference: Reference = name.parse()?;
         if !self.store.forget(&reference)? {
@@ -212,7 +216,7 @@ impl Images {
         self.remove_soon().await
     }
 
-    /// Removes what is not needed, now or when nothing is on its way in any more.
+    /// Removes unused layers, now or when no image is being added any more.
     async fn remove_soon(self: &Arc<Self>) -> Result<(), ChangeError> {
         {
             let mut adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
@@ -245,14 +249,14 @@ impl Images {
         task.await.unwrap_or(Err(ChangeError::Cancelled))
     }
 
-    /// From now on nothing is removed.
+    /// Blocks removals until the guard is dropped.
     async fn arriving(self: &Arc<Self>) -> Arriving {
         let _not_while_removing = self.removing.read().await;
         self.adding.lock().unwrap_or_else(PoisonError::into_inner).count += 1;
         Arriving(self.clone())
     }
 
-    /// A change to the store, on a thread that may block, to its end also when the client has left.
+    /// Runs a change to the store on a blocking thread, to its end even if the client has left.
     async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         arriving: Arriving,
@@ -280,7 +284,7 @@ impl Images {
     }
 }
 
-/// What decisions need to know of an image that a pod calls by this name.
+/// Returns the properties of an image that decisions need, under the name that a pod uses.
 pub(crate) fn facts(name: &str, image: &Image) -> ImageFacts {
     let repository = name.parse::<Reference>().map_or_else(
         |_| name.to_owned(),

@@ -1,8 +1,9 @@
-//! Kubelet's HTTP API, as far as the API server uses it: `/exec`, `/attach`, `/portForward`, `/containerLogs`, `/pods`,
-//! `/stats/summary`, `/metrics`, `/healthz`; and `/images`, which is
-//! ours: people reach it through the API server as `/api/v1/nodes/NAME/proxy/images`.
+//! Serves kubelet's HTTP API as far as the API server uses it: `/exec`, `/attach`, `/portForward`,
+//! `/containerLogs`, `/pods`, `/stats/summary`, `/metrics`, `/healthz`. `/images` is ours: users
+//! reach it through the API server as `/api/v1/nodes/NAME/proxy/images`.
 //!
-//! Whoever is given a stream within this process may do everything; on a port ([`listen`]), each request is asked about.
+//! A client with a stream within this process may do everything. On a port ([`listen`]), each
+//! request is authorised.
 
 mod access;
 mod attach;
@@ -54,7 +55,7 @@ pub(crate) async fn serve<S>(shared: Arc<Shared>, stream: S) -> Result<(), hyper
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    // After a start, a pod that was asked for could be taken for one that does not exist.
+    // Before the first list, an existing pod would be answered as unknown.
     shared.wait_until_listed().await;
     let service = service_fn(move |request| {
         let shared = shared.clone();
@@ -86,7 +87,7 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
         (&Method::GET, ["containerLogs", namespace, pod, container]) => {
             logs(shared, &request, namespace, pod, container)
         }
-        // With the pod's uid between, too: kubelet has both.
+        // Also with the pod's uid in the path: kubelet has both forms.
         (
             &Method::GET | &Method::POST,
             [verb @ ("exec" | "attach"), namespace, pod, container]
@@ -154,10 +155,10 @@ fn logs(
     }
 }
 
-/// Why there are no streams, for the client to read.
+/// An error answer to a request for streams, with a readable message.
 struct Refused(StatusCode, String);
 
-/// Which streams of a container a request is about, and how it is spoken of.
+/// The container that a request for streams is about, with its identity for messages.
 struct Place {
     entry: Arc<Entry>,
     pod: Arc<Pod>,
@@ -185,14 +186,15 @@ impl Place {
         containers.into_iter().find(|known| known.name == self.container)
     }
 
-    /// A connection to the shim of a container that runs, as far as we know.
+    /// Connects to the shim of a container that runs as far as this node knows.
     fn shim(&self) -> Result<Shim, Refused> {
         let runs = |state: &PodState| {
             let found = state.containers.get(&self.container);
             found.is_some_and(|container| matches!(container.status, ContainerStatus::Running { .. }))
         };
-        // A node that has just started may not have heard of the shim yet: the shim itself is asked then. Connected before
-        // the upgrade is through, it answers while the client reads our answer.
+        // After a start the node may not have heard from the shim yet, so ask the shim itself. The
+        // connection is made before the upgrade completes, and the shim answers while the client
+        // reads our response.
         let known_not_to_run = self.entry.state.borrow().as_ref().is_some_and(|state| !runs(state));
         match Shim::connect(&self.entry.directory.0) {
             Ok(shim) if !known_not_to_run => Ok(shim),

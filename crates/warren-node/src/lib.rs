@@ -1,8 +1,10 @@
-//! The node: runs the pods that are bound to it as containers on this machine, reports their status as kubelet does, and
-//! serves kubelet's HTTP API (exec, logs) on any byte stream. It talks to the API server through a `kube::Client` only,
-//! never forks (the zygote of `warren-oci` does), and decides nothing itself: what a pod needs next comes from
-//! `warren_decide::pod`. Pods live in shims outside this process, so stopping a node, or killing it, leaves them running;
-//! the next one finds them again.
+//! The node: runs the pods that are bound to it as containers on this machine, reports their status
+//! as kubelet does, and serves kubelet's HTTP API (exec, logs) on any byte stream.
+//!
+//! It talks to the API server only through a `kube::Client`. It never forks (the zygote of
+//! `warren-oci` does) and decides nothing itself: the next steps of a pod come from
+//! `warren_decide::pod`. Pods live in shims outside this process, so stopping or killing a node
+//! leaves them running, and the next one finds them again.
 //!
 //! Start with [`Node`], then `worker`, the loop around one pod.
 

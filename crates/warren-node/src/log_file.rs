@@ -1,6 +1,6 @@
-//! Reading containers' logs, which shims write in CRI format: `<time> <stdout|stderr> <F|P> <text>`.
+//! Reads containers' logs, which shims write in CRI format: `<time> <stdout|stderr> <F|P> <text>`.
 //!
-//! Following waits for the kernel's word (inotify) and for the shim's, never for a clock.
+//! Following a log waits for events of the kernel (inotify) and of the shim, never for a timer.
 
 mod follow;
 mod position;
@@ -16,10 +16,10 @@ use tokio::sync::mpsc;
 
 use crate::registry::Entry;
 
-/// Chunks that may wait for a slow reader.
+/// The chunks that may wait for a slow reader.
 const CHUNKS_AHEAD: usize = 2;
 
-/// What part of a log is wanted and how it is shown, from the query of a request.
+/// The wanted part of a log and its format, from the query of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct LogOptions {
     pub(crate) follow: bool,
@@ -30,7 +30,7 @@ pub(crate) struct LogOptions {
     pub(crate) limit_bytes: Option<u64>,
 }
 
-/// A query that makes no sense.
+/// The error of an invalid query.
 #[derive(Debug, thiserror::Error)]
 #[error("{name}: `{value}` is not valid")]
 pub(crate) struct OptionError {
@@ -38,7 +38,7 @@ pub(crate) struct OptionError {
     value: String,
 }
 
-/// A log that is not there.
+/// The error of a log that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LogRequestError {
     #[error("container \"{container}\" not found in pod \"{pod}\"")]
@@ -78,7 +78,7 @@ impl LogOptions {
     }
 }
 
-/// The log of a container in chunks, as they are read by the client.
+/// Reads a container's log in chunks, as fast as the client reads them.
 pub(crate) fn read_log(
     entry: &Arc<Entry>,
     pod: &Pod,
@@ -118,7 +118,8 @@ pub(crate) fn read_log(
     }))
 }
 
-/// The number of the newest run, from the shim or, when it is gone, from the published status.
+/// Returns the number of the newest run: from the shim or, when it is gone, from the published
+/// status.
 fn newest_attempt(entry: &Entry, pod: &Pod, container: &str) -> Option<u32> {
     if let Some(state) = &*entry.state.borrow() {
         return state.containers.get(container).map(|container| container.attempt);
@@ -128,7 +129,7 @@ fn newest_attempt(entry: &Entry, pod: &Pod, container: &str) -> Option<u32> {
     u32::try_from(status.restart_count).ok()
 }
 
-/// Those of init containers, too.
+/// Returns the statuses of all containers, including init containers.
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     pod.status.iter().flat_map(|status| {
         let of_init = status.init_container_statuses.iter().flatten();

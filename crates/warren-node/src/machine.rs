@@ -1,4 +1,4 @@
-//! The shim's words in the words that decisions are made in.
+//! Converts the shim's reports into the types of the decisions.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use crate::network::Lease;
 /// Kubelet's and the container engines' exit code for a program that could not be started.
 const START_ERROR: i32 = 128;
 
-/// What namespaces and filters of the host's kernel give.
+/// The isolation by namespaces and filters of the host's kernel.
 const NAMESPACES: &str = "user, pid, mount, network, ipc, uts and cgroup namespaces; no new privileges; reduced capabilities; \
                           seccomp allow-list";
 
-/// What every container on this node is given by the thin path, or by the runtime that it is kept by. All of it or the container
-/// fails, so one that runs has it.
+/// Returns the isolation of every container on this node, by the built-in runtime or the pod's own.
+/// A container without all of it fails, so a running one has it.
 fn isolation(lease: Option<&Lease>, node: &NodeFacts, runtime: Option<RuntimeKind>) -> Isolation {
     let network = match lease.map(|lease| lease.mode) {
         None | Some(Mode::None) => "no network",
@@ -42,8 +42,8 @@ fn isolation(lease: Option<&Lease>, node: &NodeFacts, runtime: Option<RuntimeKin
     Isolation { level: level.to_owned(), detail: format!("{made_of}; {limits}; {network}{ids}") }
 }
 
-/// The state of a pod on `node` as a report. `previous` are the ends of earlier runs, by container; `lease` is its network; `message` is
-/// asked what an ended container left to be told.
+/// Builds a report on a pod. `previous` are the ends of earlier runs, by container; `lease` is its
+/// network; `message` returns the termination message of a container.
 pub(crate) fn report(
     state: &PodState,
     previous: &BTreeMap<String, Exit>,
@@ -53,7 +53,7 @@ pub(crate) fn report(
 ) -> Report {
     let containers = state.containers.iter().filter_map(|(name, container)| {
         let state_now = match &container.status {
-            // Not there yet: the shim tells when it is.
+            // Not created yet: the shim reports it later.
             ContainerStatus::Starting => return None,
             ContainerStatus::Running { started_at, .. } => {
                 ContainerState::Running { started_at: *started_at }
@@ -92,7 +92,7 @@ pub(crate) fn report(
     }
 }
 
-/// Whether every container has got somewhere.
+/// Returns true if no container is still starting.
 pub(crate) fn settled(state: &PodState) -> bool {
     !state.containers.values().any(|container| matches!(container.status, ContainerStatus::Starting))
 }

@@ -1,16 +1,19 @@
-//! The pod network of a home: who has which address, and what keeps pods apart.
+//! The pod network of a home: assigns addresses and isolates pods.
 //!
-//! Each pod with a network has a device pair of its own to the host (the shim makes it), and the host routes. The home has
-//! a bridge without ports that carries the gateway's address, and one nftables table that says what passes: from pods
-//! to the name server and the proxy at the gateway, from pods with a full network out, between pods what policies allow,
-//! and nothing else. Names carry the home's id. Devices go with their pods, whoever dies; bridge and table are made for the
-//! first pod, stay while there are pods, and a daemon that finds them goes on with them.
+//! Each pod with a network has a device pair of its own to the host (the shim makes it), and the
+//! host routes. The home has a bridge without ports that carries the gateway's address, and one
+//! nftables table with the rules: from pods to the name server and the proxy at the gateway, from
+//! pods with full network to the outside, between pods as policies allow, and nothing else. Names
+//! contain the home's id. Devices go with their pods, whichever process dies. Bridge and table are
+//! made for the first pod and stay while there are pods. A daemon that finds them goes on with
+//! them.
 //!
-//! An ordinary user can make none of that. Its pods have a socket on their own loopback, whose other end this process holds
-//! ([`Reach::Sockets`]): what they connect to there is the proxy. Each pod still has a lease, as rules know pods by address,
-//! but nothing has that address.
+//! An ordinary user may not make any of these. Its pods have a socket on their own loopback, whose
+//! other end this process holds ([`Reach::Sockets`]): connections to it reach the proxy. Each pod
+//! still has a lease, as rules identify pods by address, but no device has that address.
 //!
-//! Start with [`Network`]; then `keeper`, the loop that keeps the table as the policies say, `proxy` and `name_server`.
+//! Start with [`Network`]; then `keeper`, the loop that keeps the table in line with the policies,
+//! `proxy` and `name_server`.
 
 mod decisions;
 mod dns;
@@ -43,11 +46,11 @@ use crate::registry::{Registry, Seen};
 pub(crate) use decisions::Decisions;
 pub(crate) use lease::Lease;
 
-/// The port of the proxy, as squid has it.
+/// The port of the proxy, as in squid.
 pub(crate) const PROXY_PORT: u16 = 3128;
 const NAME_PORT: u16 = 53;
 
-/// How pods reach the host.
+/// The way in which pods reach the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// By devices and addresses.
@@ -60,24 +63,24 @@ pub(crate) enum Reach {
 #[derive(Debug)]
 pub(crate) struct Network {
     reach: Reach,
-    /// What the names of all our devices begin with; the bridge has nothing more.
+    /// The prefix of the names of all our devices; the bridge's name is exactly this.
     devices: String,
     table: String,
     range: Block,
     gateway: Ipv4Addr,
     leases: Mutex<lease::Leases>,
-    /// What is in force.
+    /// The rules in force.
     rules: RwLock<Arc<Rules>>,
     keeper: keeper::Keeper,
     pub(crate) decisions: Decisions,
     making: OnceCell<()>,
     made: watch::Sender<bool>,
     /// True once the bridge and the table were removed for good. Held while either is changed: the
-    /// blocking thread that changes them outlives the task that asked for it.
+    /// blocking thread that changes them outlives the task that started it.
     is_closed: Mutex<bool>,
 }
 
-/// A home has no pod network.
+/// The error of a home without a pod network.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OpenError {
     #[error("read or write {path}")]
@@ -102,7 +105,7 @@ pub(crate) enum OpenError {
     GoingDown,
 }
 
-/// A pod cannot be given an address.
+/// The error of a pod that cannot get an address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LeaseError {
     #[error("make the pod network")]
@@ -115,19 +118,20 @@ pub(crate) enum LeaseError {
     Rules(#[source] io::Error),
 }
 
-/// The names of a home's things.
+/// Returns the names of a home's devices and table.
 fn names(home_id: &str) -> (String, String) {
     (format!("wrn{home_id}"), format!("warren-{home_id}"))
 }
 
-/// Removes what a home's network has on the machine. For a home whose pods have ended.
+/// Removes a home's network from the machine, once its pods have ended.
 pub fn remove_network(home_id: &str) -> io::Result<()> {
     let (devices, table) = names(home_id);
     host::remove(&devices, &table)
 }
 
 impl Network {
-    /// The network of a home: which addresses it has. `wanted` is the range that its pods shall have addresses from.
+    /// Opens the network of a home and chooses its range. `wanted` is the configured range of its
+    /// pods.
     pub(crate) fn open(
         home_id: &str,
         data_dir: &Path,
@@ -156,13 +160,13 @@ impl Network {
             gateway,
         };
         if network.leases().is_empty() {
-            // Whatever an earlier daemon left, nobody needs it.
+            // No pod needs the remains of an earlier daemon.
             network.remove();
         }
         Ok(network)
     }
 
-    /// Makes what the home's pods need on the machine, or finds it.
+    /// Makes the home's bridge and table, or finds them.
     async fn make(self: &Arc<Self>) -> Result<(), OpenError> {
         let made = self.making.get_or_try_init(async || {
             if self.reach == Reach::Sockets {
@@ -176,7 +180,8 @@ impl Network {
                     return Err(OpenError::GoingDown);
                 }
                 if host::make_bridge(&network.devices, network.range)? {
-                    // Nothing passes until the policies are known. Rules of an earlier daemon hold until then.
+                    // Nothing passes until the policies are known. Rules of an earlier daemon hold
+                    // until then.
                     network.replace_table(&Rules::default()).map_err(OpenError::Rules)?;
                 }
                 Ok(())
@@ -198,7 +203,7 @@ impl Network {
         }
     }
 
-    /// Where programs in pods find the proxy.
+    /// Returns the proxy's address as seen by programs in pods.
     pub(crate) fn proxy_address(&self) -> SocketAddrV4 {
         SocketAddrV4::new(self.gateway, PROXY_PORT)
     }
@@ -217,7 +222,7 @@ impl Network {
 
     fn put_in_force(&self, rules: &Rules) -> io::Result<()> {
         if self.reach == Reach::Sockets {
-            // The proxy asks them, and there is no other way out.
+            // The proxy checks the rules, and there is no other way out.
             return Ok(());
         }
         let is_closed = self.is_closed();
@@ -231,7 +236,7 @@ impl Network {
         firewall::put_in_force(&self.table, &self.devices, self.range, self.gateway, rules)
     }
 
-    /// The pod that an address belongs to.
+    /// Returns the pod that has an address.
     fn pod_at(&self, registry: &Registry, address: Ipv4Addr) -> Option<(Arc<Pod>, Lease)> {
         let (uid, lease) = self.leases().at(address)?;
         match &*registry.get(&uid)?.seen.borrow() {
@@ -240,13 +245,15 @@ impl Network {
         }
     }
 
-    /// Says that a policy, a namespace, a lease, or something about a pod that rules depend on has changed.
+    /// Reports a change of a policy, a namespace, a lease, or a pod's property that rules depend
+    /// on.
     fn changed(&self) {
         self.keeper.changed();
     }
 
-    /// Says that a pod is shown otherwise than before; to be said when it is so in the registry. A policy or a lease that
-    /// comes meanwhile speaks for itself, and whoever looks then finds the pod as it is now.
+    /// Reports that the registry shows a new state of a pod. Call it after the registry has
+    /// changed. Changes of policies and leases are reported separately, and the rules are then made
+    /// from the pod's present state.
     pub(crate) fn shown(&self, uid: &str, before: Option<&Seen>, after: &Seen) {
         if self.leases().has(uid) && self.keeper.is_news(before, after) {
             self.changed();
@@ -259,8 +266,8 @@ impl Network {
     }
 }
 
-/// Gives a pod that is about to start the network it asks for. The lease is recorded in the pod's directory, where it holds
-/// until the directory goes.
+/// Gives a starting pod the network that it asks for. The lease is recorded in the pod's directory
+/// and holds until the directory is removed.
 pub(crate) async fn lease(
     shared: &Arc<Shared>,
     pod: &Pod,
@@ -268,14 +275,14 @@ pub(crate) async fn lease(
     directory: &Path,
 ) -> Result<Option<PodNetwork>, LeaseError> {
     let Some(network) = &shared.network else { return Ok(None) };
-    // One that cannot be read was refused before.
+    // An invalid annotation was refused before.
     let asked = Mode::asked(pod).ok().flatten();
     let mode = asked.unwrap_or(Mode::Restricted);
     if mode == Mode::None {
         return Ok(None);
     }
     match network.make().await {
-        // What it did not ask for it can do without; its status says so.
+        // The pod did not ask for a network, so it can run without one; its status says so.
         Err(problem) if asked.is_none() => {
             warn!(error = %crate::worker::chain(&problem), "no pod network: the pod has only its own loopback");
             return Ok(None);
@@ -284,7 +291,7 @@ pub(crate) async fn lease(
     }
     let lease = network.leases().take(uid, directory, mode, network.gateway)?;
     if lease.mode == Mode::Full {
-        // Its way out is there when its program starts, and so are the policies that narrow it.
+        // Its route out exists when its program starts, and so do the policies that restrict it.
         keeper::settle(shared, network).await.map_err(LeaseError::Rules)?;
     } else {
         network.changed();
@@ -294,7 +301,7 @@ pub(crate) async fn lease(
     }
     let routes = match lease.mode {
         Mode::Full => vec![(Ipv4Addr::UNSPECIFIED, 0)],
-        // Only to pods that let it in.
+        // Reaches only pods whose policies allow it.
         _ => vec![(network.range.first(), network.range.prefix())],
     };
     // The offset in the range is unique in the home, and so is the name.
@@ -303,7 +310,7 @@ pub(crate) async fn lease(
     Ok(Some(PodNetwork { device, address: lease.address, gateway: network.gateway, routes }))
 }
 
-/// Serves the way out of a pod that has no other: `socket` listens on the pod's loopback. Until it is dropped.
+/// Serves the proxy on a socket that listens on the pod's loopback, until the result is dropped.
 pub(crate) fn serve_way_out(shared: &Arc<Shared>, lease: Lease, socket: OwnedFd) -> io::Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
     let Some(network) = &shared.network else { return Ok(tasks) };
@@ -314,14 +321,14 @@ pub(crate) fn serve_way_out(shared: &Arc<Shared>, lease: Lease, socket: OwnedFd)
     Ok(tasks)
 }
 
-/// After a pod's directory has been removed.
+/// Releases a pod's address after its directory has been removed.
 pub(crate) fn release(shared: &Shared, uid: &str) {
     if let Some(network) = &shared.network {
         network.release(uid);
     }
 }
 
-/// Serves a home's pods until it is dropped.
+/// Serves a home's pods until the result is dropped.
 pub(crate) fn serve(shared: &Arc<Shared>) -> JoinSet<()> {
     let mut all = JoinSet::new();
     let Some(network) = shared.network.clone() else { return all };
@@ -332,7 +339,7 @@ pub(crate) fn serve(shared: &Arc<Shared>) -> JoinSet<()> {
         {
             warn!(error = %crate::worker::chain(&problem), "pods of earlier have no network");
         }
-        // The first pod may be long in coming.
+        // The first pod may come much later.
         if network.made.subscribe().wait_for(|made| *made).await.is_err() {
             return;
         }
@@ -347,7 +354,8 @@ pub(crate) fn serve(shared: &Arc<Shared>) -> JoinSet<()> {
     all
 }
 
-/// After [`serve`] has ended: removes what the home's network has on the machine, unless pods still need it.
+/// Removes the home's network from the machine after [`serve`] has ended, unless pods still need
+/// it.
 pub(crate) fn close(shared: &Shared) {
     if let Some(network) = &shared.network
         && network.leases().is_empty()
@@ -358,7 +366,7 @@ pub(crate) fn close(shared: &Shared) {
     }
 }
 
-/// The network of a home, or word of why there is none: pods that ask for one are refused then.
+/// Opens the network of a home, or logs why there is none: pods that ask for one are refused then.
 pub(crate) fn open(
     home_id: &str,
     data_dir: &Path,

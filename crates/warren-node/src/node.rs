@@ -42,7 +42,7 @@ use crate::runtime_classes;
 use crate::usage::Usage;
 use crate::worker::{Worker, root_cause};
 
-/// What all workers of a node share.
+/// The state that all workers of a node share.
 pub(crate) struct Shared {
     pub(crate) client: Client,
     pub(crate) facts: NodeFacts,
@@ -53,9 +53,9 @@ pub(crate) struct Shared {
     pub(crate) events: Events,
     pub(crate) objects: Objects,
     pub(crate) registry: Registry,
-    /// Whether the API has shown all its pods once. Before that, one that is not known may be there all the same.
+    /// True once the API has listed all pods. Before that an unknown pod may exist.
     listed: watch::Sender<bool>,
-    /// The pod network, where there is one.
+    /// The pod network, if there is one.
     pub(crate) network: Option<Arc<Network>>,
     pub(crate) usage: Usage,
     pub(crate) pods: PathBuf,
@@ -81,26 +81,28 @@ impl Shared {
     }
 }
 
-/// A running node. Dropping it stops its tasks soon and leaves its pods running; [`Node::shutdown`] waits for it.
+/// A running node. Dropping it stops its tasks soon and leaves its pods running; [`Node::shutdown`]
+/// waits for them to stop.
 pub struct Node {
     shared: Arc<Shared>,
     registration: Arc<Registration>,
     stopping: watch::Sender<bool>,
     registering: AbortHandle,
-    /// Serves volume claims and shows the runtime classes, where nobody else does.
+    /// The task that serves volume claims and publishes the runtime classes, if that is the node's
+    /// job.
     serving: Option<AbortHandle>,
     watching: AbortHandle,
 }
 
-/// A node could not be started.
+/// The error of a node that could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The data directory cannot be used.
     #[error("open {path}")]
     Directory {
-        /// Which directory.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -112,7 +114,8 @@ pub enum StartError {
     Images(#[from] warren_image::store::StoreError),
 }
 
-/// The mark that everything of a home carries on the machine: FNV-1a of its data directory's canonical path.
+/// Returns the mark of all of a home's objects on the machine: FNV-1a of its data directory's
+/// canonical path.
 pub fn home_id(data_dir: &Path) -> io::Result<String> {
     use std::os::unix::ffi::OsStrExt as _;
     let path = data_dir.canonicalize()?;
@@ -125,8 +128,8 @@ pub fn home_id(data_dir: &Path) -> io::Result<String> {
 }
 
 impl Node {
-    /// Starts a node: finds the pods that still run from before, registers, and takes up its work. Returns at once; work
-    /// goes on in tasks of the current runtime.
+    /// Starts a node: finds the pods that still run from before, registers, and starts to work.
+    /// Returns at once; the work goes on in tasks of the current runtime.
     pub fn start(config: NodeConfig) -> Result<Node, StartError> {
         let pods = config.data_dir.join("pods");
         let at = |path: &Path| {
@@ -189,7 +192,7 @@ impl Node {
         });
         let serving = config.serve_claims.then(|| {
             let directory = shared.builder.claims.clone();
-            // Whoever leaves placing pods to a control plane leaves binding volumes to it, too, and naming runtimes.
+            // A control plane that places pods also binds volumes and defines runtime classes.
             let claims =
                 claims::serve(config.client.clone(), config.name.clone(), directory, config.bind_unassigned);
             let classes = config
@@ -221,7 +224,8 @@ impl Node {
         kubelet::serve(self.shared.clone(), stream).await
     }
 
-    /// The same, as a future that does not borrow the node: for a task of its own.
+    /// Serves kubelet's HTTP API as [`Node::serve_kubelet`] does, in a future that does not borrow
+    /// the node: for a task of its own.
     pub fn kubelet<S>(&self, stream: S) -> impl Future<Output = Result<(), hyper::Error>> + Send + 'static
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -229,14 +233,15 @@ impl Node {
         kubelet::serve(self.shared.clone(), stream)
     }
 
-    /// Connects to a port of a pod, as port-forward does: on the pod's own loopback.
+    /// Connects to a port on the pod's own loopback, as port-forward does.
     pub async fn connect_to_pod(&self, namespace: &str, name: &str, port: u16) -> io::Result<TcpStream> {
         self.shared.wait_until_listed().await;
         kubelet::connect_to_pod(&self.shared, namespace, name, port).await
     }
 
-    /// Serves kubelet's HTTP API on a port, with TLS, to those whom the API server lets. The future goes on for ever unless the
-    /// certificates cannot be used; dropping it closes the port. Sessions that have begun by then go on.
+    /// Serves kubelet's HTTP API on a port, with TLS, to clients that the API server authorises.
+    /// The future runs for ever unless the certificates cannot be used; dropping it closes the
+    /// port. Sessions that have begun go on.
     pub fn listen(
         &self,
         listener: TcpListener,
@@ -252,19 +257,20 @@ impl Node {
         self.registration.wait_until_announced().await;
     }
 
-    /// Empties the node: keeps new pods away, evicts those that it has and waits until they are gone, all within `patience`.
-    /// Those that a DaemonSet owns would come back at once, and stay. Returns how many pods are left; they go on running.
+    /// Drains the node: keeps new pods away, evicts its pods and waits until they are gone, all
+    /// within `patience`. Pods of a DaemonSet would come back at once, so they stay. Returns the
+    /// number of pods that are left; they go on running.
     pub async fn drain(&self, patience: Duration) -> usize {
         drain::drain(&self.shared, &self.registration, patience).await
     }
 
-    /// Stops the node's tasks, wherever they are, and leaves its pods running. When it returns, another node may be started
-    /// on the same data directory.
+    /// Stops the node's tasks at any point and leaves its pods running. When it returns, another
+    /// node may be started on the same data directory.
     pub async fn shutdown(&self) {
         self.registering.abort();
         self.serving.iter().for_each(AbortHandle::abort);
         self.stopping.send_replace(true);
-        // The watching task holds the other end until it and all workers are gone.
+        // The watching task holds the receiver until it and all workers are gone.
         self.stopping.closed().await;
     }
 }
@@ -277,16 +283,19 @@ impl Drop for Node {
     }
 }
 
-/// Pods' files are theirs alone: nobody else on the host may look in. Containers have them by mounts, not by this path.
+/// Closes a directory to other users of the host: pods' files are private. Containers reach them by
+/// mounts, not by this path.
 fn make_private(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::create_dir_all(directory)?;
     std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o700))
 }
 
-/// Tells the file system that the directories in this one have nothing to do with each other, so that each is put in a place of its own. ext4 uses
-/// the number of a removed file again only after minutes, and steps over all of those in the same place for every new file: after a
-/// thousand pods had been removed, that was a third of what starting others cost. File systems without such places refuse, and need none.
+/// Tells the file system that the directories in this one are unrelated, so that each is placed in
+/// a block group of its own. ext4 reuses the number of a removed file only after minutes, and skips
+/// all of those in the same group for every new file: after a thousand pods had been removed, that
+/// was a third of the cost of starting others. File systems without block groups refuse, and need
+/// none.
 fn spread_apart(directory: &Path) {
     let spread = || -> io::Result<()> {
         let directory = std::fs::File::open(directory)?;
@@ -298,7 +307,7 @@ fn spread_apart(directory: &Path) {
     }
 }
 
-/// Watches pods until told to stop. Workers end with it.
+/// Watches pods until told to stop, then ends the workers.
 async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let config = if shared.facts.bind_unassigned {
         watcher::Config::default()
@@ -362,7 +371,7 @@ async fn watch_pods(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// Leaves no cgroup behind where there are no pods. A pod that is on its way has a directory already.
+/// Removes the home's cgroup if there are no pods. A starting pod has a directory already.
 fn remove_empty_cgroup(shared: &Shared) {
     let mut pods = match std::fs::read_dir(&shared.pods) {
         Ok(pods) => pods,
@@ -378,12 +387,12 @@ fn remove_empty_cgroup(shared: &Shared) {
     }
 }
 
-/// Also when the node is gone.
+/// Returns when told to stop, or when the node is gone.
 async fn told_to_stop(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Tells a pod's worker of its pod, or starts one.
+/// Passes a pod to its worker, or starts one.
 fn show(shared: &Arc<Shared>, workers: &mut JoinSet<String>, pod: Pod) {
     let Some(uid) = pod.metadata.uid.clone() else { return };
     let bound_to =
@@ -412,7 +421,7 @@ fn show(shared: &Arc<Shared>, workers: &mut JoinSet<String>, pod: Pod) {
     }
 }
 
-/// Tells a pod's worker, and those who look at all pods.
+/// Passes a pod's new state to its worker and to the parts that follow all pods.
 fn tell(shared: &Shared, uid: &str, entry: &Entry, seen: Seen) {
     let before = entry.seen.send_replace(seen.clone());
     if let Some(network) = &shared.network {
@@ -448,7 +457,7 @@ fn start_worker(shared: &Arc<Shared>, workers: &mut JoinSet<String>, uid: String
     });
 }
 
-/// Pods of an earlier life whose objects are gone: by their directories and by their cgroups.
+/// Starts the removal of pods whose objects are gone, found by their directories and cgroups.
 fn remove_orphans(shared: &Arc<Shared>, workers: &mut JoinSet<String>, listed: &HashSet<String>) {
     let directories = std::fs::read_dir(&shared.pods).into_iter().flatten().flatten();
     let mut uids: HashSet<String> =
@@ -465,7 +474,7 @@ fn remove_orphans(shared: &Arc<Shared>, workers: &mut JoinSet<String>, listed: &
     }
 }
 
-/// A uid becomes a directory: it must not lead anywhere else.
+/// Returns true if a uid is safe as a directory name.
 fn is_directory_name(uid: &str) -> bool {
     !uid.is_empty()
         && uid.len() <= 128

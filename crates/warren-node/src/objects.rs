@@ -1,4 +1,5 @@
-//! Objects that pods refer to, each watched once however many pods want it, for as long as one does.
+//! Watches objects that pods refer to: each once for all pods that need it, and for as long as one
+//! does.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -16,7 +17,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::debug;
 
-/// What is known of an object.
+/// The known state of an object.
 #[derive(Debug, Clone)]
 pub(crate) enum Known<K> {
     NotYet,
@@ -24,7 +25,7 @@ pub(crate) enum Known<K> {
     Here(Arc<K>),
 }
 
-/// An object that is watched. The watch ends with the last of those who hold this.
+/// An object that is watched. The watch ends when the last holder drops this.
 #[derive(Debug)]
 pub(crate) struct Watched<K> {
     pub(crate) news: watch::Receiver<Known<K>>,
@@ -37,7 +38,7 @@ impl<K> Drop for Watched<K> {
     }
 }
 
-/// By namespace and name.
+/// Watches by namespace and name.
 type Kept<K> = Mutex<HashMap<(String, String), Weak<Watched<K>>>>;
 
 /// All objects that pods of this node refer to.

@@ -1,4 +1,4 @@
-//! What a worker says to the API server about its pod.
+//! Writes a worker's results about its pod to the API server.
 
 use k8s_openapi::api::core::v1::{Binding, Pod, PodStatus};
 use kube::api::{Api, PostParams};
@@ -14,13 +14,13 @@ pub(crate) fn pods(shared: &Shared, pod: &Pod) -> Api<Pod> {
     Api::namespaced(shared.client.clone(), pod.metadata.namespace.as_deref().unwrap_or("default"))
 }
 
-/// Versions can be compared as numbers since Kubernetes 1.35; 0 for a server that does not keep to it, whose objects we
-/// then always believe.
+/// Returns the resource version as a number, which can be compared since Kubernetes 1.35; 0 for a
+/// server with another format, whose objects are then always believed.
 pub(crate) fn resource_version(pod: &Pod) -> u64 {
     pod.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 
-/// The status as a merge patch: fields that are there no longer are taken away.
+/// Returns the status as a merge patch that also removes missing fields.
 pub(crate) fn status_patch(before: Option<&PodStatus>, after: &PodStatus) -> serde_json::Value {
     let mut patch = serde_json::to_value(after).unwrap_or_default();
     let before = before.and_then(|status| serde_json::to_value(status).ok()).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Files of `/etc` that are the pod's and not its images': its name, the names it knows, and whom it asks for others.
+//! Writes the files of `/etc` that belong to the pod and not to its images: its host name, its
+//! hosts, and its name servers.
 
 use std::fmt::Write as _;
 use std::io;
@@ -12,8 +13,9 @@ use crate::network::Lease;
 
 const FILES: [&str; 3] = ["hostname", "hosts", "resolv.conf"];
 
-/// Writes them into a layer, a directory that becomes the topmost of the root file systems that the pod's containers have:
-/// they can change them, each for itself, and see no path of the host, as they would of mounted files.
+/// Writes them into a layer, a directory that becomes the topmost of the containers' root file
+/// systems. Each container can change them for itself, and sees no host path as it would with
+/// mounted files.
 pub(crate) fn write(layer: &Path, hostname: &str, pod: &Pod, lease: Option<&Lease>) -> io::Result<()> {
     let directory = layer.join("etc");
     std::fs::create_dir_all(&directory)?;
@@ -23,14 +25,15 @@ pub(crate) fn write(layer: &Path, hostname: &str, pod: &Pod, lease: Option<&Leas
     for (name, text) in FILES.into_iter().zip(texts) {
         std::fs::write(directory.join(name), text)?;
     }
-    // Whatever mask this process has.
+    // Independent of the umask.
     let open = std::fs::Permissions::from_mode;
     std::fs::set_permissions(layer, open(0o755))?;
     std::fs::set_permissions(&directory, open(0o755))?;
     FILES.into_iter().try_for_each(|name| std::fs::set_permissions(directory.join(name), open(0o644)))
 }
 
-/// Adds a program of the node's to a layer, at a path of the container. It is a hard link, because layers are only read.
+/// Adds a program of the node's to a layer, at a path of the container, by a hard link: layers are
+/// only read.
 pub(crate) fn add_program(layer: &Path, path: &str, program: &Path) -> io::Result<()> {
     let open = || std::fs::Permissions::from_mode(0o755);
     if !layer.is_dir() {
@@ -62,8 +65,9 @@ fn hosts(hostname: &str, spec: Option<&PodSpec>, lease: Option<&Lease>) -> Strin
     text
 }
 
-/// As kubelet writes it, but for the name server: that is the node's own whatever `dnsConfig` names, since pods reach no
-/// other unless their network is open. Empty for a pod that has no network.
+/// Returns the text of `resolv.conf` as kubelet writes it, except for the name server: it is always
+/// the node's own, whatever `dnsConfig` names, since pods reach no other unless their network is
+/// full. Empty for a pod without a network.
 fn resolver(namespace: &str, spec: Option<&PodSpec>, lease: Option<&Lease>) -> String {
     let Some(lease) = lease else { return String::new() };
     let (mut searches, mut options) = match spec.and_then(|spec| spec.dns_policy.as_deref()) {
@@ -105,7 +109,7 @@ fn resolver(namespace: &str, spec: Option<&PodSpec>, lease: Option<&Lease>) -> S
     text
 }
 
-/// Returns true if a text is one word of a line, and can be neither two words nor another line.
+/// Returns true if a text is a single word without spaces or line breaks.
 fn is_word(text: &str) -> bool {
     !text.is_empty() && !text.contains(|character: char| character.is_whitespace() || character.is_control())
 }

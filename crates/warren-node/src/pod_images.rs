@@ -1,4 +1,4 @@
-//! The images of one pod: what has been found out about each, those that are here, and those that are on their way.
+//! Tracks the images of one pod: their states, and the pulls in progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -24,20 +24,20 @@ use crate::pull::Progress;
 use crate::pull::credentials::{self, Credential};
 use crate::worker::chain;
 
-/// The images of one pod. Dropping this gives up what is on its way.
+/// The images of one pod. Dropping this cancels its pulls.
 pub(crate) struct PodImages {
     shared: Arc<Shared>,
     states: Images,
     found: BTreeMap<String, Arc<Image>>,
-    /// How often in a row each could not be had.
+    /// The number of consecutive failures of each image.
     failures: BTreeMap<String, u32>,
-    /// Those that were pulled and not started on since.
+    /// Images that were pulled and not yet used for a start.
     pulled: BTreeSet<String>,
     pulls: JoinSet<Outcome>,
     changes: watch::Receiver<u64>,
 }
 
-/// How fetching an image ended.
+/// The result of fetching an image.
 struct Outcome {
     pod: Arc<Pod>,
     name: String,
@@ -58,12 +58,12 @@ impl PodImages {
         }
     }
 
-    /// What decisions rest on.
+    /// Returns the states that decisions depend on.
     pub(crate) fn states(&self) -> &Images {
         &self.states
     }
 
-    /// Finds an image, or begins to fetch it.
+    /// Finds an image, or starts to fetch it.
     pub(crate) fn fetch(&mut self, pod: &Arc<Pod>, name: String, policy: PullPolicy) {
         let present = match policy {
             PullPolicy::Always => Ok(None),
@@ -90,16 +90,16 @@ impl PodImages {
         }
     }
 
-    /// Waits until something about the pod's images may have changed. Nothing is lost when this is cancelled.
+    /// Waits until a state of the pod's images may have changed. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
         tokio::select! {
             Some(ended) = self.pulls.join_next() => match ended {
                 Ok(outcome) => self.has_ended(outcome),
-                // A mistake of ours, said by the panic itself: the image is asked for again.
+                // A bug, reported by the panic itself: the image is asked for again.
                 Err(_) => self.states.retain(|_, state| *state != ImageState::Fetching),
             },
             Ok(()) = self.changes.changed() => {
-                // What could not be had before may be there now, brought by somebody.
+                // An image that was not available may have been imported since.
                 let images = &self.shared.images;
                 self.states.retain(|name, state| {
                     !matches!(state, ImageState::Failed { .. }) || !matches!(images.find(name), Ok(Some(_)))
@@ -135,7 +135,8 @@ impl PodImages {
         }
     }
 
-    /// Returns whether an image was pulled for this pod since that was last asked, which was an event of its own.
+    /// Returns true if an image was pulled for this pod since the last call. The pull had an event
+    /// of its own.
     pub(crate) fn was_pulled(&mut self, name: &str) -> bool {
         self.pulled.remove(name)
     }
@@ -153,7 +154,8 @@ impl PodImages {
         self.states.insert(name, state);
     }
 
-    /// Keeps the layers of the pod's images from being removed. If one was removed already, the images are asked for again.
+    /// Keeps the layers of the pod's images from being removed. If one was removed already, the
+    /// images are asked for again.
     pub(crate) async fn hold(&mut self, pod_directory: &Path) -> io::Result<()> {
         let images: Vec<Arc<Image>> = self.found.values().cloned().collect();
         let held = self.shared.images.hold(pod_directory, &images).await;
@@ -164,7 +166,7 @@ impl PodImages {
         held
     }
 
-    /// What a container that names this image stands on.
+    /// Returns the image of a container that names it.
     pub(crate) fn of(&self, name: &str) -> Result<ContainerImage, RequestError> {
         match (BuiltInImage::named(name), self.found.get(name)) {
             (Some(BuiltInImage::Host), _) => Ok(ContainerImage::Host),
@@ -178,14 +180,15 @@ async fn pull(shared: Arc<Shared>, pod: Arc<Pod>, name: String) -> Outcome {
     let begun = Instant::now();
     let credentials = match name.parse() {
         Ok(image) => pull_secrets(&shared.client, &shared.events, &pod, &image).await,
-        // The pull says so as well.
+        // The pull reports the same error.
         Err(_) => Vec::new(),
     };
     let result = shared.images.pull(&name, credentials, &Progress::default()).await;
     Outcome { pod, name, result, took: begun.elapsed() }
 }
 
-/// What a pod's own secrets have for an image. One that cannot be read is said to be so; the image may be open to everybody.
+/// Returns the credentials for an image from a pod's own secrets. An unreadable secret gets an
+/// event; the image may be public.
 async fn pull_secrets(client: &Client, events: &Events, pod: &Pod, image: &Reference) -> Vec<Credential> {
     let names = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     let names: Vec<&str> = names.map(|secret| secret.name.as_str()).filter(|name| !name.is_empty()).collect();

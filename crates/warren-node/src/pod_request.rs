@@ -1,4 +1,5 @@
-//! A pod's spec as the shim takes it. What cannot be honoured was refused by `warren_decide::pod` before.
+//! Translates a pod's spec into the shim's requests. Unsupported fields were refused by
+//! `warren_decide::pod` before.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -30,23 +31,23 @@ use crate::pod_etc;
 use crate::termination;
 use crate::volumes::{claim_path, host_path};
 
-/// CPU limits are counted in this period, as the container engines do: 100 ms.
+/// The period of CPU limits, as in the container engines: 100 ms.
 const CPU_PERIOD_MICROSECONDS: u64 = 100_000;
-/// Linux takes 64 bytes; a DNS label has 63.
+/// The longest host name. Linux takes 64 bytes; a DNS label has 63.
 const LONGEST_HOSTNAME: usize = 63;
 
-/// What requests for pods on this node have in common.
+/// The common parts of requests for pods on this node.
 #[derive(Debug)]
 pub(crate) struct Builder {
     pub(crate) image: HostImage,
     pub(crate) node_name: String,
     pub(crate) host_ip: String,
     pub(crate) home_id: String,
-    /// Where claims keep their data.
+    /// The directory of the claims' data.
     pub(crate) claims: PathBuf,
     /// Other runtimes, by the names of their classes.
     pub(crate) runtimes: BTreeMap<String, RuntimeProgram>,
-    /// The directories of the host that pods may have.
+    /// The host directories that pods may have.
     pub(crate) host_paths: Vec<HostPath>,
     /// The program of the guest daemon.
     pub(crate) guest: PathBuf,
@@ -55,12 +56,12 @@ pub(crate) struct Builder {
 /// One run of a container.
 pub(crate) struct Run<'a> {
     pub(crate) name: &'a str,
-    /// How often it was started before.
+    /// The number of earlier starts.
     pub(crate) attempt: u32,
     pub(crate) image: &'a ContainerImage,
 }
 
-/// A pod's directory could not be prepared, or its spec not be turned into a request.
+/// The error of preparing a pod's directory or translating its spec.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("the pod has no container \"{0}\"")]
@@ -89,26 +90,26 @@ pub(crate) enum RequestError {
     },
 }
 
-/// What a container stands on.
+/// The image of a container.
 #[derive(Debug, Clone)]
 pub(crate) enum ContainerImage {
-    /// The machine's own programs.
+    /// The built-in image, made of the machine's own programs.
     Host,
-    /// One from the node's store.
+    /// An image of the node's store.
     Stored(Arc<Image>),
 }
 
-/// Where a pod keeps its things.
+/// A pod's directory.
 #[derive(Debug, Clone)]
 pub(crate) struct PodDirectory(pub(crate) PathBuf);
 
 impl PodDirectory {
-    /// The log of one run of a container.
+    /// Returns the log's path for one run of a container.
     pub(crate) fn log(&self, container: &str, attempt: u32) -> PathBuf {
         self.0.join("logs").join(container).join(format!("{attempt}.log"))
     }
 
-    /// A volume that lives as long as the pod.
+    /// Returns the directory of a volume that lives as long as the pod.
     pub(crate) fn volume(&self, name: &str) -> PathBuf {
         self.0.join("volumes").join(name)
     }
@@ -119,19 +120,19 @@ impl PodDirectory {
         ["containers", "volumes", "termination"].map(|name| self.0.join(name))
     }
 
-    /// The pod's network, if it has one.
+    /// Returns the pod's network, if it has one.
     pub(crate) fn lease(&self) -> Option<Lease> {
         Lease::read(&self.0)
     }
 
-    /// The topmost layer of its containers' root file systems: what is the pod's and not its images'.
+    /// Returns the topmost layer of its containers' root file systems, with the pod's own files.
     fn own_layer(&self) -> PathBuf {
         self.0.join("layer")
     }
 }
 
 impl Builder {
-    /// The address that a pod has, or is to say that it has.
+    /// Returns the address that a pod has or reports.
     pub(crate) fn pod_ip(&self, pod: &Pod, directory: &PodDirectory) -> String {
         match directory.lease().filter(Lease::is_reachable) {
             Some(lease) => lease.address.to_string(),
@@ -143,7 +144,7 @@ impl Builder {
         Addresses { node_name: &self.node_name, host_ip: &self.host_ip, pod_ip }
     }
 
-    /// The whole pod, without containers.
+    /// Builds the request for a pod, without containers.
     pub(crate) fn pod(
         &self,
         pod: &Pod,
@@ -167,7 +168,7 @@ impl Builder {
             None => None,
             Some(class) => {
                 let known = self.runtimes.get(class).cloned();
-                // Refused before; never run by another than it asked for.
+                // Checked before; a pod is never run by another runtime than it asked for.
                 Some(known.ok_or_else(|| RequestError::NoRuntime(class.to_owned()))?)
             }
         };
@@ -175,7 +176,7 @@ impl Builder {
         let lease = directory.lease();
         let has_aliases =
             spec.is_some_and(|spec| spec.host_aliases.as_ref().is_some_and(|list| !list.is_empty()));
-        // The built-in image has them for a pod without a network.
+        // For a pod without a network the built-in image's own files are right.
         if lease.is_some() || has_aliases || images.any(|image| BuiltInImage::named(image).is_none()) {
             let path = directory.own_layer();
             pod_etc::write(&path, &hostname, pod, lease.filter(Lease::is_reachable).as_ref())
@@ -201,7 +202,7 @@ impl Builder {
         })
     }
 
-    /// One container of it.
+    /// Builds the request for one container.
     pub(crate) fn container(
         &self,
         pod: &Pod,
@@ -267,7 +268,7 @@ impl Builder {
         spec.mounts.extend(self.volume_mounts(pod, container, directory, sources, &values)?);
         spec.mounts.extend(termination_mount(container, attempt, directory));
         spec.process.capabilities = capabilities(container);
-        // Privileges that are gained inside are the pod's own and no more, so whoever asks for it may have it.
+        // Privileges gained inside are limited to the pod's own, so any pod may ask for them.
         spec.process.no_new_privileges =
             security.and_then(|security| security.allow_privilege_escalation) != Some(true);
         spec.linux.resources = spec::Limits {
@@ -326,7 +327,7 @@ impl Builder {
                     (MountKind::Memory, PathBuf::from(&volume.name))
                 }
                 VolumeKind::Claim { name, .. } => {
-                    // Pods come and go with ids of their own; on disk there are those that they see.
+                    // Pods have changing id ranges; on disk are the ids that they see.
                     options.push("idmap".to_owned());
                     let bound = sources.bound_volume(&name)?;
                     let path = claim_path(&self.claims, bound).map_err(|source| RequestError::Directory {
@@ -339,7 +340,7 @@ impl Builder {
                     options.push("idmap".to_owned());
                     let (source, place) = host_path::find(&self.host_paths, &path, volume)
                         .map_err(|source| RequestError::Directory { path: path.into(), source })?;
-                    // Looked up again from the directory that is allowed: no link leads out of that.
+                    // Resolved again below the allowed directory: no link leads out of it.
                     let words = [place.as_str(), inside.as_str()];
                     inside = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join("/");
                     (MountKind::Bind, source)
@@ -348,14 +349,14 @@ impl Builder {
             if !inside.is_empty() {
                 options.push(format!("X-mount.subdir={inside}"));
             }
-            // A path that is not absolute is taken from the root, as kubelet does.
+            // A relative path is taken from the root, as in kubelet.
             let destination = PathBuf::from("/").join(&mount.mount_path);
             mounts.push(Mount { destination, kind, source: Some(source), options });
         }
         Ok(mounts)
     }
 
-    /// What an image gives to every container on it.
+    /// Returns the image's part of every container on it.
     fn base(&self, image: &ContainerImage, directory: &PodDirectory) -> Result<Base, RequestError> {
         match image {
             ContainerImage::Host => Ok(Base {
@@ -367,7 +368,7 @@ impl Builder {
                 user: User::default(),
                 rootfs: {
                     let mut rootfs = self.image.rootfs();
-                    // For a pod without files of its own in `/etc`, the image's will do.
+                    // A pod without files of its own in `/etc` uses the image's.
                     if let Some(root) = rootfs.overlays.first_mut().filter(|_| directory.own_layer().is_dir())
                     {
                         root.lower.insert(0, directory.own_layer());
@@ -397,12 +398,12 @@ impl Builder {
     }
 }
 
-/// What an image gives to every container on it.
+/// The image's part of every container on it.
 struct Base {
     config: RunConfig,
     user: User,
     rootfs: Rootfs,
-    /// True if it has a directory `/app`.
+    /// True if the image has a directory `/app`.
     has_app: bool,
 }
 
@@ -415,7 +416,8 @@ fn sandbox_environment(directory: &str) -> [String; 3] {
     ]
 }
 
-/// `command` replaces the image's entry point and its arguments, `args` only the arguments.
+/// Builds the command line. `command` replaces the image's entry point and its arguments, `args`
+/// only the arguments.
 fn command(
     container: &Container,
     values: &HashMap<String, String>,
@@ -445,7 +447,7 @@ fn pod_security(pod: &Pod) -> Option<&PodSecurityContext> {
     pod.spec.as_ref()?.security_context.as_ref()
 }
 
-/// The container's say before the pod's before the image's.
+/// Returns the user: the container's setting, else the pod's, else the image's.
 fn user(pod: &Pod, container: &Container, image: &User) -> User {
     let of_pod = pod_security(pod);
     let own = container.security_context.as_ref();
@@ -462,7 +464,7 @@ fn user(pod: &Pod, container: &Container, image: &User) -> User {
     }
 }
 
-/// Where the container leaves what is to be told when it ends.
+/// Returns the mount of a container's termination message.
 fn termination_mount(container: &Container, attempt: u32, directory: &PodDirectory) -> Option<Mount> {
     let destination = container.termination_message_path.as_deref().filter(|path| !path.is_empty())?;
     let source = Some(termination::path(directory, &container.name, attempt));
@@ -470,14 +472,16 @@ fn termination_mount(container: &Container, attempt: u32, directory: &PodDirecto
     Some(Mount { destination: destination.into(), kind: MountKind::Message, source, options })
 }
 
-/// How much of the processors a container may use; `None` for one that may use all there are: the kernel goes through the quotas of all
-/// containers for each that it is told. A machine that is given more processors later does not keep a running container from them.
+/// Returns the CPU quota of a container; `None` if it may use all processors: the kernel walks the
+/// quotas of all containers for each new one. A machine that gets more processors later does not
+/// restrict a running container.
 fn cpu_quota(millis: u64, processors: u64) -> Option<CpuQuota> {
     (millis < processors * 1000)
         .then(|| CpuQuota { quota: millis * CPU_PERIOD_MICROSECONDS / 1000, period: CPU_PERIOD_MICROSECONDS })
 }
 
-/// The capabilities of a container that wants others than the default. What it may not have was refused before.
+/// Returns the capabilities of a container that changes the default ones. Forbidden ones were
+/// refused before.
 fn capabilities(container: &Container) -> Option<spec::Capabilities> {
     let wanted = container.security_context.as_ref()?.capabilities.as_ref()?;
     let named = |names: &Option<Vec<String>>| -> Vec<String> {

@@ -1,5 +1,5 @@
-//! What one pod takes from other objects, kept up to date: config maps, secrets, claims, and tokens of its account, which are
-//! renewed before they expire.
+//! Keeps one pod's references to other objects up to date: config maps, secrets, claims, and tokens
+//! of its service account, which are renewed before they expire.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,14 +17,15 @@ use warren_decide::pod::{Reference, Sources, TokenWish, references};
 use crate::node::Shared;
 use crate::objects::{Known, Watched};
 
-/// After a token was not given.
+/// The delay after a failed token request.
 const BEFORE_ASKING_AGAIN: Duration = Duration::from_secs(10);
-/// A token is renewed when a fifth of its life is left, and at least once a day: kubelet's numbers.
+/// The longest time after which a token is renewed. It is also renewed when a fifth of its life is
+/// left: kubelet's numbers.
 const OLDEST_TOKEN: SignedDuration = SignedDuration::from_hours(24);
 
 type Tokens = Arc<Mutex<BTreeMap<TokenWish, Result<String, String>>>>;
 
-/// What one pod takes from other objects.
+/// The objects that one pod refers to.
 #[derive(Default)]
 pub(crate) struct PodSources {
     found: Sources,
@@ -38,12 +39,12 @@ pub(crate) struct PodSources {
 }
 
 impl PodSources {
-    /// What decisions rest on.
+    /// Returns the results that decisions depend on.
     pub(crate) fn found(&self) -> &Sources {
         &self.found
     }
 
-    /// Begins to follow what the pod refers to. Its spec never changes in that, so once is enough.
+    /// Starts to follow the pod's references. They never change in its spec, so once is enough.
     pub(crate) fn follow(&mut self, shared: &Arc<Shared>, pod: &Arc<Pod>) {
         if std::mem::replace(&mut self.begun, true) {
             return;
@@ -84,7 +85,7 @@ impl PodSources {
         });
     }
 
-    /// Waits until something has changed. Nothing is lost when this is cancelled.
+    /// Waits for a change. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
         self.changes.notified().await;
         self.read();
@@ -100,7 +101,7 @@ impl PodSources {
     }
 }
 
-/// What has been looked up.
+/// Returns the objects that have been looked up.
 fn known<K>(watched: &BTreeMap<String, Arc<Watched<K>>>) -> BTreeMap<String, Option<Arc<K>>> {
     let known = watched.iter().filter_map(|(name, watched)| {
         let found = match &*watched.news.borrow() {
@@ -113,7 +114,7 @@ fn known<K>(watched: &BTreeMap<String, Arc<Watched<K>>>) -> BTreeMap<String, Opt
     known.collect()
 }
 
-/// Asks for a token, and for another before it expires, for ever.
+/// Requests a token, and a new one before it expires, for ever.
 async fn renew(shared: Arc<Shared>, pod: Arc<Pod>, wish: TokenWish, tokens: Tokens, changes: Arc<Notify>) {
     loop {
         let asked_at = Timestamp::now();

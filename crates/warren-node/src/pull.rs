@@ -1,5 +1,5 @@
-//! Images from registries, by the OCI distribution protocol. What comes is hostile until its digest has been checked, and
-//! the same holds for everything a registry says on the way.
+//! Pulls images from registries by the OCI distribution protocol. Content is hostile until its
+//! digest has been checked, and so is every other answer of a registry.
 //!
 //! Start reading at [`Puller::pull`].
 
@@ -29,19 +29,19 @@ use registry::{Ask, Registry};
 
 use crate::config::RegistryConfig;
 
-/// Layers of one image that are on their way at once, as docker has it.
+/// Concurrent downloads of layers of one image, as in docker.
 const LAYERS_AT_ONCE: usize = 3;
-/// Of all images together: more would only make each slower.
+/// Concurrent downloads of all images together: more would only make each slower.
 const DOWNLOADS_AT_ONCE: usize = 6;
-/// How deep an index may lie in an index.
+/// The deepest nesting of indexes.
 const DEEPEST_INDEX: usize = 4;
-/// The most that an image may have to be fetched for it. Layers have a limit of their own when they are unpacked.
+/// The most bytes that are fetched for one image. Unpacking has a limit of its own.
 const LARGEST_IMAGE: u64 = 64 << 30;
-/// Kinds of documents that we can read, the newest first.
+/// The accepted media types of documents, the newest first.
 const DOCUMENTS: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
      application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 
-/// An image was not pulled. What had come until then and was whole is in the store, for the next try.
+/// The error of a failed pull. Complete layers stay in the store for the next try.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PullError {
     #[error("registry {registry} cannot be reached: {why}")]
@@ -79,7 +79,7 @@ pub(crate) enum PullError {
 }
 
 impl PullError {
-    /// Whether the same may succeed in a moment.
+    /// Returns true if a retry may succeed soon.
     fn may_pass(&self) -> bool {
         match self {
             PullError::Unreachable { .. } => true,
@@ -90,7 +90,7 @@ impl PullError {
         }
     }
 
-    /// Whether it is only that we are the wrong one to ask.
+    /// Returns true if only the credentials are wrong.
     fn is_denied(&self) -> bool {
         matches!(self, PullError::Answer { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. })
     }
@@ -101,11 +101,12 @@ impl PullError {
 pub(crate) struct Puller {
     config: RegistryConfig,
     downloads: Semaphore,
-    /// Layers that somebody is fetching: whoever wants the same waits and finds it done.
+    /// Layers that are being fetched: a second pull of the same layer waits for the first.
     layers: Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>,
 }
 
-/// An image whose layers are in the store. Its documents are not yet, so nothing is to be found of it.
+/// An image whose layers are in the store. Its documents are not yet, so the store does not list
+/// it.
 pub(crate) struct Pulled {
     manifest: (Descriptor, Vec<u8>),
     config: (Descriptor, Vec<u8>),
@@ -126,7 +127,8 @@ impl Puller {
         Self { config, downloads: Semaphore::new(DOWNLOADS_AT_ONCE), layers: Mutex::default() }
     }
 
-    /// What the node's own files have for an image. Read each time: people log in while a node runs.
+    /// Returns the credentials for an image from the node's own files. They are read each time:
+    /// users log in while a node runs.
     pub(crate) fn own_credentials(&self, image: &Reference) -> Vec<Credential> {
         let mut found = Vec::new();
         for path in &self.config.credential_files {
@@ -143,8 +145,8 @@ impl Puller {
         found
     }
 
-    /// Brings the layers of an image into the store, with the first of the credentials that the registry takes, or with none
-    /// if there are none.
+    /// Pulls the layers of an image into the store, with the first credentials that the registry
+    /// accepts, or else anonymously.
     pub(crate) async fn pull(
         &self,
         store: &Arc<Store>,
@@ -153,7 +155,7 @@ impl Puller {
         progress: &Progress,
     ) -> Result<Pulled, PullError> {
         let mut candidates: Vec<Option<Credential>> = credentials.into_iter().map(Some).collect();
-        // What is open to everybody must not fail because a password is out of date.
+        // Outdated credentials must not prevent the pull of a public image.
         candidates.push(None);
         let mut first_refusal = None;
         for credential in candidates {
@@ -170,7 +172,7 @@ impl Puller {
         Err(first_refusal.unwrap_or(PullError::Cancelled))
     }
 
-    /// The image's manifest for this machine and its configuration, checked.
+    /// Fetches and checks the image's manifest for this machine and its configuration.
     async fn documents(
         &self,
         registry: &Registry,
@@ -258,7 +260,7 @@ impl Puller {
         }
         let _download = self.downloads.acquire().await.map_err(|_| PullError::Cancelled)?;
         let keep = |source| PullError::Keep { digest: layer.digest.clone(), source };
-        // Without a name: nothing is left of it, however this ends.
+        // The file has no name, so nothing is left of it in any case.
         let file = tempfile::tempfile_in(store.unfinished()).map_err(keep)?;
         let mut file = tokio::fs::File::from_std(file);
         blob::download(registry, layer, &mut file, progress).await?;
@@ -284,7 +286,7 @@ impl Puller {
     }
 }
 
-/// Whether a document is what was asked for.
+/// Checks a document against its descriptor.
 fn check(promised: &Descriptor, bytes: &[u8]) -> Result<(), PullError> {
     let found = Digest::of(bytes);
     match found == promised.digest {

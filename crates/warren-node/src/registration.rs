@@ -1,4 +1,4 @@
-//! The Node object and its Lease.
+//! Maintains the Node object and its Lease.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,19 +18,20 @@ use crate::config::NodeConfig;
 use crate::disk;
 use crate::worker::root_cause;
 
-/// The lease is good for four missed renewals, as kubelet's is (10 s against 40 s).
+/// The number of missed renewals that the lease tolerates, as in kubelet (10 s against 40 s).
 const LEASE_RENEWALS: u32 = 4;
 /// Kubelet's limit on pods, also ours until a node has accounting of its own.
 const MAX_PODS: u32 = 250;
 const LEASE_NAMESPACE: &str = "kube-node-lease";
 const FIELD_MANAGER: &str = "warren-node";
-/// On a Node that its own node has closed for new pods, and opens again.
+/// The annotation of a Node that its own node has closed for new pods, and opens again.
 const DRAINED: &str = "warren.dev/drained";
-/// Kubernetes' word for a node that speaks WebSocket itself: exec, attach and port-forward then come from API servers (from 1.36
-/// on) as their clients sent them. To other nodes they speak SPDY, which is over.
+/// Kubernetes' feature name for a node that speaks WebSocket itself: API servers from 1.36 on then
+/// pass exec, attach and port-forward on as their clients sent them. To other nodes they speak
+/// SPDY, which is obsolete.
 const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
 
-/// What the machine is, read once at start.
+/// The machine's properties, read once at start.
 #[derive(Debug, Clone)]
 pub(crate) struct MachineFacts {
     cpus: usize,
@@ -44,8 +45,8 @@ pub(crate) struct MachineFacts {
 }
 
 impl MachineFacts {
-    /// From `/proc`, `/etc` and the kernel, and of the disk that pods are on. What cannot be read is left empty: it is for
-    /// people to look at.
+    /// Reads them from `/proc`, `/etc` and the kernel, and from the disk that pods are on.
+    /// Unreadable ones are left empty: they are informational.
     pub(crate) fn read(pods: &Path) -> MachineFacts {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let memory_kib = read("/proc/meminfo").lines().find_map(|line| {
@@ -72,14 +73,14 @@ impl MachineFacts {
     }
 }
 
-/// The Node of this node, and its lease.
+/// The Node object of this node, and its lease.
 pub(crate) struct Registration {
     client: Client,
     config: NodeConfig,
     facts: MachineFacts,
-    /// Whether the API server has heard of us.
+    /// True once the API server knows this node.
     announced: watch::Sender<bool>,
-    /// Set once the node is on its way out: nobody is to be told otherwise.
+    /// Set when the node begins to shut down: from then on it is not announced as ready.
     closing: AtomicBool,
 }
 
@@ -98,8 +99,8 @@ impl Registration {
         Api::all(self.client.clone())
     }
 
-    /// Creates or refreshes the Node, then renews its lease for ever if the configuration asks for it. In the local home,
-    /// where nobody would notice a missed renewal, it does not: a daemon at rest does nothing.
+    /// Creates or refreshes the Node, then renews its lease for ever if the configuration asks for
+    /// it. In the local home no controller watches the lease, and an idle daemon does nothing.
     pub(crate) async fn keep(self: Arc<Self>) {
         let name = &self.config.name;
         let mut wait = Duration::from_millis(100);
@@ -119,26 +120,27 @@ impl Registration {
                 warn!(node = %name, error = %root_cause(&error), "lease not renewed");
                 continue;
             }
-            // A control plane that had not heard of us for a while has written that, and somebody may have deleted the Node.
+            // A control plane that missed our renewals marks the Node as not ready, and a user may
+            // have deleted it.
             if let Err(error) = self.contradict().await {
                 warn!(node = %name, error = %root_cause(&error), "node's status not looked at");
             }
         }
     }
 
-    /// Returns when the Node is there.
+    /// Returns when the Node exists.
     pub(crate) async fn wait_until_announced(&self) {
         let mut announced = self.announced.subscribe();
         // The sender lives in `self`, so waiting cannot fail.
         let _ = announced.wait_for(|announced| *announced).await;
     }
 
-    /// Announces the node again if its Node does not say that it is ready.
+    /// Announces the node again if its Node is not marked as ready.
     async fn contradict(&self) -> kube::Result<()> {
         if self.closing.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // A copy that may be a moment old, which costs the API server little: the next one is looked at soon enough.
+        // A slightly stale copy costs the API server little, and the next check comes soon.
         let node = match self.nodes().get_with(&self.config.name, &GetParams::any()).await {
             Err(kube::Error::Api(status)) if status.code == 404 => None,
             found => Some(found?),
@@ -164,7 +166,8 @@ impl Registration {
                 let complete = labels
                     .as_object()
                     .is_some_and(|wanted| wanted.iter().all(|(key, value)| there.get(key) == Some(value)));
-                // Closed by us at the end of an earlier run. What somebody else has closed stays so.
+                // Closed by us at the end of an earlier run. A Node that a user has cordoned stays
+                // so.
                 let drained = node.annotations().contains_key(DRAINED);
                 let patch = match (complete, drained) {
                     (true, false) => None,
@@ -196,7 +199,7 @@ impl Registration {
         Ok(())
     }
 
-    /// Keeps new pods away, until the node is announced again.
+    /// Keeps new pods away until the node is announced again.
     pub(crate) async fn close(&self) -> kube::Result<()> {
         self.closing.store(true, Ordering::Relaxed);
         let nodes = self.nodes();
@@ -209,7 +212,8 @@ impl Registration {
         Ok(())
     }
 
-    /// Says that the node runs nothing any more, so that nobody has to find out by waiting for its lease to expire.
+    /// Reports that the node has shut down, so that the control plane need not wait for its lease
+    /// to expire.
     pub(crate) async fn leave(&self) -> kube::Result<()> {
         let conditions = conditions(Timestamp::now(), false);
         let status = json!({"status": {"conditions": conditions}});
@@ -225,7 +229,7 @@ fn is_ready(node: &Node) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// As kubelet writes them.
+/// Returns the node's conditions as kubelet writes them.
 fn conditions(now: Timestamp, ready: bool) -> Value {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now).to_string();
     let condition = |kind: &str, status: &str, reason: &str, message: &str| {
@@ -287,7 +291,7 @@ fn node_status(config: &NodeConfig, facts: &MachineFacts, now: Timestamp) -> Val
 
 async fn renew(client: &Client, config: &NodeConfig, interval: Duration) -> kube::Result<()> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), LEASE_NAMESPACE);
-    // Jiff prints as many digits as there are; MicroTime wants six.
+    // Jiff prints only significant digits; MicroTime wants six.
     let renewed = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string();
     let seconds = (interval * LEASE_RENEWALS).as_secs().max(1);
     let spec = json!({"holderIdentity": config.name, "leaseDurationSeconds": seconds, "renewTime": renewed});

@@ -1,4 +1,4 @@
-//! The pods that this node knows, for those who ask by name.
+//! The pods that this node knows, by uid and by name.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,13 +24,13 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     pub(crate) directory: PodDirectory,
     pub(crate) seen: watch::Sender<Seen>,
-    /// What the shim last said; `None` while there is none.
+    /// The shim's last reported state; `None` if there is no shim.
     pub(crate) state: watch::Receiver<Option<PodState>>,
-    /// Why the pod has to go, once it has to.
+    /// The reason for the pod's eviction, once it is evicted.
     pub(crate) eviction: watch::Sender<Option<String>>,
 }
 
-/// By uid: a name may be used again while the former pod is still being removed.
+/// The pods by uid: a name may be used again while the former pod is still being removed.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     entries: Mutex<HashMap<String, Arc<Entry>>>,
@@ -53,7 +53,8 @@ impl Registry {
         self.lock().remove(uid);
     }
 
-    /// The pods with these uids that are still there, each with what was given for it.
+    /// Returns the pods with these uids that still exist, each with the value that was given for
+    /// it.
     pub(crate) fn shown<'a, T>(&self, wanted: impl Iterator<Item = (&'a str, T)>) -> Vec<(T, Arc<Pod>)> {
         let entries = self.lock();
         let shown = wanted.filter_map(|(uid, with)| match &*entries.get(uid)?.seen.borrow() {
@@ -63,7 +64,7 @@ impl Registry {
         shown.collect()
     }
 
-    /// Lets somebody look at all pods at once. Nobody else does meanwhile, so the look should be a short one.
+    /// Gives access to all pods at once, under the lock, so the access should be short.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&HashMap<String, Arc<Entry>>) -> T) -> T {
         look(&self.lock())
     }
@@ -72,7 +73,7 @@ impl Registry {
         self.lock().iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect()
     }
 
-    /// The pod of this name; of several, the one whose object is there.
+    /// Returns the pod of this name; of several, the one whose object exists.
     pub(crate) fn named(&self, namespace: &str, name: &str) -> Option<(Arc<Entry>, Arc<Pod>)> {
         self.lock().values().filter(|entry| entry.namespace == namespace && entry.name == name).find_map(
             |entry| match &*entry.seen.borrow() {

@@ -1,5 +1,5 @@
-//! The runtime classes of a local home: one object for each runtime that works on this machine, and none else of ours. On a
-//! cluster they are the administrator's.
+//! Publishes the runtime classes of a local home: one object for each runtime that works on this
+//! machine. On a cluster the administrator defines them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,21 +14,21 @@ use warren_oci::protocol::{RuntimeKind, RuntimeProgram};
 
 use crate::claims::tolerate;
 
-/// Marks the objects that are ours to remove again.
+/// The label of objects that are ours to remove again.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "warren-node");
 
-/// How long to wait before the API is asked again, at first; it doubles.
+/// The first delay before a retry; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-/// And at most.
+/// The longest delay before a retry.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// What decisions need to know of the runtimes.
+/// Returns the properties of the runtimes that decisions need.
 pub(crate) fn facts(runtimes: &BTreeMap<String, RuntimeProgram>) -> BTreeMap<String, RuntimeFacts> {
     let fact = |program: &RuntimeProgram| RuntimeFacts { one_at_a_time: program.kind == RuntimeKind::Gvisor };
     runtimes.iter().map(|(name, program)| (name.clone(), fact(program))).collect()
 }
 
-/// Makes the objects that are missing and removes those of runtimes that are gone, again and again until it is done.
+/// Creates missing objects and removes those of runtimes that are gone; retries until it succeeds.
 pub(crate) async fn publish(client: Client, runtimes: BTreeMap<String, RuntimeProgram>) {
     let mut wait = FIRST_WAIT;
     while let Err(error) = try_publish(&client, &runtimes).await {

@@ -1,4 +1,5 @@
-//! A pod's shim, from the event loop: the connection that a pod's worker keeps, and the one that an exec has for itself.
+//! An asynchronous connection to a pod's shim. A pod's worker keeps one, and each exec has one of
+//! its own.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd, OwnedFd, RawFd};
@@ -11,17 +12,18 @@ use warren_oci::protocol::{Answer, Call, Event, ExitStatus, Message, PodState};
 
 use crate::readiness::{Steady, watched};
 
-/// A connection to a shim. One owner sends a call, waits for its answer, and collects what happens meanwhile.
+/// A connection to a shim. One owner sends a call, waits for its answer, and collects events
+/// meanwhile.
 #[derive(Debug)]
 pub(crate) struct Shim {
     socket: AsyncFd<Socket>,
-    /// The newest state that was heard of and not yet taken.
+    /// The newest state that was received and not yet taken.
     news: Option<PodState>,
-    /// Ends of execs that were heard of while waiting for something else.
+    /// Ends of execs that were received while waiting for something else.
     exits: Vec<(u64, ExitStatus)>,
 }
 
-/// Tokio wants the raw number.
+/// A wrapper for Tokio, which wants the raw number.
 #[derive(Debug)]
 struct Socket(ShimClient);
 
@@ -39,13 +41,13 @@ impl Shim {
         Shim::over(ShimClient::connect(pod_directory)?)
     }
 
-    /// Takes over a connection.
+    /// Wraps an existing connection.
     pub(crate) fn over(client: ShimClient) -> io::Result<Shim> {
         client.set_nonblocking(true)?;
         Ok(Shim { socket: watched(Socket(client))?, news: None, exits: Vec::new() })
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a call and waits for the answer.
     pub(crate) async fn call(&mut self, call: Call) -> Result<(Answer, Vec<OwnedFd>), CallError> {
         let wanted = self.socket.async_io(Interest::WRITABLE, |socket| socket.0.send(call.clone())).await?;
         loop {
@@ -54,7 +56,7 @@ impl Shim {
                 Message::Reply { id, result } if id == wanted => {
                     let answer = result?;
                     if matches!(answer, Answer::State { .. }) {
-                        // What was heard before is older than this.
+                        // An earlier state is older than this answer.
                         self.news = None;
                     }
                     return Ok((answer, descriptors));
@@ -64,7 +66,7 @@ impl Shim {
         }
     }
 
-    /// Asks for the state now, and to be told of every later one.
+    /// Asks for the present state and subscribes to later ones.
     pub(crate) async fn subscribe(&mut self) -> Result<PodState, CallError> {
         match self.call(Call::Subscribe).await? {
             (Answer::State { state }, _) => Ok(state),
@@ -72,7 +74,7 @@ impl Shim {
         }
     }
 
-    /// The next state of the pod. Safe to drop and call again.
+    /// Returns the next state of the pod. Cancel-safe.
     pub(crate) async fn next_state(&mut self) -> io::Result<PodState> {
         loop {
             if let Some(state) = self.news.take() {
@@ -83,7 +85,7 @@ impl Shim {
         }
     }
 
-    /// How a process started over this connection ended. Safe to drop and call again.
+    /// Returns the exit status of a process started over this connection. Cancel-safe.
     pub(crate) async fn exec_exit(&mut self, exec: u64) -> io::Result<ExitStatus> {
         loop {
             if let Some(index) = self.exits.iter().position(|(ended, _)| *ended == exec) {
@@ -94,7 +96,8 @@ impl Shim {
         }
     }
 
-    /// Sends a call whose answer nobody waits for. For moments when waiting is not possible; a full socket drops it.
+    /// Sends a call without waiting for its answer, for moments when waiting is not possible. A
+    /// full socket drops it.
     pub(crate) fn tell(&self, call: Call) -> io::Result<()> {
         self.socket.get_ref().0.send(call).map(drop)
     }
@@ -109,7 +112,7 @@ impl Shim {
         match message {
             Message::Event(Event::State { state }) => self.news = Some(state),
             Message::Event(Event::ExecExited { exec, exit }) => self.exits.push((exec, exit)),
-            // An answer whose question was dropped.
+            // The answer to a cancelled call.
             Message::Reply { .. } => {}
         }
     }

@@ -1,4 +1,4 @@
-//! The program of zygote and shims, which the daemon carries with it.
+//! The program of zygote and shims, which the daemon embeds.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -9,22 +9,23 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use warren_oci::zygote::{StartZygoteError, Zygote};
 
-/// Made by `build.rs`.
+/// The program, built by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/warren-shim"));
 
-/// Starts the zygote. What runs below it keeps what this process has now: its priority, its limits, its user.
+/// Starts the zygote. Its children inherit this process's present priority, limits and user.
 pub fn start_zygote() -> Result<Zygote, StartZygoteError> {
     let program = in_memory().map_err(StartZygoteError::Run)?;
     Zygote::start(&PathBuf::from(format!("/proc/self/fd/{}", program.as_raw_fd())))
 }
 
-/// In memory, because the disk of a data directory may have no programs to be run; and sealed, so that it stays what it is.
+/// Returns the program as a memory file: the data directory's disk may be mounted noexec. It is
+/// sealed against changes.
 fn in_memory() -> io::Result<File> {
     let make = |flags| {
         rustix::fs::memfd_create("warren-shim", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags)
     };
     let made = match make(MemfdFlags::EXEC) {
-        // A kernel before 6.3, where everything in memory may be run.
+        // A kernel before 6.3, where memory files are always executable.
         Err(Errno::INVAL) => make(MemfdFlags::empty()),
         other => other,
     };

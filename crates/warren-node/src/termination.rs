@@ -1,5 +1,5 @@
-//! The termination message of a container: the content of its `terminationMessagePath`, or the end
-//! of its log.
+//! Reads the termination message of a container: the content of its `terminationMessagePath`, or
+//! the end of its log.
 
 use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::Container;
 
 use crate::pod_request::PodDirectory;
 
-/// Kubelet's numbers.
+/// The limits on a message, in bytes and lines: kubelet's numbers.
 const LONGEST_MESSAGE: u64 = 4096;
 const LONGEST_FROM_LOG: usize = 2048;
 const MOST_LINES_FROM_LOG: usize = 80;
-/// Where the end of a log is looked for: lines carry their time, and may be long.
+/// The part of a log that is searched: lines carry their time, and may be long.
 const END_OF_LOG: u64 = 64 << 10;
 
 /// Returns the path at which the shim keeps the message of one run of a container, if the run has
@@ -22,7 +22,7 @@ pub(crate) fn path(directory: &PodDirectory, container: &str, attempt: u32) -> P
     directory.0.join("termination").join(container).join(attempt.to_string())
 }
 
-/// What a run that ended with `exit_code` left.
+/// Returns the message of a run that ended with `exit_code`.
 pub(crate) fn read(
     directory: &PodDirectory,
     container: &Container,
@@ -53,7 +53,7 @@ fn end_of(path: &Path) -> io::Result<Vec<u8>> {
     Ok(end)
 }
 
-/// The last lines without what the log put before them.
+/// Returns the last lines without the log's prefixes.
 fn last_lines(log: &str) -> String {
     let lines: Vec<&str> = log.lines().filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
     let mut text = String::new();

@@ -1,7 +1,8 @@
-//! What pods and the machine use: processor time and memory, from the cgroups and `/proc`.
+//! Measures the usage of pods and of the machine: processor time and memory, from the cgroups and
+//! `/proc`.
 //!
-//! Nothing is measured unless somebody asks. Processor use is a rate, so it takes two looks: the last one if it is recent,
-//! else one now and another a moment later.
+//! Usage is measured only on request. Processor usage is a rate, so it takes two samples: the last
+//! one if it is recent enough, else one now and another a moment later.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,22 +19,23 @@ use warren_sys::cgroup::{Cgroup, Hierarchy};
 
 use crate::registry::{Registry, Seen};
 
-/// The shortest time over which a rate means something; who asks more often gets the same answer.
+/// The shortest meaningful window for a rate; more frequent requests get the same answer.
 const SHORTEST_WINDOW: Duration = Duration::from_secs(1);
-/// The longest: use of an hour ago is not use now. Metrics servers look every 15 s to 60 s.
+/// The longest window: usage of an hour ago is not present usage. Metrics servers ask every 15 s to
+/// 60 s.
 const LONGEST_WINDOW: Duration = Duration::from_secs(90);
 
-/// The kernel counts processor time of the machine in these, whatever its own clock does.
+/// The kernel's unit for the machine's processor time, independent of its timer frequency.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 
-/// What is used, as far as it has been asked for.
+/// The latest samples.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     hierarchy: OnceLock<Hierarchy>,
     last: Mutex<Option<(Sample, Arc<Measured>)>>,
 }
 
-/// One look at everything.
+/// One sample of everything.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sample {
     taken: Option<Instant>,
@@ -47,11 +49,11 @@ pub(crate) struct Sample {
 pub(crate) struct Machine {
     pub(crate) cpu_nanoseconds: u64,
     pub(crate) memory_available_bytes: u64,
-    /// Everything but what can be had for the asking.
+    /// The total memory minus the memory that the kernel reports as available.
     pub(crate) memory_used_bytes: u64,
 }
 
-/// One pod that runs.
+/// One running pod.
 #[derive(Debug, Clone)]
 pub(crate) struct PodSample {
     pub(crate) pod: Arc<Pod>,
@@ -59,7 +61,7 @@ pub(crate) struct PodSample {
     pub(crate) containers: Vec<ContainerSample>,
 }
 
-/// One container that runs.
+/// One running container.
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerSample {
     pub(crate) name: String,
@@ -67,15 +69,15 @@ pub(crate) struct ContainerSample {
     pub(crate) stats: Stats,
 }
 
-/// A look with rates.
+/// A sample with rates.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
     pub(crate) sample: Sample,
-    /// Over how long.
+    /// The window of the rates.
     pub(crate) window: Duration,
     /// Billionths of a processor.
     pub(crate) machine_nanocores: u64,
-    /// By pod and container.
+    /// Rates by pod and container.
     nanocores: HashMap<(String, String), u64>,
 }
 
@@ -86,7 +88,7 @@ impl Measured {
 }
 
 impl Usage {
-    /// What is used now, counted since things began.
+    /// Returns the present usage as cumulative counters.
     pub(crate) async fn sample(&self, home_id: &str, registry: &Registry) -> io::Result<Sample> {
         let hierarchy = match self.hierarchy.get() {
             Some(known) => known.clone(),
@@ -100,7 +102,7 @@ impl Usage {
         tokio::task::spawn_blocking(move || take(&hierarchy, &home, running)).await.map_err(io::Error::other)
     }
 
-    /// What is used now, with rates. Whoever asks at the same time gets the same answer.
+    /// Returns the present usage with rates. Concurrent requests get the same answer.
     pub(crate) async fn measure(&self, home_id: &str, registry: &Registry) -> io::Result<Arc<Measured>> {
         let mut last = self.last.lock().await;
         let mut earlier = None;
@@ -127,7 +129,7 @@ impl Usage {
     }
 }
 
-/// Pods that have something running, from what is known without asking.
+/// Returns the pods with a running container, from known states.
 fn running(registry: &Registry) -> Vec<PodSample> {
     let pods = registry.all().into_iter().filter_map(|(uid, entry)| {
         let Seen::Pod(pod) = entry.seen.borrow().clone() else { return None };
@@ -162,7 +164,8 @@ fn take(hierarchy: &Hierarchy, home_id: &str, mut pods: Vec<PodSample>) -> Sampl
 }
 
 fn machine(stat: &str, meminfo: &str) -> Machine {
-    // user, nice, system, idle, iowait, irq, softirq, steal; what guests use is in the first two already.
+    // user, nice, system, idle, iowait, irq, softirq, steal. Guest time is included in the first
+    // two.
     let ticks: Vec<u64> = stat
         .lines()
         .find_map(|line| line.strip_prefix("cpu "))
@@ -202,7 +205,7 @@ fn compare(earlier: &Sample, now: Sample) -> Measured {
                 Some((started_at, then)) if *started_at == container.started_at => {
                     rate(cpu.saturating_sub(*then), window)
                 }
-                // Younger than the window: what it has used since it is there.
+                // Younger than the window: use its whole life.
                 _ => rate(cpu, now.time.duration_since(container.started_at).unsigned_abs()),
             };
             nanocores.insert((pod.uid.clone(), container.name.clone()), rate);
@@ -245,7 +248,7 @@ mod tests {
         let (all, one) = (measured.machine_nanocores, measured.nanocores("a", "main"));
         assert!((499_000_000..=500_000_000).contains(&all) && all == one, "{all} {one}");
         assert_eq!(measured.nanocores("a", "other"), 0);
-        // Started again five seconds ago.
+        // Restarted five seconds ago.
         let restarted = sample(Duration::from_secs(20), 1_000_000_000, "2026-11-15T12:00:05Z");
         assert_eq!(compare(&earlier, restarted).nanocores("a", "main"), 200_000_000);
     }

@@ -1,4 +1,5 @@
-//! The volumes of one pod: made before its containers start, and kept up to date while they run.
+//! Manages the volumes of one pod: makes them before its containers start, and keeps them up to
+//! date while they run.
 
 mod files;
 mod group;
@@ -23,10 +24,10 @@ use self::files::Owners;
 use crate::pod_request::PodDirectory;
 use crate::shim::Shim;
 
-/// What fits into a volume of files in memory: many times what one object of the API can hold.
+/// The size of a volume of files in memory: many times the size of one API object.
 const FILES_IN_MEMORY_BYTES: u64 = 64 << 20;
 
-/// A volume could not be made.
+/// The error of a volume that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeError {
     #[error("make volume \"{name}\"")]
@@ -49,12 +50,12 @@ pub(crate) enum VolumeError {
     },
 }
 
-/// What making volumes needs to know of the pod.
+/// The pod's properties that volumes depend on.
 pub(crate) struct Place<'a> {
     pub(crate) directory: &'a PodDirectory,
-    /// Where claims keep their data.
+    /// The directory of the claims' data.
     pub(crate) claims: &'a Path,
-    /// The directories of the host that pods may have.
+    /// The host directories that pods may have.
     pub(crate) host_paths: &'a [HostPath],
     pub(crate) ids: IdRange,
     pub(crate) addresses: &'a Addresses<'a>,
@@ -63,19 +64,19 @@ pub(crate) struct Place<'a> {
 /// The volumes of one pod.
 #[derive(Debug, Default)]
 pub(crate) struct PodVolumes {
-    /// Those in memory, as long as the sandbox is the same.
+    /// The volumes in memory, for as long as the sandbox is the same.
     memory: BTreeMap<String, OwnedFd>,
-    /// What was written last into those that show other objects.
+    /// The last written content of volumes that show other objects.
     written: BTreeMap<String, Vec<VolumeFile>>,
 }
 
-/// Whether a pod has volumes that only its shim can make.
+/// Returns true if a pod has volumes that only its shim can make.
 pub(crate) fn need_shim(pod: &Pod) -> bool {
     let mut kinds = of_pod(pod).filter_map(|volume| volume_kind(pod, volume));
     kinds.any(|kind| matches!(kind, VolumeKind::Memory { .. } | VolumeKind::Files { in_memory: true }))
 }
 
-/// Whether a pod has volumes whose content may change while it runs.
+/// Returns true if a pod has volumes whose content may change while it runs.
 pub(crate) fn show_objects(pod: &Pod) -> bool {
     of_pod(pod).any(|volume| matches!(volume_kind(pod, volume), Some(VolumeKind::Files { .. })))
 }
@@ -91,12 +92,12 @@ fn fs_group(pod: &Pod) -> Option<u32> {
 }
 
 impl PodVolumes {
-    /// Forgets what went with the sandbox.
+    /// Forgets the volumes that went with the sandbox.
     pub(crate) fn forget(&mut self) {
         *self = PodVolumes::default();
     }
 
-    /// Makes the volumes that are directories on disk. Safe to repeat.
+    /// Makes the volumes that are directories on disk. Idempotent.
     pub(crate) fn make_on_disk(
         &mut self,
         pod: &Pod,
@@ -131,7 +132,7 @@ impl PodVolumes {
         Ok(())
     }
 
-    /// Makes the volumes that are memory. Safe to repeat.
+    /// Makes the volumes that are memory. Idempotent.
     pub(crate) async fn make_in_memory(
         &mut self,
         pod: &Pod,
@@ -147,7 +148,7 @@ impl PodVolumes {
                 Some(VolumeKind::Files { in_memory: true }) => {
                     self.memory(volume, FILES_IN_MEMORY_BYTES, 0o755, fs_group(pod), shim).await?;
                     if let Some(descriptor) = self.memory.get(&volume.name) {
-                        // With the dot it is the directory that is meant and not the link to it.
+                        // With the dot, the path means the directory and not the link to it.
                         let path = PathBuf::from(format!("/proc/self/fd/{}/.", descriptor.as_raw_fd()));
                         self.write(pod, volume, &path, sources, place)?;
                     }
@@ -179,7 +180,7 @@ impl PodVolumes {
         Ok(())
     }
 
-    /// Writes the files of a volume, if they are not what was written last.
+    /// Writes the files of a volume if they changed since the last write.
     fn write(
         &mut self,
         pod: &Pod,
@@ -202,7 +203,8 @@ impl PodVolumes {
     }
 }
 
-/// The directory of a claim's data. A volume's name comes from the API, so it is looked at before it becomes a path.
+/// Returns the directory of a claim's data. A volume's name comes from the API, so it is checked
+/// before it becomes a path.
 pub(crate) fn claim_path(claims: &Path, volume: &str) -> io::Result<PathBuf> {
     let fits = !volume.is_empty()
         && !volume.starts_with('.')
@@ -215,13 +217,13 @@ pub(crate) fn claim_path(claims: &Path, volume: &str) -> io::Result<PathBuf> {
     Err(io::Error::new(io::ErrorKind::NotFound, format!("volume `{shown}` is not on this node")))
 }
 
-/// An empty directory that belongs to the pod's root, or to its `fsGroup`, and is open to all in the pod, as kubelet makes
-/// it. Its parent is closed to everybody else on the host.
+/// Makes an empty directory that belongs to the pod's root, or to its `fsGroup`, and is open to all
+/// in the pod, as in kubelet. Its parent is closed to other users of the host.
 fn make_directory(path: &Path, ids: IdRange, group: Option<u32>) -> io::Result<()> {
     std::fs::create_dir_all(path)?;
     let owner = ids.to_host(0);
     let group = ids.to_host(group.unwrap_or(0));
     std::os::unix::fs::chown(path, owner, group)?;
-    // With the bit that hands the group down, so that files in it stay the group's.
+    // With the setgid bit, so that files in it keep the group.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o2777))
 }

@@ -1,7 +1,8 @@
-//! The loop around one pod: look, ask `decide`, do what it says, publish, wait for something to happen.
+//! The loop around one pod: observe, ask `decide`, carry out the steps, publish the status, wait
+//! for a change.
 //!
-//! A worker may be stopped at any point, like the whole process: what it would have known is read back from the shim, from
-//! the pod's directory and from the API.
+//! A worker may be stopped at any point, like the whole process: its state is read back from the
+//! shim, from the pod's directory and from the API.
 
 mod ending;
 mod starting;
@@ -40,10 +41,10 @@ use crate::start_mark;
 use crate::termination;
 use crate::volumes::PodVolumes;
 
-/// A pod that asks for this many rounds without coming to rest is a mistake of ours; it then waits for a moment.
+/// The most rounds without rest. A pod that needs more shows a bug; it then waits for a moment.
 const ROUNDS: usize = 32;
 const AFTER_TOO_MANY_ROUNDS: Duration = Duration::from_secs(5);
-/// After the API server did not take a write.
+/// The delay after a failed write to the API server.
 const AFTER_API_ERROR: Duration = Duration::from_secs(1);
 
 pub(crate) struct Worker {
@@ -53,35 +54,35 @@ pub(crate) struct Worker {
     seen: watch::Receiver<Seen>,
     state: watch::Sender<Option<PodState>>,
     shim: Option<Shim>,
-    /// Serves the pod's way to the proxy, where that is a socket.
+    /// The task that serves the pod's socket to the proxy, if it has one.
     way_out: Option<JoinSet<()>>,
     machine: Machine,
-    /// How earlier runs ended, by container; the shim keeps only the last.
+    /// The ends of earlier runs, by container; the shim keeps only the last.
     previous: BTreeMap<String, Exit>,
     images: PodImages,
-    /// What the pod takes from other objects.
+    /// The objects that the pod refers to.
     sources: PodSources,
     volumes: PodVolumes,
     care: Care,
-    /// What was said in events, for as long as it holds.
+    /// The events that were recorded and still hold.
     noticed: BTreeSet<Notice>,
-    /// When containers were asked to stop.
+    /// The times when containers were asked to stop.
     stopping: BTreeMap<String, Timestamp>,
-    /// Why the node wants to be rid of the pod, once it does.
+    /// The reason for the pod's eviction, once it is evicted.
     eviction: watch::Receiver<Option<String>>,
-    /// Whether what the pod wrote is gone from the disk.
+    /// True if the pod's files were removed from the disk.
     disk_is_free: bool,
-    /// Starts in a row that led to nothing.
+    /// The number of consecutive failed starts.
     failed_starts: u32,
-    /// Set once the API has taken our binding, which the watch may not have shown yet.
+    /// Set once the API has accepted our binding, which the watch may not have shown yet.
     bound: bool,
-    /// Set once we have had the object deleted, until the watch says that it is gone.
+    /// Set once we have deleted the object, until the watch shows that it is gone.
     deleted: bool,
-    /// What we published last and the version it became, which the watch may not have shown yet.
+    /// The last published status and its version, which the watch may not have shown yet.
     published: Option<(u64, PodStatus)>,
 }
 
-/// A step did not succeed.
+/// The error of a failed step.
 #[derive(Debug, thiserror::Error)]
 enum StepError {
     #[error("bind the pod")]
@@ -96,7 +97,7 @@ enum StepError {
     Shim(#[from] CallError),
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its causes in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -107,7 +108,8 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Why a request to the API server failed, in its own words or the kernel's: what lies above that repeats it at length.
+/// Returns the cause of a failed request to the API server, in its own words or the kernel's: the
+/// outer errors only repeat it at length.
 pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
@@ -193,7 +195,7 @@ impl Worker {
         .await;
     }
 
-    /// Looks for what an earlier daemon left running.
+    /// Looks for a sandbox that an earlier daemon left running.
     async fn find(&mut self) {
         if !self.directory.0.exists() {
             return;
@@ -218,14 +220,14 @@ impl Worker {
         }
     }
 
-    /// Connects to the pod's shim where there is no connection to it, mostly since an earlier daemon had it forked. It may just be
-    /// on its way ([`start_mark`]); a second one beside it would be a leak.
+    /// Connects to a shim that an earlier daemon had forked. It may still be starting
+    /// ([`start_mark`]); a second one beside it would be a leak.
     async fn connect_to_earlier(&self) -> io::Result<Shim> {
         let directory = &self.directory.0;
         let watch = DirectoryWatch::new(directory)?;
         let arrival = async {
             loop {
-                // Asked first: a shim whose record is there by now listens.
+                // Read the mark first: a shim whose record exists by now listens.
                 let may_come = start_mark::shim_may_come_within(directory).is_some();
                 let attempt = Shim::connect(directory);
                 // Refused: the socket has its name but does not listen yet.
@@ -281,7 +283,7 @@ impl Worker {
         machine::report(state, &self.previous, lease.as_ref(), &self.shared.facts, message)
     }
 
-    /// The pod as far as we know it: what the watch showed, and what we have written since.
+    /// Returns the pod with all known changes: from the watch, and from our own writes since.
     fn pod(&self) -> Option<Arc<Pod>> {
         let Seen::Pod(seen) = self.seen.borrow().clone() else { return None };
         let version = resource_version(&seen);
@@ -301,7 +303,7 @@ impl Worker {
         Some(Arc::new(pod))
     }
 
-    /// Decides and does until there is nothing left to do.
+    /// Decides and carries out steps until none is left.
     async fn settle(&mut self) -> Result<Rest, StepError> {
         for _ in 0..ROUNDS {
             self.seen.mark_unchanged();
@@ -310,7 +312,7 @@ impl Worker {
                 return Ok(Rest::Gone);
             };
             if self.deleted && pod.metadata.finalizers.as_ref().is_none_or(Vec::is_empty) {
-                // Only an echo of the past.
+                // A late event of an object that we have deleted.
                 return Ok(Rest::Until(None));
             }
             self.sources.follow(&self.shared, &pod);
@@ -361,7 +363,7 @@ impl Worker {
     }
 
     async fn apply(&mut self, pod: &Arc<Pod>, steps: Vec<Step>) -> Result<(), StepError> {
-        // The start of a pod does not wait for the API to note whose it is: in the local home nobody else would take it,
+        // The start does not wait for the binding: in the local home no other node takes the pod,
         // and if the API refuses, the pod is removed again.
         let binding = steps.contains(&Step::Bind).then(|| {
             let (shared, pod) = (self.shared.clone(), pod.clone());
@@ -417,7 +419,7 @@ impl Worker {
                     self.remove().await?;
                     return Err(StepError::Bind(problem));
                 }
-                // Only if the runtime goes down.
+                // Only when the runtime shuts down.
                 Err(_) => {}
             }
         }
@@ -433,7 +435,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Records what was not known to hold before.
+    /// Records events for notices that are new.
     fn say(&mut self, pod: &Pod, notices: Vec<Notice>) {
         let notices: BTreeSet<Notice> = notices.into_iter().collect();
         for notice in notices.difference(&self.noticed) {
@@ -461,7 +463,7 @@ impl Worker {
     }
 
     async fn publish(&mut self, pod: &Pod, status: PodStatus) -> Result<(), StepError> {
-        // The uid keeps the status of one pod from reaching another of the same name.
+        // The uid keeps the status from reaching another pod of the same name.
         let patch =
             json!({"metadata": {"uid": self.uid}, "status": status_patch(pod.status.as_ref(), &status)});
         match pods(&self.shared, pod)
@@ -475,7 +477,7 @@ impl Worker {
                 Ok(())
             }
             Err(kube::Error::Api(refused)) if matches!(refused.code, 404 | 409) => {
-                // The object is gone or another: the watch will tell.
+                // The object is gone or was replaced: the watch will show it.
                 self.published = Some((resource_version(pod) + 1, status));
                 Ok(())
             }
@@ -484,13 +486,13 @@ impl Worker {
     }
 }
 
-/// What there is to wait for.
+/// The next wake-up.
 enum Rest {
     Until(Option<Timestamp>),
     Gone,
 }
 
-/// Follows the shim from here on, and waits until no container of it is on its way.
+/// Subscribes to the shim's states, and waits until no container is still starting.
 async fn settled_state(shim: &mut Shim) -> Result<PodState, CallError> {
     let mut state = shim.subscribe().await?;
     while !machine::settled(&state) {
@@ -512,7 +514,7 @@ async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => Ok(result?),
         Err(gone) if gone.is_panic() => std::panic::resume_unwind(gone.into_panic()),
-        // The runtime is going down, and this task with it.
+        // The runtime is shutting down, and this task with it.
         Err(_) => std::future::pending().await,
     }
 }

@@ -1,5 +1,5 @@
-//! Time that only moves when the simulation says so. Every process has a wall clock that may be wrong and be set right
-//! in one step; waiting is measured by the common clock, which never jumps.
+//! Simulated time, which moves only when the simulation says so. Every process has a wall clock
+//! that may be wrong and be corrected in one step. Waits use the common clock, which never jumps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// The first moment: Friday, 15 January 2027, 08:00 UTC. Any would do.
+/// The first moment: Friday, 15 January 2027, 08:00 UTC. Any other would do.
 const START: i64 = 1_800_000_000_000;
 
 /// The common clock; clones share it.
@@ -15,18 +15,18 @@ const START: i64 = 1_800_000_000_000;
 pub struct Clock(Arc<AtomicI64>);
 
 impl Clock {
-    /// Milliseconds since the start.
+    /// Returns the milliseconds since the start.
     #[must_use]
     pub fn elapsed(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Lets time pass until a moment, given in milliseconds since the start. It never goes back.
+    /// Advances to a moment, given in milliseconds since the start. It never goes back.
     pub fn advance_to(&self, elapsed: i64) {
         self.0.fetch_max(elapsed, Ordering::Relaxed);
     }
 
-    /// The time of day, on a wall clock that is wrong by so many milliseconds.
+    /// Returns the time of day on a wall clock that is wrong by so many milliseconds.
     #[must_use]
     pub fn now(&self, skew: i64) -> Timestamp {
         Timestamp::from_millisecond(START + self.elapsed() + skew).unwrap_or(Timestamp::MAX)
@@ -41,19 +41,19 @@ pub struct ProcessClock {
 }
 
 impl ProcessClock {
-    /// A wall clock that is right, for now.
+    /// Returns clocks with a correct wall clock.
     #[must_use]
     pub fn new(common: Clock) -> Self {
         Self { common, skew: AtomicI64::new(0) }
     }
 
-    /// Whether the wall clock is wrong.
+    /// Returns true if the wall clock is wrong.
     #[must_use]
     pub fn is_wrong(&self) -> bool {
         self.skew.load(Ordering::Relaxed) != 0
     }
 
-    /// Sets the wall clock, to be wrong by so many milliseconds.
+    /// Sets how many milliseconds the wall clock is wrong.
     pub fn set(&self, skew: i64) {
         self.skew.store(skew, Ordering::Relaxed);
     }
@@ -69,7 +69,8 @@ impl warren_controllers::clock::Clock for ProcessClock {
     }
 }
 
-/// A moment of the common clock in whole milliseconds, rounded up, so that nothing wakes too early.
+/// Returns a moment of the common clock in whole milliseconds, rounded up, so that nothing wakes
+/// too early.
 #[must_use]
 pub fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)

@@ -1,26 +1,38 @@
-//! What must hold after every single write, whoever made it and whatever else was going on.
+//! Checks the invariants after every single write, by any process:
 //!
-//! - A sandbox serves at most one claim, ever. A claim has at most one sandbox at a time; unless its assignment was dropped because
-//!   nothing came of it, and another process, which has not heard of that, carries it out after all. At rest it has one.
-//! - A claim's committed assignment is never swapped for another, nor dropped while the claim has that sandbox. Nor does its status
-//!   name another or none, while the claim has the sandbox that it names and is not over.
-//! - A claimed sandbox is deleted only because its claim is gone, going, expired or has missed its deadline (at that moment, or
-//!   when the process that deletes it last made sure), or because the claim has and names another, or because its own time is over; a claim only because it expired; a pod only because its sandbox is going, or was suspended or
-//!   had expired at some time since the pod was made.
-//! - A service is deleted only because its sandbox is gone, or wanted none or had expired at some time since; a network policy only
-//!   because its template is gone or has wanted none since, or because it is an old one of a claim. What nobody but its user may end (volume claims, which hold data,
-//!   pools, templates) no process deletes.
-//! - A sandbox has at most one pod that is not on its way out.
-//! - What has gone with its owner is not made again by a process that was told of its end, knew the owner, and has not asked for
-//!   the owner since: it would come to life for a moment after somebody ended it.
-//! - A ready sandbox that a claim takes names its pod; a Ready claim names a sandbox that is or was its own.
-//! - A claim is not assigned a member on a node that its process knew to be lost from the beginning of the pass.
-//! - A process never makes a member of a pool when those that it has seen or made itself, and that are alive (running or on
-//!   their way out) and still the pool's, already are as many as the size that it has seen. So `alive ≤ target + surge`, where
-//!   the surge is exactly the members that others have made (a second leader, a process that died, the user) and that had not
-//!   reached the maker's cache when it decided; and its own whose creation was never answered, if there have been several
-//!   processes (the arrival of another's is taken for it). With one process the surge is zero. Without a lock around pool and members, which
-//!   Kubernetes does not have, less cannot be promised.
+//! - A sandbox serves at most one claim, ever. A claim has at most one sandbox at a time, with one
+//!   exception: its assignment was dropped as failed, and another process that has not heard of
+//!   that completes it after all. At rest it has one.
+//! - A claim's committed assignment is never swapped for another, nor dropped while the claim has
+//!   that sandbox. Its status does not name another or none either, while the claim has the sandbox
+//!   that it names and is not over.
+//! - A claimed sandbox is deleted only if its claim is gone, being deleted, expired or past its
+//!   deadline (at that moment, or when the process that deletes it last checked), if the claim has
+//!   and names another, or if its own time is over.
+//! - A claim is deleted only if it expired.
+//! - A pod is deleted only if its sandbox is being deleted, or was suspended or expired at some
+//!   time since the pod was made.
+//! - A service is deleted only if its sandbox is gone, or wanted none or had expired at some time
+//!   since. A network policy is deleted only if its template is gone or has wanted none since, or
+//!   if it is an old one of a claim.
+//! - Objects that only their user may delete (volume claims, which hold data, pools, templates) are
+//!   deleted by no process.
+//! - A sandbox has at most one pod that is not being deleted.
+//! - A child that went with its owner is not made again by a process that saw its end, knew the
+//!   owner, and has not asked for the owner since: it would briefly revive something that was
+//!   ended.
+//! - A ready sandbox that a claim adopts names its pod. A Ready claim names a sandbox that is or
+//!   was its own.
+//! - A claim is not assigned a member on a node that its process knew to be lost since the
+//!   beginning of the reconcile.
+//! - A process never makes a member of a pool if the live members (running or being deleted) that
+//!   it has seen or made itself, and that are still the pool's, already reach the size that it has
+//!   seen. So `alive ≤ target + surge`. The surge is the members that others have made (a second
+//!   leader, a process that died, the user) and that had not reached the maker's cache when it
+//!   decided. With several processes it also includes the maker's own members whose creation was
+//!   never answered, since the arrival of another's is taken for it. With one process the surge is
+//!   zero. Without a lock around pool and members, which Kubernetes does not have, no stricter
+//!   bound is possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -40,51 +52,54 @@ use crate::server::{Caller, Commit, Server};
 use crate::tasks;
 use crate::wire::{Intent, Request, Sent, made_for};
 
-/// What is remembered about the past, to judge the present.
+/// The history that judgements depend on.
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// The claims that ever had a sandbox, by the sandbox's uid.
     served: BTreeMap<String, BTreeSet<String>>,
-    /// Who made a sandbox, by uid.
+    /// The maker of each sandbox, by uid.
     makers: BTreeMap<String, Caller>,
-    /// Sandboxes of whose creation the maker was never told, where that excuses it.
+    /// Sandboxes whose creation was never confirmed to the maker, where that excuses it.
     untold: BTreeSet<String>,
-    /// Sandboxes that were asked to be suspended, or had expired, at some time since they were given the pod that they have.
+    /// Sandboxes that were suspended or expired at some time since they got their present pod.
     stopped: BTreeSet<String>,
-    /// Sandboxes that wanted no service, or had expired, and templates that wanted no policy, at some time since they were given
-    /// the one that they have.
+    /// Sandboxes that wanted no service or had expired, and templates that wanted no policy, at
+    /// some time since they got their present one.
     without: BTreeSet<String>,
-    /// The nodes that each sandbox has said it is on, by uid.
+    /// The nodes in each sandbox's statuses, by uid.
     nodes: BTreeMap<String, BTreeSet<String>>,
-    /// Assignments that were dropped, and not made again: the claim's uid, the sandbox's name, and who did.
+    /// Assignments that were dropped and not made again: the claim's uid, the sandbox's name, and
+    /// the process.
     dropped: BTreeMap<(String, String), Caller>,
-    /// Sandboxes that were taken for an assignment that another process dropped, before or after: two requests under way cannot know
-    /// of each other. They are the claim's, and it gives back one too many.
+    /// Sandboxes that were adopted for an assignment that another process dropped, before or after:
+    /// two concurrent requests cannot know of each other. They belong to the claim, which releases
+    /// one too many.
     astray: BTreeSet<String>,
-    /// Sandboxes that were nobody's when a process asked the server for them, by uid, and of which it was not told otherwise since.
+    /// Sandboxes without a controller when a process read them from the server, by uid, if it was
+    /// not told otherwise since.
     found_free: BTreeSet<(Caller, String)>,
-    /// What each process was told when it last made sure of a claim: whether that was over.
+    /// The result of each process's last check of a claim: true if it was over.
     made_sure: BTreeMap<(Caller, String), bool>,
-    /// How far a process's clock may be ahead of ours.
+    /// The largest lead of a process's clock.
     clock_tolerance: Duration,
 }
 
 impl Ledger {
-    /// An empty ledger. Clocks of processes may be ahead by so much.
+    /// Returns an empty ledger with the largest lead of the processes' clocks.
     #[must_use]
     pub fn new(clock_tolerance: Duration) -> Self {
         Self { clock_tolerance, ..Self::default() }
     }
 
-    /// Takes note that a process has made sure of a claim, by a guarded write.
+    /// Records that a process has checked a claim by a guarded write.
     pub fn make_sure(&mut self, by: Caller, claim: &SandboxClaim, now: Timestamp) {
         let latest = now.checked_add(self.clock_tolerance).unwrap_or(now);
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         self.made_sure.insert((by, uid), is_over(claim, latest));
     }
 
-    /// Takes note of a sandbox as a process was told of it in answer to a request. What a watch brings does not count: the request
-    /// that was decided on before may still be under way.
+    /// Records a sandbox that a process got in answer to a request. Watch events do not count: an
+    /// earlier request may still be in flight.
     pub fn answer(&mut self, by: Caller, request: &Request, sandbox: &Sandbox) {
         let key = (by, sandbox.metadata.uid.clone().unwrap_or_default());
         if ownership::is_claimed(&sandbox.metadata) {
@@ -94,7 +109,7 @@ impl Ledger {
         }
     }
 
-    /// Judges one write.
+    /// Checks one write.
     pub fn check(
         &mut self,
         server: &Server,
@@ -227,7 +242,7 @@ impl Ledger {
         };
         match (claim(&commit.before).and_then(assigned), assigned(after)) {
             (None, Some(new)) => {
-                // From here on it is the claim's like any other.
+                // From here on it is an ordinary sandbox of the claim.
                 if let Some(sandbox) = server.get(Kind::Sandbox, &new) {
                     self.astray.remove(sandbox.uid());
                 }
@@ -333,7 +348,7 @@ impl Ledger {
         self.judge_child_deletion(server, commit)
     }
 
-    /// Judges the deletion of a service or a network policy.
+    /// Checks the deletion of a service or a network policy.
     fn judge_child_deletion(&self, server: &Server, commit: &Commit) -> Result<(), String> {
         let Some(before) = commit.before.as_ref().filter(|_| is_taken_away(commit)) else { return Ok(()) };
         let Caller::Process(_) = commit.by else { return Ok(()) };
@@ -353,7 +368,7 @@ impl Ledger {
         }
     }
 
-    /// Judges an assignment by what its process had been told of the nodes.
+    /// Checks an assignment against the node states that its process had been told.
     pub fn check_node(&self, server: &Server, by: Caller, sent: &Sent) -> Result<(), String> {
         let Request::Act(Action::Merge { kind: Kind::SandboxClaim, name: claim, body }) = &sent.request
         else {
@@ -361,7 +376,8 @@ impl Ledger {
         };
         let assigned = body["metadata"]["annotations"][annotations::SANDBOX_NAME].as_str();
         let Some(member) = assigned.and_then(|name| server.get(Kind::Sandbox, name)) else { return Ok(()) };
-        // It may have moved, and the process may not have seen that; so it must be lost wherever it has been.
+        // It may have moved without the process seeing it, so every node that it has been on must
+        // be lost.
         let known = self.nodes.get(member.uid()).filter(|_| ownership::is_pooled(member.meta()));
         match known.filter(|nodes| nodes.is_subset(&sent.lost_nodes)) {
             Some(nodes) => Err(format!(
@@ -409,7 +425,8 @@ impl Ledger {
     }
 }
 
-/// Judges what a sandbox or a claim says: all of it about one generation, and none of it from before the object existed.
+/// Checks the conditions of a sandbox or a claim: all are of one generation, and none is older than
+/// the object.
 fn judge_conditions(object: &Any) -> Result<(), String> {
     let (kind, name, conditions) = (object.kind(), object.name(), object.conditions());
     let created = object.meta().creation_timestamp.as_ref();
@@ -429,7 +446,7 @@ fn judge_conditions(object: &Any) -> Result<(), String> {
     Ok(())
 }
 
-/// Judges the deletion of what only its user may delete.
+/// Checks the deletion of an object that only its user may delete.
 fn judge_deletion_of_users(commit: &Commit) -> Result<(), String> {
     match (&commit.before, commit.by) {
         (Some(before), Caller::Process(_)) if is_taken_away(commit) => {
@@ -439,7 +456,8 @@ fn judge_deletion_of_users(commit: &Commit) -> Result<(), String> {
     }
 }
 
-/// Judges the creation of a child in place of one that is gone, if the owner was not asked for in between.
+/// Checks the creation of a child in place of one that is gone, if the owner was not read in
+/// between.
 pub fn check_made_again(server: &Server, by: Caller, sent: &Sent) -> Result<(), String> {
     match made_for(&sent.request).filter(|_| sent.is_unasked) {
         Some((kind, owner)) if !server.is_staying(&owner.uid) => {
@@ -450,12 +468,12 @@ pub fn check_made_again(server: &Server, by: Caller, sent: &Sent) -> Result<(), 
     }
 }
 
-/// The sandbox that a claim's status names.
+/// Returns the sandbox that a claim's status names.
 fn shown(claim: &SandboxClaim) -> Option<&str> {
     claim.status.as_ref()?.sandbox.as_ref()?.name.as_deref()
 }
 
-/// Whether a claim has another sandbox, and names that one and not this.
+/// Returns true if a claim has another sandbox, and names that one and not this.
 fn has_another(server: &Server, claim: &SandboxClaim, sandbox: &str) -> bool {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     let assigned = ownership::annotation(&claim.metadata, annotations::SANDBOX_NAME);
@@ -465,39 +483,40 @@ fn has_another(server: &Server, claim: &SandboxClaim, sandbox: &str) -> bool {
         })
 }
 
-/// Whether the write is the one that begins the end of the object.
+/// Returns true if the write begins the deletion of the object.
 fn is_taken_away(commit: &Commit) -> bool {
     commit.before.as_ref().is_some_and(|before| !before.is_deleting())
         && commit.after.as_ref().is_none_or(Any::is_deleting)
 }
 
-/// Whether a sandbox is to have a pod.
+/// Returns true if a sandbox should have a pod.
 fn wants_pod(sandbox: &Sandbox, now: Timestamp) -> bool {
     sandbox.spec.operating_mode != OperatingMode::Suspended && !is_sandbox_expired(sandbox, now)
 }
 
-/// Whether a sandbox is to have a service, or may keep one.
+/// Returns true if a sandbox should have a service, or may keep one.
 fn wants_service(sandbox: &Sandbox, now: Timestamp) -> bool {
     sandbox.spec.blueprint.service != Some(false) && !is_sandbox_expired(sandbox, now)
 }
 
-/// Whether a template is to have a network policy.
+/// Returns true if a template should have a network policy.
 fn wants_policy(template: &SandboxTemplate) -> bool {
     template.spec.network_policy_management != NetworkPolicyManagement::Unmanaged
 }
 
-/// Whether a sandbox's time is over.
+/// Returns true if a sandbox's time is over.
 #[must_use]
 pub fn is_sandbox_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
     sandbox.spec.shutdown_time.as_ref().is_some_and(|Time(time)| now >= *time)
 }
 
-/// Whether a claim has come to its end: its time is over, or it has missed its deadline and says so.
+/// Returns true if a claim has ended: its time is over, or its status says that it missed its
+/// deadline.
 fn is_over(claim: &SandboxClaim, now: Timestamp) -> bool {
     is_claim_expired(claim, now) || has_missed_deadline(claim)
 }
 
-/// Whether a claim says that it has missed its deadline.
+/// Returns true if a claim's status says that it missed its deadline.
 #[must_use]
 pub fn has_missed_deadline(claim: &SandboxClaim) -> bool {
     let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
@@ -508,7 +527,7 @@ pub fn has_missed_deadline(claim: &SandboxClaim) -> bool {
         && says(ConditionType::Finished, Reason::DeadlineExceeded)
 }
 
-/// Whether a claim's time is over.
+/// Returns true if a claim's time is over.
 #[must_use]
 pub fn is_claim_expired(claim: &SandboxClaim, now: Timestamp) -> bool {
     let Some(lifecycle) = &claim.spec.lifecycle else { return false };

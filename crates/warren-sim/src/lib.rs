@@ -1,10 +1,13 @@
-//! A simulation of the whole control plane: the real controllers of `warren-controllers` with their caches, queues and wake-ups,
-//! around the real decisions of `warren-decide`, and everything else pretended: API server, nodes, a user, and trouble. A run is made from a seed alone, is single
-//! threaded and knows no clock, so that a seed that fails once fails always; runs of different seeds share nothing. It
-//! never talks to anything real, and nothing depends on it.
+//! A simulation of the whole control plane: the real controllers of `warren-controllers` with their
+//! caches, queues and wake-ups, around the real decisions of `warren-decide`. API server, nodes,
+//! user and faults are simulated.
 //!
-//! Start with [`simulation`], which chooses what happens next; [`invariants`] and [`rest`] say what must hold. How the
-//! controllers are driven, one wait at a time, is in [`running`], and what they take for a server in [`wire`].
+//! A run depends on its seed alone. It is single threaded and reads no clock, so a seed that fails
+//! once fails always. Runs of different seeds share nothing. It never uses anything real, and
+//! nothing depends on it.
+//!
+//! Start with [`simulation`], which chooses the next event. [`invariants`] and [`rest`] define what
+//! must hold. [`running`] drives the controllers, one wait at a time, and [`wire`] is their server.
 
 pub mod clock;
 pub mod invariants;

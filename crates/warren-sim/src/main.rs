@@ -1,5 +1,5 @@
-//! Runs seeds of the simulation: `warren-sim --seeds 20000`, or one of them again with everything that happened:
-//! `warren-sim --seed 17 --trace`.
+//! Runs seeds of the simulation: `warren-sim --seeds 20000`, or one of them again with all its
+//! events: `warren-sim --seed 17 --trace`.
 
 use std::io::IsTerminal as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,8 @@ use std::time::Instant;
 use clap::{Parser, ValueEnum as _};
 use warren_sim::simulation::{Mutant, Options, Violation, run};
 
-/// The events that a failing seed is printed with, unless `--trace` asks for all of them.
+/// The number of last events that are printed for a failing seed, unless `--trace` asks for all of
+/// them.
 const LAST_EVENTS: usize = 40;
 
 /// Simulates the control plane with seeded faults.
@@ -61,7 +62,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs a range of seeds on every core. Gives how many failed.
+/// Runs a range of seeds on every core. Returns the number of failures.
 fn run_range(arguments: &Arguments, mutant: Mutant) -> usize {
     let started = Instant::now();
     let end = arguments.first + arguments.seeds;

@@ -1,5 +1,5 @@
-//! Pretended nodes and their scheduler: pods are bound, started, become ready, end, and go, each after a while; a node can
-//! be lost with everything on it, and come back.
+//! Simulated nodes and their scheduler: pods are bound, started, become ready, end, and are
+//! removed, each after a while. A node can be lost with all its pods, and come back.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use crate::random::Random;
 use crate::server::{Caller, Commit, Part, Preconditions, Server};
 
 const NODES: usize = 3;
-/// How long a pod that nobody has room for, or whose node is silent, waits for the next try, in milliseconds.
+/// The delay in milliseconds before the next try for a pod without room, or on a silent node.
 const AGAIN: i64 = 2_000;
 
-/// How the nodes of a seed behave, in thousandths.
+/// The behaviour of a seed's nodes, in thousandths.
 #[derive(Clone, Debug, Default)]
 pub struct Temper {
     /// A pod has no room at first.
@@ -31,7 +31,7 @@ pub struct Temper {
     pub flaps: u64,
 }
 
-/// Something that will happen to a pod.
+/// A future event of a pod.
 #[derive(Clone, Debug)]
 pub struct Task {
     name: String,
@@ -46,7 +46,7 @@ enum What {
     BecomeReady,
     BecomeUnready,
     Finish(&'static str),
-    /// The pod has run for longer than it may.
+    /// The pod exceeds its active deadline.
     Overdue,
     End,
 }
@@ -57,18 +57,18 @@ pub struct Nodes {
     is_up: [bool; NODES],
     tasks: BTreeMap<(i64, u64), Task>,
     last: u64,
-    /// How they behave.
+    /// Their behaviour.
     pub temper: Temper,
 }
 
 impl Nodes {
-    /// Nodes that are all up.
+    /// Returns nodes that are all up.
     #[must_use]
     pub fn new(temper: Temper) -> Self {
         Self { is_up: [true; NODES], tasks: BTreeMap::new(), last: 0, temper }
     }
 
-    /// Takes note of a change of a pod.
+    /// Records a change of a pod.
     pub fn observe(&mut self, commit: &Commit, now: i64, random: &mut Random) {
         let Some(Any::Pod(after)) = &commit.after else { return };
         let dying = |any: &Any| any.is_deleting();
@@ -77,7 +77,7 @@ impl Nodes {
             commit.after.as_ref().is_some_and(dying) && !commit.before.as_ref().is_some_and(dying);
         let deadline = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds);
         let before = commit.before.as_ref().and_then(Pod::of);
-        // It was given less time while it runs.
+        // Its deadline was shortened while it runs.
         if deadline(after) == Some(1) && before.is_some_and(|before| deadline(before) != Some(1)) {
             let delay = self.delay(random, 200);
             self.plan(after, What::Overdue, now, delay);
@@ -92,19 +92,19 @@ impl Nodes {
         }
     }
 
-    /// When the next thing happens.
+    /// Returns the time of the next event.
     #[must_use]
     pub fn next_due(&self) -> Option<i64> {
         self.tasks.first_key_value().map(|((due, _), _)| *due)
     }
 
-    /// What is due by now, by its key.
+    /// Returns the events that are due, by key.
     #[must_use]
     pub fn due(&self, now: i64) -> Vec<(i64, u64)> {
         self.tasks.range(..=(now, u64::MAX)).map(|(key, _)| *key).collect()
     }
 
-    /// Lets one thing happen. Gives a line for the trace.
+    /// Runs one event. Returns a line for the trace.
     pub fn run(&mut self, key: (i64, u64), server: &mut Server, now: i64, random: &mut Random) -> String {
         let Some(task) = self.tasks.remove(&key) else { return String::new() };
         let line = format!("node: {:?} {}", task.what, task.name);
@@ -116,7 +116,7 @@ impl Nodes {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
         let silent = node_of(&pod).is_some_and(|node| !self.is_up[node]);
         match task.what {
-            // The scheduler works while nodes are silent.
+            // The scheduler works even while nodes are silent.
             What::Bind if is_deleting => {}
             What::Bind => self.bind(&pod, server, now, random),
             What::End if !silent => {
@@ -154,18 +154,18 @@ impl Nodes {
         line
     }
 
-    /// Every node, and whether it is up.
+    /// Returns every node, with true if it is up.
     pub fn all(&self) -> impl Iterator<Item = (String, bool)> {
         self.is_up.iter().enumerate().map(|(node, is_up)| (name_of(node), *is_up))
     }
 
-    /// Whether a node is silent.
+    /// Returns true if any node is silent.
     #[must_use]
     pub fn is_any_lost(&self) -> bool {
         self.is_up.contains(&false)
     }
 
-    /// A node falls silent: its pods are no longer ready, as far as anybody knows.
+    /// Silences a node: its pods are shown as no longer ready.
     pub fn lose_one(&mut self, server: &mut Server, random: &mut Random) -> String {
         let node = usize::try_from(random.below(NODES as u64)).unwrap_or_default();
         self.is_up[node] = false;
@@ -177,7 +177,7 @@ impl Nodes {
         format!("node {node} is lost")
     }
 
-    /// A silent node speaks again, or is replaced by an empty one.
+    /// Revives a silent node, or replaces it by an empty one.
     pub fn recover_one(
         &mut self,
         server: &mut Server,
@@ -226,7 +226,7 @@ impl Nodes {
     fn fate(&mut self, pod: &Pod, now: i64, random: &mut Random) {
         let later = random.within(100..20_000);
         if ownership::annotation(&pod.metadata, annotations::TASK).is_some() {
-            // One in five is never ended by its node: that is left to the task's controller.
+            // One in five is never ended by its node: the task's controller must end it.
             let seconds = pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds).unwrap_or_default();
             if random.chance(800) {
                 self.plan(pod, What::Overdue, now, seconds.unsigned_abs() * 1000);
@@ -245,7 +245,7 @@ impl Nodes {
         }
     }
 
-    /// Usually below `most` milliseconds; sometimes minutes.
+    /// Returns a delay, usually below `most` milliseconds, sometimes minutes.
     fn delay(&self, random: &mut Random, most: u64) -> u64 {
         if random.chance(self.temper.slow) { random.within(10_000..480_000) } else { random.within(1..most) }
     }

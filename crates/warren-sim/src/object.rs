@@ -1,4 +1,5 @@
-//! Objects as the server stores them: as JSON, and as the controllers' caches keep them.
+//! Converts between objects as the server stores them, in JSON, and as the controllers' caches keep
+//! them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::Value;
@@ -8,19 +9,19 @@ use warren_decide::step::{Kind, Object};
 
 pub use warren_controllers::object::{Any, KINDS, Typed};
 
-/// The place of a kind in an array of all kinds.
+/// Returns the place of a kind in an array of all kinds.
 #[must_use]
 pub fn slot(kind: Kind) -> usize {
     KINDS.iter().position(|other| *other == kind).unwrap_or_default()
 }
 
-/// What the invariants ask of an object.
+/// The properties of an object that the invariants need.
 pub trait Judged {
-    /// Whether the object with this uid controls this one.
+    /// Returns true if the object with this uid controls this one.
     fn is_controlled_by(&self, uid: &str) -> bool;
-    /// The object's conditions, for the kinds that have ours.
+    /// Returns the object's conditions, for the kinds that have ours.
     fn conditions(&self) -> &[Condition];
-    /// Whether the condition `Ready` holds.
+    /// Returns true if the condition `Ready` is true.
     fn is_ready(&self) -> bool;
 }
 
@@ -43,7 +44,7 @@ impl Judged for Any {
     }
 }
 
-/// A whole object of a plan, as it goes over the wire.
+/// Serialises a whole object of a plan.
 pub fn to_value(object: &Object) -> Result<Value, serde_json::Error> {
     match object {
         Object::Sandbox(object) => serde_json::to_value(object),

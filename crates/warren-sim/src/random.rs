@@ -1,4 +1,5 @@
-//! The dice. SplitMix64, written out here so that a seed means the same run after any update of a dependency.
+//! A random number generator. SplitMix64 is implemented here so that a seed means the same run
+//! after any update of a dependency.
 
 use std::ops::Range;
 
@@ -7,13 +8,13 @@ use std::ops::Range;
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed.
+    /// Returns the stream of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -22,29 +23,29 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`; 0 when there is none.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         // The bias of a remainder does not matter here.
         self.number().checked_rem(end).unwrap_or_default()
     }
 
-    /// A number of a range.
+    /// Returns a number of a range.
     pub fn within(&mut self, range: Range<u64>) -> u64 {
         range.start + self.below(range.end.saturating_sub(range.start))
     }
 
-    /// True `per_mille` times in a thousand.
+    /// Returns true `per_mille` times in a thousand.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1000) < per_mille
     }
 
-    /// One of several.
+    /// Returns one of several.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
         let index = usize::try_from(self.below(choices.len() as u64)).ok()?;
         choices.get(index).copied()
     }
 
-    /// The index of one of several weights, in proportion; nothing when they are all zero.
+    /// Returns the index of one of several weights, in proportion; `None` when they are all zero.
     pub fn weighted(&mut self, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
         let sum = weights.clone().sum();
         let mut rest = self.below(sum);

@@ -1,5 +1,6 @@
-//! What must hold when everybody has left the system alone for long enough: every claim is Ready or says truly why not, pools
-//! are full, sandboxes are what they were asked to be, and nothing is left of what is gone.
+//! Checks the state after a long time without faults and user actions: every claim is Ready or
+//! truthfully says why not, pools are full, sandboxes match their specs, and nothing is left of
+//! deleted objects.
 
 use std::time::Duration;
 
@@ -25,10 +26,11 @@ use crate::object::{Any, Judged, KINDS, Typed};
 use crate::server::Server;
 use crate::tasks;
 
-/// A claim whose time is up a moment from now may be looked at a moment later: no pass comes sooner than a millisecond after the last.
+/// The tolerance of wake-ups: reconciles are at least a millisecond apart, so a claim may be
+/// handled slightly after its time.
 const WAKE_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// Judges the state at rest.
+/// Checks the state at rest.
 pub fn check(server: &Server, config: &Config, now: Timestamp) -> Result<(), String> {
     for kind in KINDS {
         for object in server.all(kind) {
@@ -50,8 +52,8 @@ pub fn check(server: &Server, config: &Config, now: Timestamp) -> Result<(), Str
     each(server, |template: &SandboxTemplate| check_policy(server, template))
 }
 
-/// Judges whether every claim has come to its end by its deadline, or has what it waits for. `deadline_before` is a moment by which
-/// that was to happen, if nothing kept anybody from it since.
+/// Checks that every claim has ended by its deadline, or has what it waits for. `deadline_before`
+/// is a time since when nothing has hindered the controllers.
 pub fn check_deadlines(server: &Server, config: &Config, deadline_before: Timestamp) -> Result<(), String> {
     each(server, |claim: &SandboxClaim| {
         match waits_until(server, claim, config, deadline_before)
@@ -66,8 +68,9 @@ pub fn check_deadlines(server: &Server, config: &Config, deadline_before: Timest
     })
 }
 
-/// Judges whether a process that knows everything, and has nothing else to do, looks at each claim that waits when its time is up. `due`
-/// is when it looks at a claim of a name again. If the time is up already, something went wrong, and any time will do: backoff.
+/// Checks that an idle process with complete caches will reconcile each waiting claim at its
+/// deadline. `due` returns the next reconcile of a claim. If the deadline has passed, an error
+/// occurred, and any time is right: backoff.
 pub fn check_wakes(
     server: &Server,
     config: &Config,
@@ -87,7 +90,7 @@ pub fn check_wakes(
     })
 }
 
-/// Until when a claim that waits must be Ready, if there is a limit.
+/// Returns the time until which a waiting claim must be Ready, if there is a limit.
 fn waits_until(server: &Server, claim: &SandboxClaim, config: &Config, now: Timestamp) -> Option<Timestamp> {
     let waits = claim.metadata.deletion_timestamp.is_none()
         && !is_claim_expired(claim, now)
@@ -96,11 +99,12 @@ fn waits_until(server: &Server, claim: &SandboxClaim, config: &Config, now: Time
     deadline(server, claim, config.claim_deadline).filter(|_| waits)
 }
 
-/// Until when a claim must be Ready: so long after it began to wait, or its sandbox was resumed.
+/// Returns the time until which a claim must be Ready, counted from when it began to wait or its
+/// sandbox was resumed.
 fn deadline(server: &Server, claim: &SandboxClaim, of_all: Option<Duration>) -> Option<Timestamp> {
     let Time(created) = claim.metadata.creation_timestamp.as_ref()?;
     let since = match ready(claim).filter(|ready| ready.status == "False") {
-        // It had expired and its time was extended: it begins to wait with what it says next.
+        // It had expired and was extended: it begins to wait with its next condition.
         Some(ready) if ready.reason == Reason::ClaimExpired.as_str() => return None,
         Some(ready) => {
             let uid = claim.metadata.uid.as_deref().unwrap_or_default();
@@ -115,7 +119,7 @@ fn deadline(server: &Server, claim: &SandboxClaim, of_all: Option<Duration>) -> 
     since.checked_add(time_to_wait(claim, of_all)?).ok()
 }
 
-/// How long a claim may wait, if there is a limit.
+/// Returns how long a claim may wait, if there is a limit.
 fn time_to_wait(claim: &SandboxClaim, of_all: Option<Duration>) -> Option<Duration> {
     match ownership::annotation(&claim.metadata, annotations::DEADLINE).map(go_duration::parse) {
         Some(Ok(Duration::ZERO)) => None,
@@ -124,8 +128,8 @@ fn time_to_wait(claim: &SandboxClaim, of_all: Option<Duration>) -> Option<Durati
     }
 }
 
-/// Whether a claim is Ready, or keeps a sandbox that it has had the use of, whose pod has run to its end or that is suspended. One that
-/// was lost does not count.
+/// Returns true if a claim is Ready, or keeps a sandbox that it has used and whose pod has finished
+/// or that is suspended. A lost sandbox does not count.
 fn has_use(server: &Server, claim: &SandboxClaim) -> bool {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
     let first_ready = ownership::annotation(&claim.metadata, annotations::CLAIM_FIRST_READY_AT);
@@ -192,7 +196,7 @@ fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(
         _ => says(Reason::DependenciesReady, 1),
     }?;
     let named = ownership::annotation(&sandbox.metadata, annotations::POD_NAME);
-    // In a pool, what is not said is that the pod is named like its sandbox.
+    // In a pool, an absent name means that the pod has its sandbox's name.
     let named = named.or_else(|| ownership::is_pooled(&sandbox.metadata).then_some(name));
     let pod = pods.first().and_then(|pod| pod.metadata.name.as_deref());
     if named != pod {
@@ -211,7 +215,8 @@ fn check_sandbox(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(
     Ok(())
 }
 
-/// A sandbox has the volumes that it asks for, for as long as it is there, and the service while its time is not over.
+/// Checks that a sandbox has its volumes for as long as it exists, and its service until its time
+/// is over.
 fn check_volumes_and_service(server: &Server, sandbox: &Sandbox, now: Timestamp) -> Result<(), String> {
     let name = sandbox.metadata.name.as_deref().unwrap_or_default();
     let uid = sandbox.metadata.uid.as_deref().unwrap_or_default();
@@ -307,7 +312,7 @@ fn check_claim(
             false => wrong("and its sandbox says something else"),
         };
     }
-    // It has none, so it must say why, and it must be true.
+    // It has none, so its status must give a true reason.
     let pool =
         server.get(Kind::SandboxWarmPool, &claim.spec.warm_pool_ref.name).and_then(SandboxWarmPool::of);
     let template = pool
@@ -351,7 +356,7 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool, config: &Config) -> Resul
     if let Some(template) = template {
         let yardstick = Yardstick::new(template);
         let pod = &template.spec.blueprint.pod_template.spec;
-        // Members that cannot be ready keep a rolling update from replacing those that are.
+        // Members that cannot be ready keep a rolling update from replacing ready ones.
         let stops = is_refused(server, template) || server.is_invalid(Kind::Pod, pod);
         let replaced = match Strategy::of(pool) {
             Strategy::OnReplenish => false,
@@ -374,12 +379,12 @@ fn check_pool(server: &Server, pool: &SandboxWarmPool, config: &Config) -> Resul
     Ok(())
 }
 
-/// Returns whether the server takes no sandbox made from a template.
+/// Returns true if the server refuses every sandbox made from a template.
 fn is_refused(server: &Server, template: &SandboxTemplate) -> bool {
     server.is_invalid(Kind::Sandbox, &template.spec.blueprint.pod_template.spec)
 }
 
-/// How many members a pool should have: what it asks for, within the cap that holds for all.
+/// Returns how many members a pool should have: the number that it asks for, within the global cap.
 #[must_use]
 pub fn wanted_members(pool: &SandboxWarmPool, config: &Config) -> usize {
     let asked = usize::try_from(pool.spec.replicas).unwrap_or_default();

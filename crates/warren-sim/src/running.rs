@@ -1,5 +1,5 @@
-//! A controller process that runs: its passes, each waiting for an answer somewhere, and its watches, each at its own place
-//! in the server's log.
+//! A running controller process: its reconciles, each waiting for an answer, and its watches, each
+//! at its own place in the server's log.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -28,9 +28,9 @@ use crate::wire::{Intent, Link, Loss, Reply, Returned};
 /// A queue of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
-    /// Of a controller.
+    /// The queue of a controller.
     Of(Controller),
-    /// Of kinds of which something is in doubt.
+    /// The queue of kinds with objects in doubt.
     Doubts,
 }
 
@@ -61,12 +61,12 @@ impl fmt::Display for Key {
     }
 }
 
-/// How far the watch of one kind is.
+/// A watch's position.
 #[derive(Debug)]
 enum Progress {
-    /// Broken off, or not begun: the next thing is a list.
+    /// Broken, or not begun: a list comes next.
     Broken,
-    /// A list is being taken in; the watch goes on behind it.
+    /// A list is being read; the watch continues after it.
     Listing { rest: VecDeque<Any>, then: usize },
     /// Following the log.
     Following(usize),
@@ -76,9 +76,9 @@ enum Progress {
 #[derive(Debug)]
 pub struct Stream {
     progress: Progress,
-    /// How likely it is to move, compared with others.
+    /// Its relative probability of moving.
     pub speed: u64,
-    /// It does not move before this time.
+    /// The time before which it does not move.
     pub stalled_until: i64,
 }
 
@@ -87,30 +87,30 @@ struct Task {
     future: Pin<Box<dyn Future<Output = Outcome>>>,
 }
 
-/// A process and everything it is in the middle of. Dropping it is a crash.
+/// A process with all its work in progress. Dropping it is a crash.
 pub struct Running {
     /// Its number; a restarted process has a new one.
     pub number: usize,
-    /// The controllers themselves, as they are.
+    /// The real controllers.
     pub engine: Arc<Engine>,
     /// Its clocks.
     pub clock: Arc<ProcessClock>,
-    /// Its requests.
+    /// Its connection to the server.
     pub link: Arc<Link>,
-    /// How likely its requests and answers are to move, compared with others.
+    /// The relative probability that its requests and answers move.
     pub haste: u64,
     /// Its watches.
     pub streams: [Stream; KINDS.len()],
     tasks: BTreeMap<u64, Task>,
     last_task: u64,
-    /// The uid of every object that it has ever seen, for the invariants.
+    /// The uids of all objects that it has ever seen, for the invariants.
     ever_seen: Arc<BTreeSet<String>>,
     config: Config,
     mutant: Mutant,
 }
 
 impl Running {
-    /// A process that has just started and has seen nothing.
+    /// Returns a process that has just started and has seen nothing.
     #[must_use]
     pub fn new(
         number: usize,
@@ -138,7 +138,7 @@ impl Running {
         }
     }
 
-    /// Whether the watch of a kind has something to bring.
+    /// Returns true if the watch of a kind has an event to deliver.
     #[must_use]
     pub fn has_news(&self, kind: Kind, server: &Server, now: i64) -> bool {
         let stream = &self.streams[slot(kind)];
@@ -149,7 +149,7 @@ impl Running {
             }
     }
 
-    /// Lets the watch of a kind bring the next thing.
+    /// Delivers the next event of a kind's watch.
     pub fn deliver(&mut self, kind: Kind, server: &Server) -> String {
         let stream = &mut self.streams[slot(kind)];
         let (news, text) = match &mut stream.progress {
@@ -209,12 +209,12 @@ impl Running {
         text
     }
 
-    /// The watch of a kind breaks off; what it has not brought yet is only seen in the next list.
+    /// Breaks the watch of a kind; undelivered events are only seen in the next list.
     pub fn break_off(&mut self, kind: Kind) {
         self.streams[slot(kind)].progress = Progress::Broken;
     }
 
-    /// The process is told whether a node is lost.
+    /// Tells the process whether a node is lost.
     pub fn observe_node(&self, node: &str, is_up: bool) {
         if self.mutant != Mutant::NodeLossNotTold {
             self.engine.observe_node(node, is_up);
@@ -222,19 +222,19 @@ impl Running {
         self.link.wire().observe_node(node, is_up);
     }
 
-    /// Whether a pass can begin over a key of a queue.
+    /// Returns true if a reconcile can begin for a key of a queue.
     #[must_use]
     pub fn has_work(&self, queue: Queue, workers: usize) -> bool {
         let queues = self.engine.queues();
         match queue {
-            // A pool is worked on by one worker, as the real controller does by default.
+            // A pool has one worker, the real controller's default.
             Queue::Of(Controller::Pool) => queues.pools.has_work(1),
             Queue::Of(controller) => queues.of(controller).has_work(workers),
             Queue::Doubts => queues.doubts.has_work(1),
         }
     }
 
-    /// When the next key is due that does not wait yet.
+    /// Returns when the next delayed key is due.
     #[must_use]
     pub fn next_due(&self) -> Option<std::time::Duration> {
         let queues = self.engine.queues();
@@ -243,16 +243,16 @@ impl Running {
         of_controllers.chain(queues.doubts.next_due()).min()
     }
 
-    /// Whether the process has seen everything, has nothing to do, and reads its clock right.
+    /// Returns true if the process has seen everything, has nothing to do, and has a correct clock.
     #[must_use]
     pub fn is_idle(&self, server: &Server) -> bool {
-        // What a stalled watch has not brought yet is not seen, either.
+        // A stalled watch has undelivered events, too.
         let has_news = KINDS.iter().any(|kind| self.has_news(*kind, server, i64::MAX));
         let has_work = Queue::ALL.into_iter().any(|queue| self.has_work(queue, usize::MAX));
         !has_news && !has_work && self.tasks.is_empty() && !self.clock.is_wrong()
     }
 
-    /// Begins a pass over the next key of a queue.
+    /// Begins a reconcile of the next key of a queue.
     pub fn begin(&mut self, queue: Queue) -> Option<String> {
         let engine = self.engine.clone();
         self.last_task += 1;
@@ -278,7 +278,7 @@ impl Running {
         Some(format!("{text}{}", end.unwrap_or_default()))
     }
 
-    /// Lets a pass go on until its next wait. Gives how it ended, if it did.
+    /// Continues a reconcile until its next wait. Returns its outcome, if it ended.
     pub fn resume(&mut self, id: u64) -> Option<String> {
         let task = self.tasks.get_mut(&id)?;
         self.link.wire().task = id;
@@ -297,7 +297,7 @@ impl Running {
         Some(format!(" → {outcome:?}"))
     }
 
-    /// An answer reaches the process, and the pass that waits for it goes on.
+    /// Delivers an answer to the process, and continues the reconcile that waits for it.
     pub fn return_answer(&mut self, id: u64) -> Option<String> {
         let Returned { task, reads, reply } = self.link.wire().return_answer(id)?;
         match &reply {
@@ -309,7 +309,7 @@ impl Running {
             && let Reply::One(Ok(answer)) = &reply
             && let Some(Key::Object(Controller::Pool, key)) = self.tasks.get(&task).map(|task| &task.key)
         {
-            // If the pool is gone, the watch may have brought another of its name meanwhile.
+            // If the pool is gone, the watch may have shown another of its name meanwhile.
             let known = self.engine.cluster().pool(key);
             let newer = |live: &Any| {
                 known.clone().filter(|known| Any::SandboxWarmPool(known.clone()).version() > live.version())
@@ -323,21 +323,21 @@ impl Running {
         self.resume(task)
     }
 
-    /// The server has told the process of an object.
+    /// Records an object in an answer of the server.
     fn hear_of(&mut self, object: &Any) {
         self.see(object);
         self.link.wire().bereft.retain(|(owner, _), _| owner != object.uid());
     }
 
-    /// Takes note of an object that the process has seen.
+    /// Records an object that the process has seen.
     fn see(&mut self, object: &Any) {
         if !self.ever_seen.contains(object.uid()) {
             Arc::make_mut(&mut self.ever_seen).insert(object.uid().to_owned());
         }
     }
 
-    /// What the process knows when it decides about a pool, which is at the very beginning of a pass, or when it has made sure
-    /// that the pool is still there.
+    /// Records what the process knows when it decides about a pool: at the beginning of a
+    /// reconcile, or after it has checked that the pool still exists.
     fn intend(&mut self, task: u64, pool: Option<Arc<SandboxWarmPool>>) {
         let intent = Intent {
             target: pool.map(|pool| wanted_members(&pool, &self.config)).unwrap_or_default(),
@@ -347,7 +347,8 @@ impl Running {
         self.link.wire().intents.insert(task, intent);
     }
 
-    /// The mistake of [`Mutant::ClaimNotWoken`]: a claim is only looked at again when something happens, or by backoff.
+    /// Applies the mistake of [`Mutant::ClaimNotWoken`]: a claim is reconciled again only by an
+    /// event or by backoff.
     fn forgetful(&self, controller: Controller, outcome: Outcome) -> Outcome {
         match outcome {
             _ if self.mutant != Mutant::ClaimNotWoken || controller != Controller::Claim => outcome,
@@ -357,7 +358,8 @@ impl Running {
         }
     }
 
-    /// The mistake of [`Mutant::TerminatingNotCounted`]: members on their way out are not seen.
+    /// Applies the mistake of [`Mutant::TerminatingNotCounted`]: members that are being deleted are
+    /// not seen.
     fn mistaken(&self, news: News) -> News {
         match news {
             News::Changed(object) | News::Listed(object)

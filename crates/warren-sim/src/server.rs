@@ -1,6 +1,6 @@
-//! The API server: objects with uid, resourceVersion and generation, guarded writes, deletion with finalizers and grace,
-//! and a log of changes for every kind that watches read from. One namespace is enough. What is atomic here is atomic on
-//! a real server too: one request.
+//! The simulated API server: objects with uid, resourceVersion and generation, guarded writes,
+//! deletion with finalizers and grace, and a log of changes for every kind that watches read from.
+//! It has a single namespace. Each request is atomic, as on a real server.
 
 mod garbage;
 
@@ -20,19 +20,19 @@ use crate::object::{Any, KINDS, Typed, slot};
 
 pub use garbage::Chore;
 
-/// The finalizer by which the server holds an object that is deleted in the foreground.
+/// The finalizer that holds an object during foreground deletion.
 const FOREGROUND: &str = "foregroundDeletion";
-/// The image with which a server that refuses a kind takes no object of that kind.
+/// The image that marks objects as invalid for a server that refuses their kind.
 pub const REFUSED_IMAGE: &str = "v3";
-/// The one namespace.
+/// The only namespace.
 pub const NAMESPACE: &str = "default";
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Caller {
-    /// The pretended user.
+    /// The simulated user.
     User,
-    /// A pretended node or scheduler.
+    /// A simulated node or scheduler.
     Node,
     /// Garbage collection.
     Garbage,
@@ -51,7 +51,7 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Which part of an object a patch is for.
+/// The part of an object that a patch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Everything but the status.
@@ -69,14 +69,14 @@ pub struct Preconditions<'a> {
     pub resource_version: Option<&'a str>,
 }
 
-/// A change that was stored.
+/// A stored change.
 #[derive(Clone, Debug)]
 pub struct Commit {
-    /// By whom.
+    /// Its sender.
     pub by: Caller,
-    /// What was there.
+    /// The state before.
     pub before: Option<Any>,
-    /// What is there.
+    /// The state after.
     pub after: Option<Any>,
 }
 
@@ -85,7 +85,7 @@ pub struct Commit {
 pub struct Change {
     /// The object, or its last state.
     pub object: Any,
-    /// Whether it is gone with this.
+    /// True if the object is gone.
     pub gone: bool,
 }
 
@@ -102,71 +102,71 @@ pub struct Server {
     uids: BTreeSet<String>,
     revision: u64,
     last_uid: u64,
-    /// Changes that nobody has looked at yet.
+    /// Changes that have not been checked yet.
     pub fresh: Vec<Commit>,
-    /// How many changes were stored.
+    /// The number of stored changes.
     pub commits: u64,
     garbage_may_be: bool,
-    /// The kind of which objects with [`REFUSED_IMAGE`] are invalid, if there is one.
+    /// The kind whose objects with [`REFUSED_IMAGE`] are invalid, if there is one.
     refuses: Option<Kind>,
 }
 
 impl Server {
-    /// An empty server that takes no object of a kind with [`REFUSED_IMAGE`].
+    /// Returns an empty server that refuses objects of a kind with [`REFUSED_IMAGE`].
     #[must_use]
     pub fn refusing(kind: Option<Kind>) -> Self {
         Self { refuses: kind, ..Self::default() }
     }
 
-    /// Returns whether an object of a kind with this pod spec is invalid here.
+    /// Returns true if an object of a kind with this pod spec is invalid here.
     #[must_use]
     pub fn is_invalid(&self, kind: Kind, pod: &PodSpec) -> bool {
         let is_refused = |container: &Container| container.image.as_deref() == Some(REFUSED_IMAGE);
         self.refuses == Some(kind) && pod.containers.iter().any(is_refused)
     }
 
-    /// The log of a kind, from a place on.
+    /// Returns the log of a kind from a position on.
     #[must_use]
     pub fn log(&self, kind: Kind, from: usize) -> &[Change] {
         self.logs[slot(kind)].get(from..).unwrap_or_default()
     }
 
-    /// The length of a kind's log.
+    /// Returns the length of a kind's log.
     #[must_use]
     pub fn log_length(&self, kind: Kind) -> usize {
         self.logs[slot(kind)].len()
     }
 
-    /// The object of this name.
+    /// Returns the object of this name.
     #[must_use]
     pub fn get(&self, kind: Kind, name: &str) -> Option<&Any> {
         self.objects[slot(kind)].get(name).map(|record| &record.object)
     }
 
-    /// The object that a reference is to, and no other of its name.
+    /// Returns the object that a reference names, by its uid.
     #[must_use]
     pub fn owner<K: Typed>(&self, reference: &OwnerReference) -> Option<&Arc<K>> {
         let object = self.get(K::KIND, &reference.name).filter(|object| object.uid() == reference.uid);
         object.and_then(K::of)
     }
 
-    /// Every object of a kind, by name.
+    /// Returns every object of a kind, by name.
     pub fn all(&self, kind: Kind) -> impl Iterator<Item = &Any> {
         self.objects[slot(kind)].values().map(|record| &record.object)
     }
 
-    /// Every object of a kind that carries a label with this value.
+    /// Returns every object of a kind that has a label with this value.
     pub fn labelled(&self, kind: Kind, label: &str, value: &str) -> impl Iterator<Item = &Any> {
         self.all(kind).filter(move |object| ownership::label(object.meta(), label) == Some(value))
     }
 
-    /// Whether an object with this uid exists.
+    /// Returns true if an object with this uid exists.
     #[must_use]
     pub fn exists(&self, uid: &str) -> bool {
         self.uids.contains(uid)
     }
 
-    /// Whether the object with this uid exists and is not on its way out.
+    /// Returns true if the object with this uid exists and is not being deleted.
     #[must_use]
     pub fn is_staying(&self, uid: &str) -> bool {
         let objects = KINDS.iter().flat_map(|kind| self.all(*kind));
@@ -191,7 +191,7 @@ impl Server {
         if self.objects[slot(kind)].contains_key(&name) {
             return Err(refusal(FailureKind::AlreadyExists, format!("{kind} {name} already exists")));
         }
-        // By the request itself: what is kept of a pod does not say which images it has.
+        // From the request itself: the cached pod does not contain its images.
         let pod = if kind == Kind::Pod { &value["spec"] } else { &value["spec"]["podTemplate"]["spec"] };
         let mut containers = pod["containers"].as_array().into_iter().flatten();
         if self.refuses == Some(kind) && containers.any(|container| container["image"] == REFUSED_IMAGE) {
@@ -216,8 +216,8 @@ impl Server {
         self.store(by, kind, name, value)
     }
 
-    /// Applies a JSON merge patch. A resourceVersion in its metadata is a guard, and so is a uid, but not one of a status patch:
-    /// a real server throws everything but the status away before it looks.
+    /// Applies a JSON merge patch. A resourceVersion in its metadata is a guard, and so is a uid,
+    /// except in a status patch: a real server discards everything but the status first.
     pub fn merge(&mut self, by: Caller, kind: Kind, name: &str, body: &Value, part: Part) -> Answer {
         let Some(record) = self.objects[slot(kind)].get(name) else { return Err(not_found(kind, name)) };
         let old = &record.value;
@@ -270,7 +270,7 @@ impl Server {
         self.store(by, kind, name.to_owned(), new)
     }
 
-    /// Deletes an object: at once, or marks it when something holds it (a finalizer, its dependents, a node).
+    /// Deletes an object at once, or marks it if a finalizer, dependents or a node hold it.
     pub fn delete(
         &mut self,
         by: Caller,
@@ -296,7 +296,7 @@ impl Server {
         }
         if new["metadata"]["deletionTimestamp"].is_null() {
             new["metadata"]["deletionTimestamp"] = stamp(now);
-            // A pod that a node has taken is gone only when the node says so.
+            // A pod on a node is gone only when the node says so.
             let grace = if kind == Kind::Pod && new["spec"]["nodeName"].is_string() { 30 } else { 0 };
             new["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
             grow(&mut new["metadata"]["generation"]);
@@ -311,7 +311,7 @@ impl Server {
         self.store(by, kind, name.to_owned(), new)
     }
 
-    /// The node has ended a dying pod. A finalizer may still hold the object.
+    /// Records that the node has ended a dying pod. A finalizer may still hold the object.
     pub fn pod_ended(&mut self, name: &str) -> Answer {
         let Some(record) = self.objects[slot(Kind::Pod)].get(name) else {
             return Err(not_found(Kind::Pod, name));
@@ -327,7 +327,7 @@ impl Server {
         self.store(Caller::Node, Kind::Pod, name.to_owned(), new)
     }
 
-    /// The finalizers of an object; the caches do not keep those of pods.
+    /// Returns the finalizers of an object; the caches do not keep those of pods.
     #[must_use]
     pub fn finalizers(&self, kind: Kind, name: &str) -> Vec<String> {
         let record = self.objects[slot(kind)].get(name);
@@ -357,7 +357,7 @@ impl Server {
         self.revision += 1;
         self.uids.remove(record.object.uid());
         self.garbage_may_be = true;
-        // The last state carries the revision of the deletion, which is how a watch knows where it is.
+        // The last state has the revision of the deletion, by which a watch knows its position.
         record.value["metadata"]["resourceVersion"] = json!(self.revision.to_string());
         let last = Any::parse(kind, &record.value).unwrap_or_else(|_| record.object.clone());
         self.committed(Commit { by, before: Some(record.object), after: None });
@@ -390,7 +390,7 @@ fn not_found(kind: Kind, name: &str) -> Refusal {
     refusal(FailureKind::NotFound, format!("{kind} {name} not found"))
 }
 
-/// Kubernetes keeps whole seconds.
+/// Formats a time in whole seconds, as in Kubernetes.
 fn stamp(now: Timestamp) -> Value {
     json!(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
 }
@@ -407,7 +407,7 @@ fn keep(new: &mut Value, old: &Value, key: &str) {
     };
 }
 
-/// RFC 7386.
+/// Applies a merge patch by RFC 7386.
 fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();

@@ -1,5 +1,6 @@
-//! One run: a world made from a seed, a scheduler that chooses what happens next, and judgement after every step. First a
-//! time of faults, then a time of calm in which everything must come to rest.
+//! One run: a world made from a seed, a scheduler that chooses the next event, and checks after
+//! every step. A phase with faults is followed by a calm phase in which everything must come to
+//! rest.
 
 mod faults;
 mod requests;
@@ -27,35 +28,36 @@ use crate::wire::{Intent, Sent, taken_by};
 
 use faults::{Fault, Faults};
 
-/// No run of the stormy part is longer than this many steps.
+/// The most steps of the phase with faults.
 const STORM_STEPS: u64 = 2_500;
-/// A system that is left alone and still busy after this many steps does not come to rest.
+/// The most steps of the calm phase: a system that is still busy then does not come to rest.
 const CALM_STEPS: u64 = 60_000;
-/// How long it is left alone, in milliseconds: longer than the longest backoff (1000 s) and the patience of a pool (300 s).
+/// The length of the calm phase in milliseconds: longer than the longest backoff (1000 s) and the
+/// patience of a pool (300 s).
 const CALM: i64 = 45 * 60 * 1000;
-/// After this long, in milliseconds, nobody waits for anything that a fault has kept from him: longer than a creation is in
-/// doubt (30 s).
+/// The time in milliseconds after which the effects of faults on waits have ended: longer than a
+/// creation is in doubt (30 s).
 const DOUBT: i64 = 60 * 1000;
 
-/// What a run did.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Steps of the scheduler.
     pub steps: u64,
     /// Writes that were stored.
     pub commits: u64,
-    /// What happened, newest last; empty unless asked for.
+    /// The events, newest last; empty unless asked for.
     pub trace: VecDeque<String>,
 }
 
 /// A run that went wrong.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// What does not hold.
+    /// The violated condition.
     pub what: String,
-    /// At which step.
+    /// The step.
     pub step: u64,
-    /// What happened before, newest last; empty unless asked for.
+    /// The events before it, newest last; empty unless asked for.
     pub trace: VecDeque<String>,
 }
 
@@ -84,16 +86,16 @@ pub enum Mutant {
     ClaimNotWoken,
 }
 
-/// How to run.
+/// The options of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
     /// A deliberate mistake.
     pub mutant: Mutant,
-    /// How many of the last events to keep; none makes it fast.
+    /// The number of last events to keep; zero is fast.
     pub trace: usize,
 }
 
-/// Something that can happen next.
+/// A possible next event.
 #[derive(Clone, Debug)]
 enum Move {
     Deliver(usize, Kind),
@@ -148,7 +150,8 @@ pub fn run(seed: u64, options: Options) -> Result<Report, Box<Violation>> {
 impl Simulation {
     fn new(seed: u64, options: Options) -> Self {
         let mut random = Random::new(seed);
-        // Each seed has only some kinds of trouble: a run with all of them at once hides what one of them does alone.
+        // Each seed has only some kinds of faults: a run with all of them at once hides the effects
+        // of a single one.
         let mut some = |rate: u64| if random.chance(400) { random.within(1..rate) } else { 0 };
         let temper = Temper { no_room: some(200), slow: some(150), ends: some(200), flaps: some(300) };
         let faults = Faults::new(&mut some);
@@ -157,7 +160,8 @@ impl Simulation {
         if random.chance(200) {
             let delay = random.within(1..20);
             config.sandbox_warm_pool_replenish_delay = Duration::from_secs(delay);
-            // As on a single machine, which starts a few beside the claims when a part of the pool is left.
+            // As on a single machine, which starts a few beside the claims when a part of the pool
+            // is left.
             if delay.is_multiple_of(2) {
                 config.sandbox_warm_pool_max_starting = Some(4);
                 config.sandbox_warm_pool_reserve = 0.25;
@@ -175,7 +179,7 @@ impl Simulation {
         if random.chance(200) {
             config.sandbox_warm_pool_max_batch_size = 1;
         }
-        // By the seed itself, so that what earlier seeds draw stays what it was.
+        // Taken from the seed itself, so that the random draws of earlier seeds do not change.
         if seed % 5 == 3 {
             config.sandbox_warm_pool_max_starting = usize::try_from(seed % 3 + 1).ok();
             config.sandbox_warm_pool_reserve = 0.25;
@@ -183,7 +187,7 @@ impl Simulation {
         config.agent_tasks = tasks::are_in(seed);
         Self {
             clock: Clock::default(),
-            // By the seed itself, for the same reason.
+            // Taken from the seed itself, for the same reason.
             server: Server::refusing(match seed % 7 {
                 5 => Some(Kind::Pod),
                 6 => Some(Kind::Sandbox),
@@ -199,7 +203,8 @@ impl Simulation {
             workers: usize::try_from(random.within(1..4)).unwrap_or(1),
             processes: 0,
             acts_left: random.within(4..50),
-            // Claims that come at once find empty pools, and start cold. In half of the seeds the pools have time to fill.
+            // Claims that come at once find empty pools and start cold. In half of the seeds the
+            // pools have time to fill.
             user_begins: if random.chance(500) { random.within(100..500) } else { 0 },
             storm: true,
             steps: 0,
@@ -227,8 +232,9 @@ impl Simulation {
         self.check_silence()
     }
 
-    /// Looks at everything once more: a system at rest has nothing to write. The first time it may: an edit of a template
-    /// reaches the sandboxes of claims when something else wakes the claims, and no sooner, by design.
+    /// Reconciles everything once more: a system at rest has nothing to write. The first time it
+    /// may: by design, an edit of a template reaches claimed sandboxes only when another event
+    /// wakes their claims.
     fn check_silence(&mut self) -> Result<(), String> {
         self.look_at_everything()?;
         rest::check(&self.server, &self.config, self.clock.now(0))?;
@@ -240,7 +246,7 @@ impl Simulation {
         }
     }
 
-    /// Objects stored and events recorded.
+    /// Returns the number of stored objects and recorded events.
     fn writes(&self) -> u64 {
         let notes: u64 = self.running.iter().map(|running| running.link.notes.load(Ordering::Relaxed)).sum();
         self.server.commits + notes
@@ -263,7 +269,7 @@ impl Simulation {
         self.settle()
     }
 
-    /// Leaves the system alone until everything that it has planned is done.
+    /// Runs without faults until all scheduled work is done.
     fn settle(&mut self) -> Result<(), String> {
         let end = self.clock.elapsed() + CALM;
         let doubted_until = self.clock.elapsed() + DOUBT;
@@ -277,7 +283,8 @@ impl Simulation {
                 self.check_patience()?;
             }
             if let Some(due) = self.next_due().filter(|due| *due <= end) {
-                // Nothing happens before that. What is late by then would be late however well it is put right afterwards.
+                // Nothing happens before that. A claim that is late by then is late, even if it is
+                // corrected afterwards.
                 if due > doubted_until {
                     let deadline_before = self.clock.now(due - self.clock.elapsed() - DOUBT);
                     rest::check_deadlines(&self.server, &self.config, deadline_before)?;
@@ -290,9 +297,9 @@ impl Simulation {
         Err("left alone, it does not come to rest".to_owned())
     }
 
-    /// Whether whoever has nothing to do will look at the claims that wait when their time is up. While faults go on, this is all that can be
-    /// asked: time passes here whether or not anybody is given a turn, and a lost answer or a wrong clock makes a claim late
-    /// that nobody has forgotten. Whether each has ended in time is judged when it is calm.
+    /// Checks that an idle process will reconcile waiting claims at their deadlines. During faults
+    /// no more can be required: time passes whether or not a process gets a turn, and a lost answer
+    /// or a wrong clock can delay a claim. Punctuality is checked in the calm phase.
     fn check_wakes(&self) -> Result<(), String> {
         let now = self.clock.now(0);
         for running in self.running.iter().filter(|running| running.is_idle(&self.server)) {
@@ -305,9 +312,10 @@ impl Simulation {
         Ok(())
     }
 
-    /// With everything delivered, a pool that still waits to see something it did would stand still until its patience ends.
+    /// Checks that no pool still waits for its own writes when every event was delivered: it would
+    /// do nothing until its patience ends.
     fn check_patience(&self) -> Result<(), String> {
-        // A member that waits for a slow pod to end has not gone yet.
+        // A member that waits for a slow pod to end is not gone yet.
         if self.server.all(Kind::Sandbox).any(Any::is_deleting) {
             return Ok(());
         }
@@ -315,7 +323,7 @@ impl Simulation {
         waiting.map_or(Ok(()), |pool| Err(format!("pool {pool} waits for something that was delivered")))
     }
 
-    /// The end of all faults.
+    /// Ends all faults.
     fn calm_down(&mut self) -> Result<(), String> {
         self.say(|_| "calm".to_owned());
         self.storm = false;
@@ -341,7 +349,7 @@ impl Simulation {
         self.judge(None)
     }
 
-    /// Chooses what happens next, and lets it happen.
+    /// Chooses the next event and runs it.
     fn step(&mut self) -> Result<(), String> {
         self.steps += 1;
         let moves = self.moves();
@@ -402,7 +410,8 @@ impl Simulation {
                 self.check_wakes()?;
                 let delay = match self.random.below(100) {
                     0 => {
-                        // No server carries out a request a minute after it came: its own time is up by then.
+                        // A server does not carry out a request a minute after it arrived: its own
+                        // time limit has passed.
                         while !self.strays.is_empty() {
                             self.arrive_late(0)?;
                         }
@@ -417,7 +426,7 @@ impl Simulation {
         self.judge(None)
     }
 
-    /// Everything that can happen next, with how likely it is.
+    /// Returns all possible next events with their weights.
     fn moves(&mut self) -> Vec<(Move, u64)> {
         let mut moves = Vec::new();
         let now = self.clock.elapsed();
@@ -456,8 +465,8 @@ impl Simulation {
         moves
     }
 
-    /// The claims that are taking a sandbox at this moment, with how likely it is that somebody interferes: that write is under way, or
-    /// late.
+    /// Returns the claims that are adopting a sandbox at this moment, with the weight of an
+    /// interference: the write is in flight, or late.
     fn takings(&self) -> impl Iterator<Item = (String, u64)> {
         let late = self.strays.iter().filter_map(|(_, sent)| Some((taken_by(&sent.request)?.to_owned(), 20)));
         let under_way = self.running.iter().flat_map(|running| {
@@ -469,7 +478,7 @@ impl Simulation {
         late.chain(under_way)
     }
 
-    /// Holds every new write against the invariants, and tells the nodes.
+    /// Checks every new write against the invariants, and passes it to the nodes.
     fn judge(&mut self, intent: Option<&Intent>) -> Result<(), String> {
         for commit in std::mem::take(&mut self.server.fresh) {
             self.nodes.observe(&commit, self.clock.elapsed(), &mut self.random);
@@ -492,7 +501,7 @@ impl Simulation {
         self.tell_of_nodes();
     }
 
-    /// Tells every process which nodes are lost and which are not.
+    /// Tells every process which nodes are lost.
     fn tell_of_nodes(&self) {
         for running in &self.running {
             self.nodes.all().for_each(|(node, is_up)| running.observe_node(&node, is_up));

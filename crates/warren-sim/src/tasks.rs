@@ -1,4 +1,4 @@
-//! Tasks in the simulation: what the user does with them, and what must hold of them.
+//! Tasks in the simulation: the user's actions on them, and their invariants.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,17 +19,18 @@ use crate::server::{Commit, Server};
 /// The names of tasks; few, so that they are used again.
 pub const NAMES: [&str; 4] = ["k0", "k1", "k2", "k3"];
 
-/// The time after its deadline by which a task must have ended, if nothing is in the way: the pod's
-/// grace period, fifteen seconds for the node, and a clock that is a little off.
+/// The time after its deadline by which a task must have ended without obstacles: the pod's grace
+/// period, fifteen seconds for the node, and a clock that is slightly wrong.
 const SLACK: SignedDuration = SignedDuration::from_secs(60);
 
-/// Returns whether tasks are part of a seed. By the seed itself, so that it does not depend on what is drawn.
+/// Returns true if tasks are part of a seed. Taken from the seed itself, so that it does not depend
+/// on random draws.
 #[must_use]
 pub fn are_in(seed: u64) -> bool {
     seed % 4 == 1
 }
 
-/// Makes up the spec of a task.
+/// Generates the spec of a task.
 pub fn spec(random: &mut Random) -> Value {
     let timeout = random.pick(&["5s", "60s", "10m"]).unwrap_or("60s");
     let mut runner = json!({"command": ["work"], "timeout": timeout});
@@ -43,7 +44,7 @@ pub fn spec(random: &mut Random) -> Value {
     spec
 }
 
-/// Judges a write of a task: what has ended stays as it ended.
+/// Checks a write of a task: a final status stays as it is.
 pub fn judge_task(commit: &Commit) -> Result<(), String> {
     let side = |any: &Option<Any>| any.as_ref().and_then(AgentTask::of).cloned();
     let (Some(before), Some(after)) = (side(&commit.before), side(&commit.after)) else { return Ok(()) };
@@ -61,7 +62,7 @@ pub fn judge_task(commit: &Commit) -> Result<(), String> {
     }
 }
 
-/// Judges a pod that is new or begins to run: no two attempts of a task run at the same time.
+/// Checks a pod that is new or begins to run: two attempts of a task never run at the same time.
 pub fn judge_pod(server: &Server, commit: &Commit) -> Result<(), String> {
     let Some(pod) = commit.after.as_ref().and_then(Pod::of) else { return Ok(()) };
     let Some(task) = task_of(server, pod) else { return Ok(()) };
@@ -89,7 +90,7 @@ fn runs(pod: &Pod) -> bool {
     !matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Returns whether a sandbox has no pod because that was made once and is gone.
+/// Returns true if a sandbox has no pod because it was made once and is gone.
 #[must_use]
 pub fn is_spent(sandbox: &Sandbox) -> bool {
     let annotation = |key| ownership::annotation(&sandbox.metadata, key);
@@ -97,7 +98,7 @@ pub fn is_spent(sandbox: &Sandbox) -> bool {
         && annotation(annotations::POD_NAME).is_some()
 }
 
-/// Judges a task at rest: it has ended, or still has time, and nothing of it runs on after its end.
+/// Checks a task at rest: it has ended, or still has time, and nothing of it runs on after its end.
 pub fn check(server: &Server, task: &AgentTask, now: Timestamp) -> Result<(), String> {
     let (metadata, status) = (&task.metadata, task.status.clone().unwrap_or_default());
     let (name, uid) = (metadata.name.clone().unwrap_or_default(), metadata.uid.clone().unwrap_or_default());

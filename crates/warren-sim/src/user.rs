@@ -1,5 +1,6 @@
-//! The pretended user: makes, changes and deletes claims, pools, templates and sandboxes, and does what nobody should do but
-//! somebody will (deletes pods, holds objects with finalizers, takes owners off). Few names, so that they are used again.
+//! The simulated user: makes, changes and deletes claims, pools, templates and sandboxes, and also
+//! does what users should not do (deletes pods, holds objects with finalizers, removes owners).
+//! There are few names, so that they are reused.
 
 use std::time::Duration;
 
@@ -18,10 +19,10 @@ const CLAIMS: [&str; 8] = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 const POOLS: [&str; 2] = ["p0", "p1"];
 const TEMPLATES: [&str; 2] = ["t0", "t1"];
 const SANDBOXES: [&str; 2] = ["s0", "s1"];
-/// A finalizer that nobody but the user knows.
+/// A finalizer of the user's own.
 pub const HOLD: &str = "example.com/hold";
 
-/// One thing that the user does.
+/// An action of the user.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     CreateClaims,
@@ -45,7 +46,7 @@ enum Act {
     TakeOwnerOff,
 }
 
-/// How often each happens.
+/// The weight of each action.
 const WEIGHTS: [(Act, u64); 19] = [
     (Act::CreateClaims, 20),
     (Act::DeleteClaim, 12),
@@ -70,9 +71,9 @@ const WEIGHTS: [(Act, u64); 19] = [
 
 /// The user.
 pub struct User<'a> {
-    /// What the user acts on.
+    /// The server.
     pub server: &'a mut Server,
-    /// Chance.
+    /// The random numbers.
     pub random: &'a mut Random,
     /// The true time.
     pub now: Timestamp,
@@ -81,7 +82,7 @@ pub struct User<'a> {
 }
 
 impl User<'_> {
-    /// What is there before anything else happens.
+    /// Creates the initial objects.
     pub fn begin(&mut self) {
         for (template, pool) in TEMPLATES.iter().zip(POOLS) {
             self.create_template(template);
@@ -91,7 +92,7 @@ impl User<'_> {
         }
     }
 
-    /// Does something. Gives a line for the trace.
+    /// Acts once. Returns a line for the trace.
     pub fn act(&mut self) -> String {
         if self.tasks && self.random.chance(350) {
             let what = self.act_on_tasks();
@@ -159,8 +160,8 @@ impl User<'_> {
         }
     }
 
-    /// Interferes with a claim that is about to take a sandbox: sends it to the other pool, or wants its pool to have no members. Gives
-    /// a line for the trace.
+    /// Interferes with a claim that is about to adopt a sandbox: moves it to the other pool, or
+    /// scales its pool to zero. Returns a line for the trace.
     pub fn interfere(&mut self, claim: &str) -> String {
         let what = self.server.get(Kind::SandboxClaim, claim).cloned().and_then(|claim| {
             let pool = SandboxClaim::of(&claim)?.spec.warm_pool_ref.name.clone();
@@ -175,7 +176,7 @@ impl User<'_> {
         format!("user: interferes with {claim}: {}", what.unwrap_or_else(|| "(it cannot be)".to_owned()))
     }
 
-    /// Lets everything go that was held.
+    /// Removes all of the user's finalizers.
     pub fn release_all(&mut self) {
         while self.release_one().is_some() {}
     }
@@ -225,7 +226,7 @@ impl User<'_> {
         Some(lifecycle)
     }
 
-    /// Soon, later, or never.
+    /// Returns a time: soon, later, or none.
     fn a_time(&mut self) -> Value {
         let seconds = match self.random.below(4) {
             0 => return Value::Null,
@@ -290,7 +291,7 @@ impl User<'_> {
     }
 
     fn create_sandbox(&mut self) -> Option<String> {
-        // Now and then one that is in the way of a claim.
+        // Sometimes one with a claim's name.
         let name = if self.random.chance(150) { self.pick(&CLAIMS)? } else { self.pick(&SANDBOXES)? };
         let mut spec = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "v0"}]}}});
         if self.random.chance(300) {
@@ -358,7 +359,7 @@ impl User<'_> {
     where
         K: Typed,
     {
-        // Through the typed object and back, so that defaults are filled in as a server would.
+        // Converted to the typed object and back, so that defaults are filled in as on a server.
         let value = json!({
             "apiVersion": K::api_version(&()), "kind": K::kind(&()), "metadata": {"name": name, "annotations": annotations},
             "spec": spec,

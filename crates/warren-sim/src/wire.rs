@@ -1,5 +1,6 @@
-//! The way between a process and the server. A request that is sent waits here until the simulation lets it arrive, and
-//! its answer waits until the simulation lets it return; in between anything may happen, also that one of them is lost.
+//! The connection between a process and the server. A sent request waits here until the simulation
+//! delivers it, and its answer waits until the simulation returns it. In between anything may
+//! happen, and either can be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -21,45 +22,47 @@ use warren_decide::step::{Action, Kind};
 
 use crate::simulation::Mutant;
 
-/// What a process asks the server.
+/// A request of a process.
 #[derive(Clone, Debug)]
 pub enum Request {
     /// Carry out a step.
     Act(Action),
-    /// Read an object past every cache.
+    /// Read an object, bypassing every cache.
     Read(Kind, String),
-    /// List objects with a label past every cache.
+    /// List objects with a label, bypassing every cache.
     List(Kind, &'static str, String),
 }
 
-/// What the server answers.
+/// The server's answer.
 #[derive(Clone, Debug)]
 pub enum Reply {
-    /// About one object.
+    /// One object.
     One(Answer),
-    /// About all that were asked for.
+    /// A list.
     Many(Result<Vec<Any>, Refusal>),
 }
 
-/// What a process knew when it decided to make a member of a pool. The invariants hold the creation against it.
+/// A process's knowledge when it decided to make a member of a pool. The invariants check the
+/// creation against it.
 #[derive(Clone, Debug)]
 pub struct Intent {
-    /// The size that the pool was seen to ask for.
+    /// The size of the pool as the process saw it.
     pub target: usize,
-    /// The uids of every object that the process has ever seen.
+    /// The uids of all objects that the process has ever seen.
     pub known: Arc<BTreeSet<String>>,
-    /// Whether the answer never reaches the process, in a run with several processes.
+    /// True if the answer never reaches the process, in a run with several processes.
     pub is_untold: bool,
 }
 
-/// A request on its way.
+/// A request in flight.
 #[derive(Clone, Debug)]
 pub struct Sent {
-    /// What is asked.
+    /// The request.
     pub request: Request,
-    /// With what in mind, for a new member of a pool.
+    /// Its intent, for a new member of a pool.
     pub intent: Option<Intent>,
-    /// Whether it makes a child for an owner that may have gone with the last one: see [`Wire::bereft`].
+    /// True if it makes a child for an owner that may have gone with the last one: see
+    /// [`Wire::bereft`].
     pub is_unasked: bool,
     /// The nodes that the process knew to be lost for as long as the task has run.
     pub lost_nodes: BTreeSet<String>,
@@ -75,7 +78,7 @@ enum State {
 #[derive(Debug)]
 struct Exchange {
     task: u64,
-    /// The kind of the object that it reads, if it does.
+    /// The kind of the object that it reads, if it reads one.
     reads: Option<Kind>,
     state: State,
 }
@@ -91,28 +94,28 @@ pub struct Returned {
     pub reply: Reply,
 }
 
-/// The end of a child, as a process was told of it.
+/// The end of a child, as a process saw it.
 #[derive(Clone, Copy, Debug)]
 pub struct Loss {
     /// The version of the end.
     pub version: u64,
-    /// The last task that had begun by then: those may have looked before.
+    /// The last task that had begun by then: earlier tasks may have read the caches before.
     pub task: u64,
 }
 
-/// The requests of one process that are under way.
+/// The requests of one process in flight.
 #[derive(Debug, Default)]
 pub struct Wire {
     exchanges: BTreeMap<u64, Exchange>,
     last: u64,
-    /// The task that runs, so that its answers find it.
+    /// The running task, to which its answers belong.
     pub task: u64,
-    /// What each task that makes members of a pool had in mind when it began.
+    /// The intents of tasks that make members of a pool, from their beginning.
     pub intents: BTreeMap<u64, Intent>,
-    /// The uids of owners that the process knew, whose child of a kind the watch has shown to be gone, and of which it has heard
-    /// nothing since: they may have gone too.
+    /// The uids of known owners whose child of a kind the watch has shown to be gone, if nothing
+    /// was heard of them since: they may be gone, too.
     pub bereft: BTreeMap<(String, Kind), Loss>,
-    /// What the watches have brought last, for [`Mutant::OwnerNotAsked`].
+    /// The last objects from the watches, for [`Mutant::OwnerNotAsked`].
     pub delivered: BTreeMap<(Kind, String), Any>,
     lost_nodes: BTreeSet<String>,
     /// The nodes that were lost when a task began, and have been since.
@@ -120,7 +123,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// The process is told whether a node is lost.
+    /// Tells the process whether a node is lost.
     pub fn observe_node(&mut self, node: &str, is_up: bool) {
         if is_up {
             self.lost_nodes.remove(node);
@@ -132,18 +135,18 @@ impl Wire {
         }
     }
 
-    /// A task begins.
+    /// Records the beginning of a task.
     pub fn task_begins(&mut self, task: u64) {
         self.lost_to.insert(task, self.lost_nodes.clone());
     }
 
-    /// A task has ended.
+    /// Records the end of a task.
     pub fn task_ends(&mut self, task: u64) {
         self.lost_to.remove(&task);
         self.intents.remove(&task);
     }
 
-    /// An owner that may have gone with its child, as the watch has brought it last.
+    /// Returns an owner that may have gone with its child, as the watch has last shown it.
     fn known_bereft(&self, kind: Kind, name: &str) -> Option<Any> {
         let known = self.delivered.get(&(kind, name.to_owned()))?;
         self.bereft.keys().any(|(owner, _)| owner == known.uid()).then(|| known.clone())
@@ -160,21 +163,21 @@ impl Wire {
         self.last
     }
 
-    /// Requests that have not arrived yet.
+    /// Returns the requests that have not arrived yet.
     pub fn sent(&self) -> impl Iterator<Item = u64> {
         let waiting =
             |(id, exchange): (&u64, &Exchange)| matches!(exchange.state, State::Sent(_)).then_some(*id);
         self.exchanges.iter().filter_map(waiting)
     }
 
-    /// Answers that have not returned yet.
+    /// Returns the answers that have not returned yet.
     pub fn answered(&self) -> impl Iterator<Item = u64> {
         let waiting =
             |(id, exchange): (&u64, &Exchange)| matches!(exchange.state, State::Answered(_)).then_some(*id);
         self.exchanges.iter().filter_map(waiting)
     }
 
-    /// What was sent, if it has not arrived yet.
+    /// Returns a request that has not arrived yet.
     #[must_use]
     pub fn request(&self, id: u64) -> Option<&Sent> {
         match &self.exchanges.get(&id)?.state {
@@ -183,14 +186,14 @@ impl Wire {
         }
     }
 
-    /// The server has answered.
+    /// Records the server's answer.
     pub fn answer(&mut self, id: u64, answer: Reply) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.state = State::Answered(answer);
         }
     }
 
-    /// The answer reaches the process.
+    /// Delivers the answer to the process.
     pub fn return_answer(&mut self, id: u64) -> Option<Returned> {
         let exchange = self.exchanges.get_mut(&id)?;
         let State::Answered(answer) = &exchange.state else { return None };
@@ -211,23 +214,24 @@ impl Wire {
     }
 }
 
-/// The server as a process sees it: at the other end of a wire.
+/// The server as a process sees it: the other end of a wire.
 #[derive(Debug, Default)]
 pub struct Link {
     wire: Mutex<Wire>,
     mutant: Mutant,
-    /// How many events were recorded: each is a write too.
+    /// The number of recorded events: each is a write, too.
     pub notes: AtomicU64,
 }
 
 impl Link {
-    /// A wire with nothing on it. The mistake, if there is one, is made on the way.
+    /// Returns a link with an empty wire. The mistake, if there is one, is applied to requests on
+    /// it.
     #[must_use]
     pub fn new(mutant: Mutant) -> Self {
         Self { mutant, ..Self::default() }
     }
 
-    /// What is on the wire.
+    /// Locks the wire.
     pub fn wire(&self) -> MutexGuard<'_, Wire> {
         self.wire.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -260,7 +264,8 @@ impl Server for Link {
         }
         async move {
             let answer = self.call(Request::Act(action)).await.one()?;
-            // The mistake of [`Mutant::TerminatingNotCounted`]: what is on its way out is not seen.
+            // Applies the mistake of [`Mutant::TerminatingNotCounted`]: objects that are being
+            // deleted are not seen.
             let is_seen = |object: &Any| {
                 self.mutant != Mutant::TerminatingNotCounted
                     || object.kind() != Kind::Sandbox
@@ -311,7 +316,7 @@ impl Reply {
     }
 }
 
-/// Waits for an answer.
+/// A future that waits for an answer.
 struct Call<'a> {
     link: &'a Link,
     id: u64,
@@ -332,7 +337,7 @@ fn is_creation(request: &Request) -> bool {
     matches!(request, Request::Act(Action::Create(_)))
 }
 
-/// The kind of the child that a request makes, and its owner.
+/// Returns the kind of the child that a request makes, and its owner.
 #[must_use]
 pub fn made_for(request: &Request) -> Option<(Kind, &OwnerReference)> {
     match request {
@@ -343,7 +348,7 @@ pub fn made_for(request: &Request) -> Option<(Kind, &OwnerReference)> {
     }
 }
 
-/// The claim that takes a sandbox by a request.
+/// Returns the claim that adopts a sandbox by a request.
 #[must_use]
 pub fn taken_by(request: &Request) -> Option<&str> {
     let Request::Act(Action::Merge { kind: Kind::Sandbox, body, .. }) = request else { return None };
@@ -351,7 +356,7 @@ pub fn taken_by(request: &Request) -> Option<&str> {
     owner["name"].as_str().filter(|_| owner["kind"] == "SandboxClaim")
 }
 
-/// The mistake of [`Mutant::NoAssignmentGuard`].
+/// Applies the mistake of [`Mutant::NoAssignmentGuard`].
 fn drop_guard(action: &mut Action) {
     if let Action::Merge { kind: Kind::SandboxClaim | Kind::Sandbox, body, .. } = action
         && let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut)
@@ -360,7 +365,7 @@ fn drop_guard(action: &mut Action) {
     }
 }
 
-/// The mistake of [`Mutant::NoVerdictGuard`].
+/// Applies the mistake of [`Mutant::NoVerdictGuard`].
 fn drop_verdict_guard(action: &mut Action) {
     if let Action::MergeStatus { kind: Kind::AgentTask, body, .. } = action
         && let Some(body) = body.as_object_mut()
@@ -369,14 +374,14 @@ fn drop_verdict_guard(action: &mut Action) {
     }
 }
 
-/// The mistake of [`Mutant::NoDeletionGuard`].
+/// Applies the mistake of [`Mutant::NoDeletionGuard`].
 fn drop_deletion_guard(action: &mut Action) {
     if let Action::Delete { version, .. } = action {
         *version = None;
     }
 }
 
-/// The mistake of [`Mutant::NoPodName`].
+/// Applies the mistake of [`Mutant::NoPodName`].
 fn drop_pod_name(action: &mut Action) {
     if let Action::Merge { kind: Kind::Sandbox, body, .. } = action
         && body["metadata"]["ownerReferences"].is_array()

@@ -1,4 +1,4 @@
-//! The judges themselves, on small worlds that are wrong in one thing.
+//! Tests the checks themselves on small worlds with a single fault.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -20,7 +20,7 @@ const NOW: &str = "2027-01-15T08:00:00Z";
 const ONE: Caller = Caller::Process(1);
 const TWO: Caller = Caller::Process(2);
 
-/// A server, and a judge of everything that is written there.
+/// A server, and a checker of all its writes.
 #[derive(Default)]
 struct World {
     server: Server,
@@ -33,7 +33,7 @@ impl World {
         fresh.iter().try_for_each(|commit| self.ledger.check(&self.server, commit, None, now()))
     }
 
-    /// Makes an object of a name. Gives a reference to it, as its controller.
+    /// Makes an object of a name. Returns a controller reference to it.
     fn create(&mut self, kind: Kind, name: &str, owners: &[Value], spec: Value) -> Value {
         let body = json!({"metadata": {"name": name, "ownerReferences": owners}, "spec": spec});
         let made = self.server.create(Caller::User, kind, body, 0, now()).unwrap().unwrap();
@@ -58,7 +58,7 @@ impl World {
         self.judge()
     }
 
-    /// A sandbox at rest that needs no pod: it is suspended.
+    /// Makes a sandbox at rest that needs no pod: it is suspended.
     fn create_suspended(&mut self, name: &str, owners: &[Value], mut spec: Value) -> Value {
         spec["operatingMode"] = json!("Suspended");
         spec["podTemplate"] = pod_template();
@@ -138,7 +138,7 @@ fn a_child_is_deleted_when_its_owner_has_no_use_for_it() {
     }
 }
 
-/// That it was suspended once excuses the end of the pod that it had then, and of no later one.
+/// A past suspension excuses the end of the pod of that time, but not of a later one.
 #[test]
 fn what_is_made_anew_is_not_excused_by_what_was_before() {
     let delete_late = |kind: Kind, of: Kind, unwanted: Value, wanted: Value, again: bool| {
@@ -189,7 +189,7 @@ fn what_is_made_anew_is_not_excused_by_what_was_before() {
     }
 }
 
-/// Once it is assigned again, a sandbox that was dropped counts like any other.
+/// Once it is assigned again, a dropped sandbox counts like any other.
 #[test]
 fn what_was_assigned_again_is_not_excused() {
     for (again, wanted) in [(false, ""), (true, "claim c0 has 2 sandboxes")] {
@@ -212,7 +212,8 @@ fn what_was_assigned_again_is_not_excused() {
     }
 }
 
-/// Only who was told that a sandbox is nobody's, and nothing else since, may drop its name when another process has just taken it.
+/// A process may drop the name of a sandbox that another has just adopted only if the server told
+/// it that the sandbox has no controller, and nothing newer since.
 #[test]
 fn an_assignment_is_dropped_only_by_who_cannot_know_better() {
     let read = Request::Read(Kind::Sandbox, "s1".to_owned());
@@ -284,7 +285,7 @@ fn at_rest_a_claim_has_one_sandbox() {
     for (count, wanted) in [(1, ""), (2, "has 2 sandboxes")] {
         let mut world = World::default();
         let claim = world.create(Kind::SandboxClaim, "c0", &[], claim_spec());
-        // As an assignment of another process, which it has dropped, and which was carried out late.
+        // As after another process's assignment that was dropped and completed late.
         world.merge(ONE, Kind::SandboxClaim, "c0", &assignment(Some("s2"))).unwrap();
         world.merge(TWO, Kind::SandboxClaim, "c0", &assignment(None)).unwrap();
         world.create_suspended("s1", std::slice::from_ref(&claim), json!({}));
@@ -345,7 +346,7 @@ fn a_claim_does_not_wait_beyond_its_deadline() {
     for (seconds, wanted) in [(19, ""), (21, "and waits on")] {
         check(rest::check_deadlines(&world.server, &Config::default(), at(seconds)), wanted);
     }
-    // Who has nothing to do looks at it then; or at any time, when it is late already.
+    // An idle process reconciles it then; or at any time, if it is late already.
     let wrong = "and is looked at again at";
     for (seconds, due, wanted) in
         [(0, Some(20), ""), (0, Some(60), wrong), (0, None, wrong), (25, Some(60), ""), (25, None, wrong)]

@@ -1,5 +1,6 @@
-//! The simulation in small: what holds in a few hundred seeds, proof that mistakes are found, and that a seed always gives
-//! the same run. `cargo run --release --package warren-sim -- --seeds 20000` is the large one.
+//! Runs a small part of the simulation: a few hundred seeds must pass, mistakes must be detected,
+//! and a seed must always give the same run. `cargo run --release --package warren-sim -- --seeds
+//! 20000` is the large run.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -7,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use warren_sim::simulation::{Mutant, Options, Violation, run};
 
-/// Seeds that showed something once, with what it was. A seed means another run whenever the simulation learns something
-/// new, so these are a memory of where to look rather than proofs; what each found is also a test of the part at fault.
+/// Seeds that found a bug once, with its description. A seed means another run whenever the
+/// simulation is extended, so these are hints rather than proofs; each bug also has a test of its
+/// own.
 const REMARKABLE: [(u64, &str); 10] = [
     (
         61,
@@ -25,10 +27,10 @@ const REMARKABLE: [(u64, &str); 10] = [
     (17230, "a sandbox that expires by a clock that is ahead"),
 ];
 
-/// How many seeds are run twice.
+/// The number of seeds that are run twice.
 const SAME_RUN: u64 = 100;
 
-/// The first violation in a range of seeds that is one of those looked for, found with every core.
+/// Returns the first violation of the wanted kinds in a range of seeds, using every core.
 fn first_violation(
     end: u64,
     mutant: Mutant,
@@ -56,7 +58,8 @@ fn first_violation(
     found.into_inner().unwrap().into_iter().min_by_key(|(seed, _)| *seed)
 }
 
-/// A mistake is found by what it breaks. A seed that fails without it says nothing about it.
+/// Checks that a mistake is found by its effect. A seed that fails without it proves nothing about
+/// it.
 fn check_found(mutant: Mutant, signs: &[&str]) {
     check_found_within(500, mutant, signs);
 }
@@ -84,7 +87,8 @@ fn seeds_that_once_failed_hold() {
     }
 }
 
-/// Each run has hash maps with keys of their own, so whatever is done in their order differs sooner or later.
+/// Hash maps have random keys in each run, so any behaviour that depends on their order differs
+/// sooner or later.
 #[test]
 fn a_seed_always_gives_the_same_run() {
     for seed in 0..SAME_RUN {
@@ -99,7 +103,7 @@ fn a_seed_always_gives_the_same_run() {
     }
 }
 
-/// Two sandboxes for a claim or two claims for a sandbox, or a commitment that is lost.
+/// Two sandboxes for a claim, two claims for a sandbox, or a lost commitment.
 #[test]
 fn an_assignment_without_a_guard_is_found() {
     let signs = ["has served two claims", "sandboxes:", "was swapped for", "dropped its assignment"];
@@ -132,13 +136,13 @@ fn a_member_of_a_lost_node_that_is_given_away_is_found() {
     check_found_within(2000, Mutant::NodeLossNotTold, &["although its node is lost"]);
 }
 
-/// A claim that waits, and that nobody looks at again when its time is up.
+/// A waiting claim that is not reconciled at its deadline.
 #[test]
 fn a_claim_that_is_not_woken_for_its_deadline_is_found() {
     check_found(Mutant::ClaimNotWoken, &["was to be Ready or to end by"]);
 }
 
-/// A verdict that another leader's, or a late request, puts another in the place of.
+/// A verdict that another leader's or a late request overwrites.
 #[test]
 fn a_verdict_without_a_guard_is_found() {
     check_found_within(2000, Mutant::NoVerdictGuard, &["had ended, and"]);

@@ -1,13 +1,14 @@
-//! Which commit this is and from when, by variables or by the plain files of git: no program is asked, and no clock, so that the
-//! same files give the same program.
+//! Determines the commit and its date, from variables or from git's plain files. No program is run
+//! and no clock is read, so the same files give the same program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What may say it instead of git: the commit, the date, and the date as seconds, which builds of distributions set.
+/// Variables that override git: the commit, the date, and the date in seconds, which builds of
+/// distributions set.
 pub const VARIABLES: [&str; 3] = ["WARREN_GIT_COMMIT", "WARREN_BUILD_DATE", "SOURCE_DATE_EPOCH"];
 
-/// What a program is built from.
+/// A program's origin.
 pub struct Origin {
     /// The commit, or `unknown`.
     pub commit: String,
@@ -17,11 +18,11 @@ pub struct Origin {
     pub files: Vec<PathBuf>,
 }
 
-/// Looks for it. `git` is the `.git` of the source, a directory or the file that names one.
+/// Determines the origin. `git` is the `.git` of the source: a directory, or a file that names one.
 pub fn find(git: &Path, variable: impl Fn(&str) -> Option<String>) -> Origin {
     let [commit, date, seconds] = VARIABLES.map(|name| {
         let value = variable(name)?;
-        // Each is told to cargo on a line of its own.
+        // Each is passed to cargo on a line of its own.
         value.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
     });
     let mut files = Vec::new();
@@ -32,7 +33,7 @@ pub fn find(git: &Path, variable: impl Fn(&str) -> Option<String>) -> Origin {
     Origin { commit: commit.or(head).unwrap_or_else(unknown), date: date.unwrap_or_else(unknown), files }
 }
 
-/// The commit that is checked out, and when it was, if that is written down.
+/// Returns the commit that is checked out, and the time of the checkout, if it is recorded.
 fn head(git: &Path, files: &mut Vec<PathBuf>) -> Option<(String, Option<u32>)> {
     let mut read = |path: PathBuf| {
         let text = fs::read(&path).ok()?;
@@ -40,7 +41,7 @@ fn head(git: &Path, files: &mut Vec<PathBuf>) -> Option<(String, Option<u32>)> {
         // Names of people come in any encoding.
         Some(String::from_utf8_lossy(&text).into_owned())
     };
-    // In a further working tree `.git` is a file, and what all of them share is elsewhere.
+    // In a further working tree `.git` is a file, and the shared files are elsewhere.
     let directory = match read(git.to_owned()) {
         Some(text) => git.parent()?.join(text.strip_prefix("gitdir:")?.trim()),
         None => git.to_owned(),
@@ -64,7 +65,8 @@ fn head(git: &Path, files: &mut Vec<PathBuf>) -> Option<(String, Option<u32>)> {
     Some((commit(found)?, None))
 }
 
-/// A line of the log: the commit before, the commit after, who, when, and behind a tab what for.
+/// Parses a line of the log: the old commit, the new commit, the person, the time, and after a tab
+/// the reason.
 fn moved(line: &str) -> Option<(String, u32)> {
     let words: Vec<&str> = line.split('\t').next()?.split(' ').collect();
     let [_, after, .., seconds, _zone] = words[..] else { return None };
@@ -76,7 +78,8 @@ fn commit(text: &str) -> Option<String> {
     is_one.then(|| text.to_owned())
 }
 
-/// Seconds since 1970 as RFC 3339 has them; by hand, because a crate for it would be built for this alone.
+/// Formats seconds since 1970 as RFC 3339. Written here, because a crate for it would be built for
+/// this alone.
 fn date_text(seconds: u32) -> String {
     let (mut days, time) = (seconds / 86_400, seconds % 86_400);
     let is_leap =

@@ -1,7 +1,9 @@
-//! Settings: from flags, the environment, the project's `warren.toml` and the user's `config.toml`, in this order.
+//! Settings from flags, the environment, the project's `warren.toml` and the user's `config.toml`,
+//! in this order.
 //!
-//! Files of a repository are not trusted: they may not choose the cluster, its credentials, the workload that source and
-//! values are sent to, or a program. [`KEYS`] says which settings they may have.
+//! Files of a repository are not trusted. They may not choose the cluster, its credentials, the
+//! workload that source and values are sent to, or a program. [`KEYS`] says which settings they may
+//! have.
 
 mod files;
 mod show;
@@ -17,11 +19,11 @@ pub use show::show;
 pub struct Key {
     /// Its name in files; flags are the same with `--`, variables with `WARREN_`.
     pub name: &'static str,
-    /// The value if nothing else is said.
+    /// The value if it is not set.
     pub default: &'static str,
     /// True if a file in a repository may set it.
     pub project: bool,
-    /// Returns the fault of a value.
+    /// Returns the problem of a value.
     check: fn(&str) -> Result<(), String>,
 }
 
@@ -45,13 +47,13 @@ pub const KEYS: [Key; 16] = [
     Key { name: "exclude", default: "", project: true, check: anything },
 ];
 
-/// Settings that name something of one cluster.
+/// Settings that name objects of one cluster.
 const OF_A_CLUSTER: [&str; 5] = ["context", "kubeconfig", "namespace", "pool", "container"];
 
 /// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing was said.
+    /// It is not set.
     Default,
     /// The user's file.
     User(PathBuf),
@@ -74,7 +76,7 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// A setting cannot be used.
+/// The error of a setting that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A value is refused.
@@ -86,10 +88,10 @@ pub enum ConfigError {
         key: &'static str,
         /// The value.
         value: String,
-        /// The fault in the value.
+        /// The problem of the value.
         fault: String,
     },
-    /// There is no such setting.
+    /// The setting does not exist.
     #[error("`{}`: there is no setting `{key}`; `warren config show` lists them", path.display())]
     Unknown {
         /// The file.
@@ -97,7 +99,7 @@ pub enum ConfigError {
         /// The key.
         key: String,
     },
-    /// A file of a repository may not say this.
+    /// A file of a repository may not set this.
     #[error(
         "`{}` may not set `{key}`: a file in a repository chooses no cluster, no workload and no program",
         path.display()
@@ -122,7 +124,7 @@ pub enum ConfigError {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// The fault in the file.
+        /// The problem of the file.
         fault: String,
     },
 }
@@ -130,7 +132,7 @@ pub enum ConfigError {
 /// The values of one layer, by the names of settings.
 pub type Layer = BTreeMap<&'static str, String>;
 
-/// The settings that are in force, each with its origin.
+/// The effective settings, each with its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     values: BTreeMap<&'static str, (String, Origin)>,
@@ -184,7 +186,7 @@ impl Config {
         self.values.get(name).map_or(("", &Origin::Default), |(value, origin)| (value, origin))
     }
 
-    /// Returns a value; none if it is empty.
+    /// Returns a value; `None` if it is empty.
     pub fn text(&self, name: &'static str) -> Option<&str> {
         Some(self.get(name).0).filter(|value| !value.is_empty())
     }
@@ -215,7 +217,7 @@ impl Config {
         hosts.collect()
     }
 
-    /// Takes back what is said about a cluster, but for flags.
+    /// Resets the settings about a cluster, except those from flags.
     pub fn leave_the_cluster(&mut self) {
         for key in KEYS.iter().filter(|key| OF_A_CLUSTER.contains(&key.name)) {
             if !matches!(self.get(key.name).1, Origin::Flag(_)) {
@@ -224,7 +226,7 @@ impl Config {
         }
     }
 
-    /// Returns true if anything but the default says this.
+    /// Returns true if the setting comes from anywhere but its default.
     pub fn is_said(&self, name: &'static str) -> bool {
         *self.get(name).1 != Origin::Default
     }
@@ -235,7 +237,7 @@ fn variable(name: &str) -> String {
     format!("WARREN_{}", name.to_ascii_uppercase().replace('-', "_"))
 }
 
-/// Reads a duration such as `90s`, or a number of seconds.
+/// Parses a duration such as `90s`, or a number of seconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let duration = match text.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
@@ -247,14 +249,15 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Clocks can add this to the present time.
+/// The longest duration: clocks can add it to the present time.
 const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 fn anything(_: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks presets: lines of a name, `=`, and hosts with commas between. A name with a dot could be a host's.
+/// Checks presets: lines of a name, `=`, and hosts separated by commas. A name must not contain a
+/// dot: it could be a host's.
 fn are_presets(value: &str) -> Result<(), String> {
     let plain = |name: &str| {
         !name.is_empty() && name.bytes().all(|letter| letter.is_ascii_alphanumeric() || letter == b'-')

@@ -1,4 +1,4 @@
-//! `warren controller`: the controllers as a process of their own, for any API server.
+//! Runs `warren controller`: the controllers as a process of their own, for any API server.
 
 mod flags;
 mod go_syntax;
@@ -22,13 +22,13 @@ use crate::version::BUILD;
 pub use flags::Flags;
 pub use go_syntax::normalise;
 
-/// More workers than this are more than an API server likes.
+/// The number of workers that causes a warning: more would strain an API server.
 const MANY_WORKERS: i64 = 1000;
 
-/// More workers than this are a mistake, and there is a number of them that a semaphore cannot count.
+/// The most workers. More are a mistake, and a semaphore cannot count any number of them.
 const MOST_WORKERS: i64 = 100_000;
 
-/// How long the last spans may take to be sent.
+/// The time limit for sending the last spans.
 const LAST_SPANS: Duration = Duration::from_secs(5);
 
 /// Runs the controllers until SIGTERM or SIGINT.
@@ -65,7 +65,7 @@ pub fn controller(flags: &Flags) -> anyhow::Result<()> {
     runtime.block_on(serve(flags, config, limit, Addresses { metrics, health }, tls))
 }
 
-/// The addresses for operators.
+/// The addresses of the endpoints.
 struct Addresses {
     metrics: Option<BindAddress>,
     health: Option<BindAddress>,
@@ -99,7 +99,8 @@ async fn serve(
             "" => connection.namespace.as_str(),
             namespace => namespace,
         };
-        // Unique among replicas and restarts: a lease of our own past self is waited out like anybody's.
+        // Unique among replicas and restarts: a lease of our own earlier process is waited for like
+        // any other.
         Election::new(namespace, format!("{}_{:016x}", config.reporting_instance, fastrand::u64(..)))
     });
     let program = Program { controllers: config, election };
@@ -110,7 +111,7 @@ async fn serve(
     Ok(outcome?)
 }
 
-/// A second signal ends us the usual way, without waiting for anything.
+/// Cancels at the first signal. A second signal ends the process at once.
 pub fn watch_signals(shutdown: CancellationToken) -> io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::spawn(async move {
@@ -129,7 +130,7 @@ pub fn watch_signals(shutdown: CancellationToken) -> io::Result<()> {
     Ok(())
 }
 
-/// Checks the flags before anything is contacted.
+/// Checks the flags before any connection is made.
 fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
     let Flags { workers, pools, .. } = flags;
     let positive = |flag: &str, number: i64| {
@@ -193,7 +194,7 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
         )?,
         sandbox_template_concurrent_workers: workers_of(
             "--sandbox-template-concurrent-workers",
-            // agent-sandbox's controller takes any number here, and one for none.
+            // agent-sandbox's controller accepts any number here: below 1 it uses 1.
             workers.sandbox_template_concurrent_workers.max(1),
         )?,
         sandbox_warm_pool_max_batch_size: positive(
@@ -209,7 +210,7 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
             "--sandbox-warm-pool-replenish-delay",
             pools.sandbox_warm_pool_replenish_delay,
         )?,
-        // A cluster's nodes start pods beside each other and beside the claims.
+        // A cluster's nodes start pods in parallel, and beside the claims.
         sandbox_warm_pool_reserve: 0.0,
         sandbox_warm_pool_max_starting: None,
         sandbox_warm_pool_max_refill_rate: rate,
@@ -237,7 +238,7 @@ fn config(flags: &Flags) -> anyhow::Result<(Config, Option<RateLimit>)> {
     Ok((config, limit))
 }
 
-/// An address to listen on; `0` or nothing is nowhere.
+/// Parses an address to listen on; `0` or empty is none.
 fn address(flag: &str, text: &str) -> anyhow::Result<Option<BindAddress>> {
     match text {
         "" | "0" => Ok(None),
@@ -245,8 +246,8 @@ fn address(flag: &str, text: &str) -> anyhow::Result<Option<BindAddress>> {
     }
 }
 
-/// The domains in a file, separated by commas or lines. They replace those by default, which count where there is no such
-/// file or nothing in it.
+/// Reads the domains in a file, separated by commas or lines. They replace the defaults, which are
+/// used if the file is missing or empty.
 fn allowed_label_domains(path: &Path) -> anyhow::Result<Vec<String>> {
     let text = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -257,7 +258,7 @@ fn allowed_label_domains(path: &Path) -> anyhow::Result<Vec<String>> {
     Ok(if domains.is_empty() { Config::default().allowed_label_domains } else { domains })
 }
 
-/// The host's name, which in a pod is the pod's.
+/// Returns the host's name, which in a pod is the pod's.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -1,4 +1,4 @@
-//! The destination of a command: the local home, or a context of a kubeconfig that was named.
+//! Chooses the destination of a command: the local home, or a named context of a kubeconfig.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,13 @@ pub enum Target {
     Cluster {
         /// The kubeconfig, which may be several files.
         files: Vec<PathBuf>,
-        /// The context. It is always named: the current one of a kubeconfig changes behind our back.
+        /// The context. It is always named explicitly: the current one of a kubeconfig can change
+        /// at any time.
         context: String,
     },
 }
 
-/// A target, and the settings that go with it.
+/// A target with its settings.
 #[derive(Clone, Debug)]
 pub struct Destination {
     /// The home.
@@ -36,13 +37,14 @@ pub struct Destination {
     pub namespace: String,
 }
 
-/// No context was named.
+/// The error of a missing context.
 #[derive(Debug, thiserror::Error)]
 #[error("a kubeconfig is named and no context in it")]
 pub struct NoContext;
 
 impl Destination {
-    /// Chooses the target by flags and settings. `flags` are settings that the command has flags for.
+    /// Chooses the target by flags and settings. `flags` are the settings for which the command has
+    /// flags.
     pub fn choose(place: &cli::Place, mut flags: Layer) -> anyhow::Result<Self> {
         let kubeconfig = place.kubeconfig.as_ref().map(|path| path.to_string_lossy().into_owned());
         let said = [
@@ -68,7 +70,7 @@ impl Destination {
         Ok(Self { target, config, namespace })
     }
 
-    /// Connects; a local home that is not running is started.
+    /// Connects; starts the local home if it is not running.
     pub async fn connect(&self) -> anyhow::Result<Client> {
         match &self.target {
             Target::Local(place) => home::connect(place).await,
@@ -81,7 +83,8 @@ impl Destination {
         matches!(self.target, Target::Local(_))
     }
 
-    /// Returns what identifies the home on this machine: a data directory or the files of a kubeconfig; and the context.
+    /// Returns the identity of the home on this machine: a data directory, or the files of a
+    /// kubeconfig and the context.
     pub fn identity(&self) -> anyhow::Result<(String, String)> {
         match &self.target {
             Target::Local(place) => {
@@ -119,8 +122,9 @@ impl std::fmt::Display for Destination {
     }
 }
 
-/// Returns the files of the kubeconfig: those of the setting, else those of `$KUBECONFIG`, else the user's own. Each has to be
-/// absolute, so that no file of a repository becomes a cluster's credentials.
+/// Returns the files of the kubeconfig: those of the setting, else those of `$KUBECONFIG`, else the
+/// user's own. Each has to be absolute, so that no file of a repository becomes a cluster's
+/// credentials.
 fn kubeconfigs(
     setting: Option<&str>,
     variable: Option<OsString>,

@@ -1,4 +1,4 @@
-//! `warren doctor`.
+//! Runs `warren doctor`.
 
 mod cluster;
 
@@ -12,13 +12,14 @@ use warren_local::doctor::{Facts, Finding, Verdict, examine};
 use crate::cli::{self, Format};
 use crate::destination::{Destination, Target};
 
-/// Prints what this machine lacks and how to mend it. The exit code is 1 if sandboxes cannot run.
+/// Prints the problems of this machine and their remedies. The exit code is 1 if sandboxes cannot
+/// run.
 pub fn doctor(arguments: &cli::Doctor) -> anyhow::Result<i32> {
     let pool = arguments.pool.clone().map(|pool| ("pool", pool));
     let destination = Destination::choose(&arguments.place, pool.into_iter().collect())?;
     let findings = match &destination.target {
         Target::Local(home) => {
-            // Looked for, not made: a doctor changes nothing.
+            // Located, not created: the doctor changes nothing.
             let directory = DataDir::locate(home.data_dir.as_deref(), &Surroundings::of_this_process())?;
             examine(&Facts::read(&directory, std::env::var_os("PATH").as_deref())?)
         }

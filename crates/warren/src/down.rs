@@ -1,7 +1,8 @@
-//! `warren down`.
+//! Runs `warren down`.
 //!
-//! Going down is like switching a machine off: the daemon and every process of every sandbox end, the objects
-//! and the files stay, and the next `warren up` starts what should run. With `--keep` only the daemon ends.
+//! It resembles switching a machine off: the daemon and all processes of all sandboxes end, the
+//! objects and files stay, and the next `warren up` starts what should run. With `--keep` only the
+//! daemon ends.
 
 use std::time::Duration;
 
@@ -14,13 +15,13 @@ use serde_json::json;
 use crate::cli::{self, Format};
 use crate::home;
 
-/// How long a daemon may take to end. It needs well under a second; a busy machine may need more.
+/// The time limit for the daemon's end. It needs well under a second; a busy machine may need more.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Stops the daemon and, unless they are to be kept, the processes of its sandboxes.
 pub fn down(arguments: &cli::Down) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
-    // One that is just starting is waited for: it would be up again a moment later otherwise.
+    // Wait for a daemon that is starting: otherwise it would be up a moment later.
     warren_local::wait_for_start(data_dir.path())?;
     let holder = warren_local::holder(data_dir.path())?;
     if let Some(holder) = &holder {
@@ -54,8 +55,7 @@ pub fn down(arguments: &cli::Down) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Asks a process to end and waits until it has, by its pidfd: a number that was given to another process in
-/// between is never signalled.
+/// Ends a process and waits until it has ended, by its pidfd: a reused number is never signalled.
 fn end(pid: u32) -> anyhow::Result<()> {
     let context = || format!("stop the daemon (process {pid})");
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw).with_context(context)?;

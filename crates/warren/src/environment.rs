@@ -1,10 +1,12 @@
-//! Environment variables for a command: which ones are passed, and the file that carries them into the sandbox.
+//! Environment variables for a command: chooses which are passed, and writes the file that carries
+//! them into the sandbox.
 //!
-//! Values never become arguments, part of a URL or of an object: those are seen by other users, logs and audits.
+//! Values never become arguments, part of a URL or of an object: those can be seen by other users,
+//! in logs and in audits.
 
 use std::collections::BTreeMap;
 
-/// Variables that are never given to a sandbox, not even on request.
+/// Variables that are never passed to a sandbox, not even on request.
 pub const BLOCKED: [&str; 16] = [
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
@@ -24,25 +26,25 @@ pub const BLOCKED: [&str; 16] = [
     "TWILIO_AUTH_TOKEN",
 ];
 
-/// Variables that a command on a terminal gets without being asked for.
+/// Variables that a command on a terminal gets by default.
 const ON_A_TERMINAL: [&str; 2] = ["TERM", "COLORTERM"];
 
-/// A variable cannot be passed.
+/// The error of a variable that cannot be passed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
-    /// It is on the list.
+    /// It is one of [`BLOCKED`].
     #[error("`--env {0}`: variables of this name hold secrets and are never passed to a sandbox")]
     Blocked(String),
-    /// There is none here.
+    /// It is not set here.
     #[error("`--env {0}`: there is no such variable here; write `{0}=VALUE` to set it")]
     Missing(String),
-    /// A shell could not have it.
+    /// Its name is not valid in a shell.
     #[error("`--env {0}`: a name has letters, digits and `_`, and does not begin with a digit")]
     Name(String),
 }
 
-/// Returns the variables for a command. `wishes` are `NAME` or `NAME=VALUE`; a later one wins. `here` looks up a variable of
-/// this process.
+/// Returns the variables for a command. `wishes` are `NAME` or `NAME=VALUE`; a later one wins.
+/// `here` looks up a variable of this process.
 pub fn variables(
     wishes: &[String],
     on_a_terminal: bool,

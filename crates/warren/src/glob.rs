@@ -1,18 +1,18 @@
-//! Patterns for paths: `*` and `?` within a name, `**` across directories.
+//! Matches patterns for paths: `*` and `?` within a name, `**` across directories.
 
 use std::path::Path;
 
-/// A pattern. It is for the whole path; a directory stands for everything in it.
+/// A pattern. It must match the whole path; a directory includes everything in it.
 #[derive(Clone, Debug)]
 pub struct Glob(Vec<String>);
 
 impl Glob {
-    /// Reads a pattern. Every text is one.
+    /// Parses a pattern. Every text is valid.
     pub fn new(pattern: &str) -> Self {
         Self(pattern.split('/').filter(|part| !matches!(*part, "" | ".")).map(str::to_owned).collect())
     }
 
-    /// Returns true if a relative path, or a directory above it, is meant.
+    /// Returns true if it matches a relative path, or a directory above it.
     pub fn matches(&self, path: &Path) -> bool {
         let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
         let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();

@@ -1,5 +1,5 @@
-//! `warren guest`: the daemon that the node puts into sandboxes, for images and clusters without our
-//! node. It is the same code in another program.
+//! Runs `warren guest`: the daemon that the node puts into sandboxes, for images and clusters
+//! without our node. It has the same code as the node's program.
 
 use std::net::TcpListener;
 
@@ -8,7 +8,7 @@ use warren_guest::Api;
 
 use crate::cli;
 
-/// Serves until it is ended.
+/// Serves until the process is ended.
 pub fn guest(arguments: &cli::Guest) -> anyhow::Result<()> {
     let mut config = warren_guest::Config::from_environment(|name| std::env::var_os(name));
     if let Some(directory) = &arguments.base_dir {

@@ -1,7 +1,8 @@
-//! `warren history`: the commands that were run in sandboxes, how they ended and how long they took.
+//! Records the commands that were run in sandboxes, with their results and durations, and prints
+//! them (`warren history`).
 //!
-//! One JSON object for each, in a line of a file in the state directory that only its user may read. Values of the environment are not in
-//! it, nor what a command wrote.
+//! Each command is one JSON object, in a line of a file in the state directory that only its user
+//! may read. It contains neither values of the environment nor the command's output.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -19,10 +20,10 @@ use crate::cli::{Format, Output};
 use crate::leases::state_directory;
 use crate::sandboxes::list::{cell, table};
 
-/// The file is begun anew at this size; the one before stays beside it.
+/// The size at which a new file is begun; the previous one stays beside it.
 const LARGEST: u64 = 1 << 20;
 
-/// As much is kept of a command line.
+/// The longest part of a command line that is kept.
 const LONGEST_COMMAND: usize = 400;
 
 /// `warren history`.
@@ -38,23 +39,23 @@ pub struct History {
 /// A command that has ended.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    /// When it was asked for.
+    /// The time when it was requested.
     pub began: Timestamp,
-    /// The time that the command took.
+    /// Its duration.
     pub took: Duration,
     /// Its words.
     pub command: &'a [String],
-    /// Its exit code; none if it could not be run.
+    /// Its exit code; `None` if it could not be run.
     pub code: Option<i32>,
-    /// The home, in words.
+    /// The home as readable text.
     pub home: String,
     /// The lease that it ran in.
     pub lease: Option<&'a str>,
-    /// The isolation that its containers had, if their node said so in time.
+    /// The isolation of its containers, if their node reported it in time.
     pub isolation: Option<&'a str>,
 }
 
-/// Adds an entry. What goes wrong is only logged: the command's own result matters.
+/// Adds an entry. Errors are only logged: the command's own result matters more.
 pub fn note(entry: &Entry<'_>) {
     let noted = state_directory().and_then(|directory| Ok(append(&directory, &line(entry))?));
     if let Err(error) = noted {
@@ -85,7 +86,7 @@ fn append(directory: &Path, line: &str) -> std::io::Result<()> {
         fs::rename(&path, directory.join("history.1.jsonl"))?;
         file = open()?;
     }
-    // One write: a reader sees the whole line or nothing of it.
+    // A single write, so that a reader sees the whole line or nothing of it.
     file.write_all(line.as_bytes())
 }
 
@@ -108,7 +109,7 @@ fn read(directory: &Path, last: usize) -> std::io::Result<Vec<Value>> {
             Err(error) => return Err(error),
         };
         for line in BufReader::new(file).lines() {
-            // A line that a full disk has cut short is left out.
+            // A line that a full disk has cut short is skipped.
             let Ok(row) = serde_json::from_str(&line?) else { continue };
             rows.push_back(row);
             if rows.len() > last {

@@ -1,4 +1,4 @@
-//! The local home from the outside: where it is, whether it runs, starting it in the background.
+//! Finds, checks and starts the local home.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
@@ -16,7 +16,8 @@ use crate::cli;
 use crate::log;
 use crate::progress;
 
-/// The one line that a detached daemon writes to its standard output, for the process that started it.
+/// The only line that a detached daemon writes to its standard output, for the process that started
+/// it.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub enum Report {
@@ -25,21 +26,21 @@ pub enum Report {
         /// The daemon's process.
         pid: u32,
     },
-    /// There is one already, and its API answers.
+    /// Another daemon is running, and its API answers.
     Running {
-        /// That one's process.
+        /// That daemon's process.
         pid: u32,
         /// The settings that it was started with, if it reports them.
         settings: Option<Settings>,
     },
     /// It did not start.
     Failed {
-        /// Why, the whole chain.
+        /// The error with its causes.
         error: String,
     },
 }
 
-/// Something was asked about a home that nobody has started yet.
+/// The error of a request about a home that was never started.
 #[derive(Debug, thiserror::Error)]
 #[error("no local home has been started in `{}`", directory.display())]
 pub struct NeverStarted {
@@ -47,13 +48,14 @@ pub struct NeverStarted {
     pub directory: PathBuf,
 }
 
-/// The data directory that the arguments and the surroundings name, made if it is missing.
+/// Returns the data directory that the arguments and the environment name; makes it if it is
+/// missing.
 pub fn data_dir(home: &cli::Home) -> anyhow::Result<DataDir> {
     let path = DataDir::locate(home.data_dir.as_deref(), &Surroundings::of_this_process())?;
     Ok(DataDir::create(&path)?)
 }
 
-/// Connects to the local home, and starts it first if it is not running.
+/// Connects to the local home; starts it first if it is not running.
 pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
     let data_dir = data_dir(home)?;
     match connect::local(&data_dir).await {
@@ -68,8 +70,8 @@ pub async fn connect(home: &cli::Home) -> anyhow::Result<Client> {
     Ok(connect::local(&data_dir).await?)
 }
 
-/// Starts a daemon in the background and returns when its API is ready. Two that are started at once settle
-/// between themselves which one stays; both callers then see a running home.
+/// Starts a daemon in the background and returns when its API is ready. If two are started at once,
+/// one of them stays, and both callers see a running home.
 pub fn start(
     data_dir: &DataDir,
     flags: Option<(&cli::Listen, &cli::Registries, &cli::Runtimes, &cli::HostPaths)>,
@@ -107,7 +109,7 @@ pub fn start(
         .with_context(|| format!("start `{}`", program.display()))?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
-        // The pipe ends when the daemon does, so this waits for one or the other.
+        // The pipe closes when the daemon ends, so this returns in either case.
         BufReader::new(stdout).read_line(&mut line).context("wait for the daemon")?;
     }
     match serde_json::from_str(&line) {

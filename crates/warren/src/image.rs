@@ -1,4 +1,4 @@
-//! `warren image`: the images of the local home.
+//! Runs `warren image`, for the images of the local home.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -40,12 +40,12 @@ pub fn image(arguments: &cli::Image) -> anyhow::Result<()> {
             }
         }
     });
-    // A read of the archive may still be going on in a thread; nobody waits for it.
+    // A thread may still be reading the archive; it is not waited for.
     runtime.shutdown_background();
     done
 }
 
-/// Pulls an image, and shows a person how far it is.
+/// Pulls an image, and shows the progress on a terminal.
 pub async fn pull(client: &Client, name: &str, only_if_missing: bool) -> anyhow::Result<Image> {
     let mut meter = Meter::new(format!("pulling `{name}`"));
     let show = |Progress { done, total }| meter.show(done, (total > 0).then_some(total));
@@ -54,7 +54,7 @@ pub async fn pull(client: &Client, name: &str, only_if_missing: bool) -> anyhow:
 
 async fn import(arguments: &cli::ImageImport) -> anyhow::Result<()> {
     let (archive, size) = open(&arguments.archive)?;
-    // Starts the home if need be; the archive takes a connection of its own.
+    // Starts the home if it is not running; the archive uses a connection of its own.
     drop(home::connect(&arguments.home).await?);
     let data_dir = home::data_dir(&arguments.home)?;
     let mut meter = Meter::new(format!("importing `{}`", arguments.archive.display()));
@@ -64,7 +64,8 @@ async fn import(arguments: &cli::ImageImport) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An archive as bytes, and how many if that is known: a file, a layout in a directory, or standard input.
+/// Opens an archive as a stream, with its length if it is known: a file, a layout in a directory,
+/// or standard input.
 fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Option<u64>)> {
     if path == Path::new("-") {
         return Ok((Box::new(tokio::io::stdin()), None));
@@ -82,8 +83,8 @@ fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Optio
     Ok((Box::new(tokio::fs::File::from_std(file)), Some(metadata.len())))
 }
 
-/// A thread packs while this process sends. If it cannot read something the archive breaks off, which the node refuses; what it was
-/// is said here.
+/// Archives a directory in a thread while this process sends. If a file cannot be read, the archive
+/// is truncated, so the node refuses it; the cause is printed here.
 fn directory_as_archive(directory: std::path::PathBuf) -> io::Result<io::PipeReader> {
     let (reader, writer) = io::pipe()?;
     let pack = move || -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! `warren kubeconfig` and `warren router-url`.
+//! Runs `warren kubeconfig` and `warren router-url`.
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::cli::{self, Format};
 use crate::home;
 
-/// Prints where the kubeconfig is.
+/// Prints the path of the kubeconfig.
 pub fn kubeconfig(arguments: &cli::Kubeconfig) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
     let path = data_dir.kubeconfig();

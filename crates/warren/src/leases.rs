@@ -1,7 +1,8 @@
-//! Leases on the command line: `warmup`, `status`, `stop` and `cleanup`; `run --id` is in [`crate::run`].
+//! The commands for leases: `warmup`, `status`, `stop` and `cleanup`; `run --id` is in
+//! [`crate::run`].
 //!
-//! The rules are in [`warren_client::lease`]. A lease is used or ended only behind its lock, after its record was
-//! read again there.
+//! The rules are in [`warren_client::lease`]. A lease is used or ended only under its lock, after
+//! its record was read again.
 
 mod arguments;
 mod cleanup;
@@ -40,20 +41,20 @@ pub fn carry_out(command: &crate::cli::Command) -> anyhow::Result<i32> {
     code
 }
 
-/// There is no such lease here.
+/// The error of an unknown lease.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no lease `{slug}` in {home}, namespace `{namespace}`")]
 pub struct NoLease {
     /// The slug or id.
     pub slug: String,
-    /// The home, in words.
+    /// The home as readable text.
     pub home: String,
     /// The namespace.
     pub namespace: String,
 }
 
-/// Returns the directory for what the command line remembers: `$WARREN_STATE_DIR`, else `warren` in the user's directory
-/// for state.
+/// Returns the directory for state of the command line: `$WARREN_STATE_DIR`, else `warren` in the
+/// user's directory for state.
 pub fn state_directory() -> anyhow::Result<PathBuf> {
     let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if let Some(directory) = named("WARREN_STATE_DIR") {
@@ -67,7 +68,7 @@ pub fn state_directory() -> anyhow::Result<PathBuf> {
     Ok(home.join(".local/state/warren"))
 }
 
-/// Returns the present time in whole seconds, as objects have it.
+/// Returns the present time in whole seconds, as in objects.
 pub fn now() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now)
@@ -99,7 +100,8 @@ impl Leases {
         lease.scope_in(&self.identity.0, &self.identity.1).fingerprint()
     }
 
-    /// Lists the leases of this home and namespace. Records that cannot be read are told to the user and left alone.
+    /// Lists the leases of this home and namespace. Unreadable records are reported to the user and
+    /// left alone.
     pub fn list(&self) -> anyhow::Result<Vec<Lease>> {
         let (mut leases, faults) = self.store.list()?;
         for fault in faults {
@@ -120,7 +122,8 @@ impl Leases {
         NoLease { slug: slug.to_owned(), home, namespace }.into()
     }
 
-    /// Finds a lease, locks it, and reads its record again. Waits for a command that holds the lock.
+    /// Finds a lease, locks it, and reads its record again. Waits for a command that holds the
+    /// lock.
     pub async fn take(&self, slug: &str) -> anyhow::Result<(LeaseLock, Lease)> {
         let found = self.find(slug)?;
         let lock = self.lock(&found).await?;
@@ -128,7 +131,7 @@ impl Leases {
         Ok((lock, lease))
     }
 
-    /// Locks a lease. If another command holds the lock, says so and waits.
+    /// Locks a lease. If another command holds the lock, prints that and waits.
     pub async fn lock(&self, lease: &Lease) -> anyhow::Result<LeaseLock> {
         if let Some(lock) = self.store.try_lock(&lease.id)? {
             return Ok(lock);

@@ -1,7 +1,9 @@
-//! Diagnostics on standard error, which for a detached daemon is `daemon.log` in its data directory.
+//! Writes diagnostics to standard error, which for a detached daemon is `daemon.log` in its data
+//! directory.
 //!
-//! A log line is never worth a panic or a wait. Whatever cannot be written, because the disk is full or the reader of a pipe
-//! has stopped reading, is dropped and counted. Once [`write_by_thread`] was called, only a thread of its own waits for the disk.
+//! Logging never panics and never blocks. Lines that cannot be written, because the disk is full or
+//! the reader of a pipe has stopped reading, are dropped and counted. After [`write_by_thread`]
+//! only a separate thread waits for the disk.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,23 +16,24 @@ use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
 
-/// The size at which a log is moved aside to `daemon.log.1`, in place of the one before it.
+/// The size at which a log is moved to `daemon.log.1`, which replaces the previous one.
 const LONGEST_LOG: u64 = 10 << 20;
-/// Lines that wait for the thread.
+/// The number of lines that may wait for the thread.
 const QUEUE: usize = 1024;
-/// The longest line: with [`QUEUE`] it bounds the memory of lines that wait.
+/// The longest line; together with [`QUEUE`] it limits the memory of waiting lines.
 const LONGEST_LINE: usize = 16 << 10;
-/// The longest time that the last lines may take at the end of the process.
+/// The time limit for the last lines at the end of the process.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Sends diagnostics to standard error; `WARREN_LOG` chooses which.
+/// Starts to send diagnostics to standard error; `WARREN_LOG` filters them.
 pub fn begin(default: &str, as_json: bool) {
     let filter = EnvFilter::try_from_env("WARREN_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Line)
         .with_ansi(false)
-        // It would report a failure with `eprintln!`, which panics where the failure was one of standard error.
+        // It would report a failure with `eprintln!`, which panics if standard error itself has
+        // failed.
         .log_internal_errors(false);
     match as_json {
         true => lines.json().init(),
@@ -38,8 +41,9 @@ pub fn begin(default: &str, as_json: bool) {
     }
 }
 
-/// Lets a thread write from now on, so that no other thread waits for the disk or for the reader of a pipe. To be called when the
-/// process may have threads. If standard error is the file `log`, that file is kept short.
+/// Starts a writing thread, so that no other thread waits for the disk or for the reader of a pipe.
+/// To be called when the process may have threads. If standard error is the file `log`, that file
+/// is kept short.
 pub fn write_by_thread(log: Option<&Path>) {
     let (sender, receiver) = sync_channel(QUEUE);
     let log = log.filter(|path| is_standard_error(path)).map(Path::to_owned);
@@ -50,7 +54,7 @@ pub fn write_by_thread(log: Option<&Path>) {
     }
 }
 
-/// Waits until the thread has written what it was given, but not for long.
+/// Waits for a short time until the thread has written its lines.
 pub fn finish() {
     let Some(queue) = QUEUED.get() else { return };
     let (done, wait) = sync_channel(1);
@@ -59,7 +63,7 @@ pub fn finish() {
     }
 }
 
-/// Opens a log for appending, for its owner only, and moves its lines aside if there are many.
+/// Opens a log for appending, for its owner only, and moves its lines aside if it is large.
 pub fn open(path: &Path) -> io::Result<File> {
     let log = File::options().create(true).append(true).mode(0o600).open(path)?;
     let metadata = log.metadata()?;
@@ -81,11 +85,11 @@ struct Queue {
 
 enum Message {
     Line(Vec<u8>),
-    /// Everything before this has been written when the sender is dropped.
+    /// The sender is dropped once all earlier lines are written.
     Flush(SyncSender<()>),
 }
 
-/// Takes one formatted line at a time, and never fails.
+/// A writer that takes one formatted line at a time and never fails.
 struct Line;
 
 impl Write for Line {
@@ -115,7 +119,7 @@ impl Queue {
 }
 
 fn write_to_standard_error(line: &[u8]) {
-    // There is nowhere to report a failure to.
+    // There is no place to report a failure.
     let _ = io::stderr().write_all(line);
 }
 
@@ -136,7 +140,8 @@ fn run(messages: &Receiver<Message>, log: Option<&Path>) {
     }
 }
 
-/// Moves a log aside that has grown long. Shims and the zygote write to the same file, so it is emptied, not replaced.
+/// Moves a large log aside. Shims and the zygote write to the same file, so it is emptied, not
+/// replaced.
 fn keep_short(log: &Path) {
     let standard_error = rustix::stdio::stderr();
     let length = rustix::fs::fstat(standard_error).map_or(0, |status| status.st_size.cast_unsigned());
@@ -146,11 +151,12 @@ fn keep_short(log: &Path) {
     }
 }
 
-/// Copies a log to `PATH.1` and empties it. If the disk has no room for the copy, the lines are given up.
+/// Copies a log to `PATH.1` and empties it. If the disk has no room for the copy, the lines are
+/// lost.
 fn move_aside(path: &Path, empty: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     let aside = PathBuf::from(format!("{}.1", path.display()));
     let copied = File::open(path).and_then(|mut log| {
-        // Not over the old one, whose mode may be another.
+        // Removed first: the old one may have another mode.
         match std::fs::remove_file(&aside) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -191,7 +197,7 @@ mod tests {
 
         log.set_len(LONGEST_LOG + 1).expect("make it long");
         open(&path).expect("open").write_all(b"third\n").expect("write");
-        // The same file, so that processes which have it open go on writing to it.
+        // The same file, so that processes with an open descriptor continue to write to it.
         log.write_all(b"fourth\n").expect("write");
         assert_eq!(std::fs::read_to_string(&path).expect("read"), "third\nfourth\n");
         let kept = std::fs::read(&aside).expect("read");

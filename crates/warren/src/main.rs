@@ -1,8 +1,9 @@
-//! The `warren` binary: it parses arguments, asks the other crates for what they mean, and renders the answer.
-//! It decides nothing about sandboxes and never opens the store. Every role is a subcommand; start at [`cli`].
+//! The `warren` binary: it parses arguments, calls the other crates, and prints the results. It
+//! decides nothing about sandboxes and never opens the store. Every role is a subcommand; start at
+//! [`cli`].
 
-/// Replaces the standard library's `eprint!`, which panics if standard error cannot be written. A daemon's standard error is a file on
-/// the disk that its sandboxes fill.
+/// Replaces the standard library's `eprint!`, which panics if standard error cannot be written. A
+/// daemon's standard error is a file on the disk that its sandboxes may fill.
 macro_rules! eprint {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -58,12 +59,12 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use cli::Command;
 
-/// An API server makes and drops trees of small strings all day long, in several threads; glibc's allocator spent a third of a
-/// busy daemon's time on that.
+/// The allocator. An API server allocates and frees trees of small strings in several threads all
+/// the time; glibc's allocator took a third of a busy daemon's processor time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What `run` ends with when it is not the command that failed, as other container tools do.
+/// The exit code of `run` for failures other than the command's own, as in other container tools.
 const OWN_FAILURE: u8 = 125;
 
 fn main() -> ExitCode {
@@ -73,7 +74,7 @@ fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse_from(words) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() && runs_a_command => {
-            // If standard error is closed there is no other place to say it.
+            // If standard error is closed, there is no other place for the message.
             let _ = error.print();
             return ExitCode::from(OWN_FAILURE);
         }
@@ -84,16 +85,15 @@ fn main() -> ExitCode {
             log::begin(flags.logging.zap_log_level, flags.logging.as_json(std::io::stderr().is_terminal()));
             log::write_by_thread(None);
         }
-        // A home's own user is the only one who asks its router for anything.
+        // A home's own user is the router's only client.
         Command::Up(_) | Command::Daemon(_) => log::begin("info,warren_router::access=off", false),
         Command::Router(flags) => {
             let access = if flags.access_log { "" } else { ",warren_router::access=off" };
             log::begin(&format!("info,kube_client=off{access}"), false);
             log::write_by_thread(None);
         }
-        // The library says each failed request as well as we do, only shorter.
+        // The library logs each failed request in addition to us.
         Command::Node(_) => log::begin("info,kube_client=off", false),
-        // As above.
         _ => log::begin("warn,kube_client=off", false),
     }
     let outcome = carry_out(cli.command);
@@ -153,7 +153,7 @@ fn carry_out(command: Command) -> anyhow::Result<i32> {
             let mut script = Vec::new();
             let mut command = <cli::Cli as clap::CommandFactory>::command();
             clap_complete::generate(arguments.shell, &mut command, "warren", &mut script);
-            // A reader that has seen enough is no failure.
+            // A reader that stops reading is not an error.
             let _ = std::io::stdout().write_all(&script);
         }
         Command::Version(arguments) => version::version(&arguments),

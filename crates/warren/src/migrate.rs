@@ -1,8 +1,9 @@
-//! `warren migrate`: prints manifests that were written for `v1alpha1` as `v1beta1`.
+//! Runs `warren migrate`: prints manifests for `v1alpha1` as `v1beta1`.
 //!
-//! Documents that need no change are printed as they were, comments and all. Each thing that could not be carried over
-//! is a `#` comment above its document; a pool that a claim now needs follows at the end, so that the output can be
-//! applied as it is. The conversion itself is [`warren_api::v1alpha1`].
+//! Documents that need no change are printed unchanged, including comments. Each part that could
+//! not be converted becomes a `#` comment above its document. A pool that a claim now needs follows
+//! at the end, so that the output can be applied as it is. The conversion itself is
+//! [`warren_api::v1alpha1`].
 
 use std::fmt::Write as _;
 use std::io::{self, Read as _, Write};
@@ -13,47 +14,47 @@ use warren_api::v1alpha1::{ConversionError, Converted, convert, missing_companio
 
 use crate::cli;
 
-/// Why nothing was printed.
+/// The reason why nothing was printed.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrateError {
     /// An input could not be read.
     #[error("read `{}`", file.display())]
     Read {
-        /// The file as it was named.
+        /// The file as given.
         file: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
     /// A document is not YAML.
     #[error("{file}, document {document}: not YAML: {problem}")]
     NotYaml {
-        /// The file as it was named.
+        /// The file as given.
         file: String,
         /// Counted from 1.
         document: usize,
-        /// Where and what, in one line.
+        /// The position and the problem, in one line.
         problem: String,
     },
     /// A document cannot be converted.
     #[error("{file}, document {document}")]
     Convert {
-        /// The file as it was named.
+        /// The file as given.
         file: String,
         /// Counted from 1.
         document: usize,
-        /// The field, and what is wrong with it.
+        /// The field and its problem.
         #[source]
         source: ConversionError,
     },
-    /// A converted document does not survive being written.
+    /// A converted document cannot be written and read back.
     #[error("{file}, document {document}: cannot be written as YAML: {problem}")]
     Unwritable {
-        /// The file as it was named.
+        /// The file as given.
         file: String,
         /// Counted from 1.
         document: usize,
-        /// What went wrong.
+        /// The problem.
         problem: String,
     },
     /// The output could not be written.
@@ -61,7 +62,7 @@ pub enum MigrateError {
     Write(#[source] io::Error),
 }
 
-/// Reads the files, converts them, and prints the result only if all of them could be converted.
+/// Reads and converts the files, and prints the result only if all of them could be converted.
 pub fn migrate(arguments: &cli::Migrate, output: &mut dyn Write) -> Result<(), MigrateError> {
     let mut inputs = Vec::new();
     for file in &arguments.files {
@@ -94,7 +95,7 @@ fn migrate_texts(inputs: &[(String, String)]) -> Result<String, MigrateError> {
                 problem,
             })?
             else {
-                // A head of comments stays where it was; an empty document goes.
+                // Leading comments stay; an empty document is dropped.
                 if !text.trim().is_empty() {
                     separate(&mut result);
                     result.push_str(text);
@@ -155,8 +156,8 @@ fn separate(result: &mut String) {
     }
 }
 
-/// The texts between document markers. A line that begins with `---` is always a marker in YAML, even inside a block of
-/// text, so no parser is needed for this.
+/// Splits a text at document markers. A line that begins with `---` is always a marker in YAML,
+/// even inside a block of text, so no parser is needed.
 fn split_documents(text: &str) -> Vec<&str> {
     let mut documents = Vec::new();
     let (mut start, mut at) = (0, 0);
@@ -165,7 +166,7 @@ fn split_documents(text: &str) -> Vec<&str> {
         let is_marker = line.trim_end() == "---" || line.starts_with("--- ");
         if is_marker {
             documents.push(&text[start..at]);
-            // What follows the marker on its line belongs to the document, such as a comment.
+            // Text after the marker on its line belongs to the document, such as a comment.
             start = at + "---".len();
             if line.trim_end() == "---" {
                 start = end;
@@ -177,9 +178,9 @@ fn split_documents(text: &str) -> Vec<&str> {
     documents
 }
 
-/// The object in a document, if there is one; what is wrong with it, in one line.
+/// Parses the object in a document, if there is one. The error is one line.
 fn parse(text: &str) -> Result<Option<Value>, String> {
-    // As kubectl reads it: `0644` is octal, `yes` is true.
+    // As in kubectl: `0644` is octal, `yes` is true.
     let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };
     let value: Value = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let problem = error.to_string();
@@ -192,7 +193,8 @@ fn parse(text: &str) -> Result<Option<Value>, String> {
     Ok((!value.is_null()).then_some(value))
 }
 
-/// YAML that means the object: read back, because a word such as `no` must not become another value.
+/// Formats the object as YAML, and reads it back: a word such as `no` must not become another
+/// value.
 fn to_yaml(object: &Value) -> Result<String, String> {
     let text = serde_saphyr::to_string(object).map_err(|error| error.to_string())?;
     match parse(&text)? {

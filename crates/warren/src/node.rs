@@ -1,4 +1,4 @@
-//! `warren node`: this machine as a node of a cluster.
+//! Runs `warren node`: this machine as a node of a cluster.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +14,7 @@ use crate::cli::{Format, Output, Registries, Runtimes};
 use crate::log;
 use crate::up::credential_files;
 
-/// Where kubelets listen.
+/// The default address: kubelet's.
 const LISTEN: &str = "0.0.0.0:10250";
 
 #[derive(Args, Debug)]
@@ -95,7 +95,7 @@ fn announce(data_dir: &DataDir, member: &Member, format: Format) {
             let line = json!({
                 "dataDir": data_dir.path(), "pid": pid, "name": name, "server": server, "listen": listen,
             });
-            // A reader that has gone is no reason to end.
+            // Continue if the reader of standard output is gone.
             let _ = writeln!(std::io::stdout(), "{line}");
         }
         Format::Text => {

@@ -1,4 +1,4 @@
-//! `warren oci`: our containers as an OCI runtime, for whoever brings bundles of their own.
+//! Runs `warren oci`: our containers as an OCI runtime, for bundles of other tools.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -111,7 +111,7 @@ struct Exec {
     command: Vec<String>,
 }
 
-/// Carries the command out and returns an exit code.
+/// Runs the command and returns an exit code.
 pub fn oci(arguments: &Oci) -> anyhow::Result<i32> {
     let outcome = carry_out(arguments);
     if let (Err(error), Some(path)) = (&outcome, &arguments.log) {
@@ -170,7 +170,7 @@ impl Exec {
     }
 }
 
-/// By their numbers, from 1 on.
+/// The signals in the order of their numbers, from 1 on.
 const SIGNALS: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
     "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ",

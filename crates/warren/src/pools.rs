@@ -1,4 +1,4 @@
-//! `warren pool` and `warren template`: warm pools and what their sandboxes are made from.
+//! Runs `warren pool` and `warren template`.
 
 mod arguments;
 
@@ -27,7 +27,7 @@ async fn reach(place: &Place) -> anyhow::Result<(Client, Destination)> {
     Ok((destination.connect().await?, destination))
 }
 
-/// Carries out a subcommand of `pool`.
+/// Runs a subcommand of `pool`.
 pub async fn pool(arguments: &Pool) -> anyhow::Result<i32> {
     match &arguments.command {
         PoolCommand::List { place, output } => {
@@ -90,7 +90,7 @@ pub async fn pool(arguments: &Pool) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// Makes the condition that the very object that was read is deleted.
+/// Returns the precondition that only the object that was read is deleted.
 fn exactly(uid: Option<String>) -> DeleteParams {
     DeleteParams {
         preconditions: Some(Preconditions { uid, resource_version: None }),
@@ -129,7 +129,7 @@ fn age_of(row: &Value) -> String {
     created.map(|created| age(Timestamp::now(), created)).unwrap_or_default()
 }
 
-/// Carries out a subcommand of `template`.
+/// Runs a subcommand of `template`.
 pub async fn template(arguments: &Template) -> anyhow::Result<i32> {
     match &arguments.command {
         TemplateCommand::List { place, output } => {
@@ -184,7 +184,7 @@ fn template_row(template: &SandboxTemplate) -> Value {
 }
 
 impl arguments::Of {
-    /// Returns a sandbox as the flags say.
+    /// Returns the sandbox that the flags describe.
     fn wanted(&self, destination: &Destination) -> anyhow::Result<warren_api::Sandbox> {
         let (local, hosts) = (destination.is_local(), destination.config.hosts(&self.allow_host));
         let image = self.image.as_deref().or(local.then_some(wanted::HOST_IMAGE));

@@ -1,13 +1,13 @@
-//! A line for people who wait.
+//! Shows progress to a waiting user.
 
 use std::future::Future;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-/// After this long a person begins to wonder.
+/// The time after which a message is shown.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Waits for something; if that takes long and a person is looking, says for what.
+/// Waits for a future; if it takes long, shows a message on a terminal.
 pub async fn show_if_slow<F: Future>(what: impl FnOnce() -> String, future: F) -> F::Output {
     tokio::pin!(future);
     if !std::io::stderr().is_terminal() {
@@ -18,15 +18,15 @@ pub async fn show_if_slow<F: Future>(what: impl FnOnce() -> String, future: F) -
         () = tokio::time::sleep(PATIENCE) => eprint!("{}…", what()),
     }
     let output = future.await;
-    // Back to the start of the line, and erase it.
+    // Return to the start of the line, and erase it.
     eprint!("\r\x1b[K");
     output
 }
 
-/// Not more often than a person can read.
+/// The shortest time between two updates, so that they can be read.
 const BETWEEN_UPDATES: Duration = Duration::from_millis(100);
 
-/// A line that counts bytes for a person who waits; nothing where nobody looks, nor for what is done at once.
+/// A line that counts bytes on a terminal. It is not shown elsewhere, nor for short operations.
 #[derive(Debug)]
 pub struct Meter {
     what: String,
@@ -36,13 +36,13 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Begins to count.
+    /// Starts to count.
     pub fn new(what: String) -> Self {
         let next = std::time::Instant::now() + PATIENCE;
         Self { what, next, shown: false, looks: std::io::stderr().is_terminal() }
     }
 
-    /// So much is done, of so much.
+    /// Shows the finished bytes, of a total if it is known.
     pub fn show(&mut self, done: u64, total: Option<u64>) {
         let now = std::time::Instant::now();
         if !self.looks || now < self.next {
@@ -63,7 +63,7 @@ impl Drop for Meter {
     }
 }
 
-/// A number of bytes for people, in powers of a thousand.
+/// Formats a number of bytes in powers of a thousand.
 pub fn bytes(count: u64) -> String {
     let units = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
     let amount = count as f64;

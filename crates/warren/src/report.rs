@@ -1,4 +1,4 @@
-//! How errors are printed: what happened and why, once, and what to do next where we know it.
+//! Prints errors: the problem and its causes, once, and a hint if there is one.
 
 use std::process::ExitCode;
 
@@ -29,13 +29,13 @@ pub fn print(error: &anyhow::Error) {
     }
 }
 
-/// The whole chain in one line. A cause that only repeats what was said before it is left out: many libraries
-/// print their source in their own message.
+/// Formats the whole chain in one line. A cause that only repeats an earlier text is left out: many
+/// libraries include their source in their own message.
 pub fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
         if let Some(message) = status_message(cause) {
-            // The rest of the chain is the same answer in the library's words.
+            // The rest of the chain repeats this answer in the library's words.
             if !text.is_empty() {
                 text.push_str(": ");
             }
@@ -53,7 +53,7 @@ pub fn chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Returns what the server says in its answer, if an error is an answer of the server.
+/// Returns the server's message, if the error is an answer of the server.
 fn status_message<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a str> {
     use warren_client::kube::Error;
     let error =
@@ -64,8 +64,8 @@ fn status_message<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     }
 }
 
-/// The exit code that belongs to an error, if it is a special one: a command that could not be started ends like it
-/// would in a shell.
+/// Returns the special exit code of an error, if it has one: a command that could not be started
+/// ends as in a shell.
 pub fn exit_code(error: &anyhow::Error) -> Option<ExitCode> {
     match error.downcast_ref()? {
         ExecError::Failed { exit_code, .. } => Some(ExitCode::from(u8::try_from((*exit_code)?).ok()?)),

@@ -1,4 +1,4 @@
-//! `warren router`: the router as a process of its own, for any cluster.
+//! Runs `warren router`: the router as a process of its own, for any cluster.
 
 mod access;
 
@@ -20,7 +20,7 @@ use warren_router::{ByAddress, CONTENT_TYPE, Config, Listener, MOST_HEADER_BYTES
 use crate::controller::watch_signals;
 use crate::version::BUILD;
 
-/// The longest time that listing the pods may take at the start.
+/// The time limit for the first list of pods.
 const FIRST_LIST: Duration = Duration::from_secs(60);
 
 #[derive(Args, Clone, Debug)]
@@ -89,7 +89,7 @@ pub struct Flags {
     pub access: access::AccessFlags,
 }
 
-/// Reads the prefix of path routes.
+/// Parses the prefix of path routes.
 fn prefix(text: &str) -> Result<String, String> {
     let is_part = |part: &str| {
         let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
@@ -102,7 +102,7 @@ fn prefix(text: &str) -> Result<String, String> {
     }
 }
 
-/// Reads the domain of host routes.
+/// Parses the domain of host routes.
 fn domain(text: &str) -> Result<String, String> {
     let text = text.to_ascii_lowercase();
     let is_label = |label: &str| {
@@ -115,10 +115,11 @@ fn domain(text: &str) -> Result<String, String> {
     }
 }
 
-/// An address to listen on; `None` is nowhere.
+/// An address to listen on, or `None`.
 pub type Bind = Option<SocketAddr>;
 
-/// Reads an address in Go's words: `:8080` is every address of the machine, `0` or nothing is none.
+/// Parses an address in Go's notation: `:8080` is every address of the machine, `0` or empty is
+/// none.
 fn address(text: &str) -> Result<Bind, String> {
     match text {
         "" | "0" => Ok(None),

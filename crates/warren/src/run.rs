@@ -1,7 +1,8 @@
-//! `warren run`: a sandbox for one command, with this checkout in it.
+//! Runs `warren run`: a sandbox for one command, with this checkout in it.
 //!
-//! The sandbox has a lease ([`launch`](warren_client::launch)), so that it ends by itself if this process is killed.
-//! Renewing the lease is the only write besides the create and the delete, and a short command never comes to it.
+//! The sandbox has a lease ([`launch`](warren_client::launch)), so that it ends by itself if this
+//! process is killed. Renewing the lease is the only write besides the create and the delete, and a
+//! short command ends before it.
 
 mod files;
 mod leased;
@@ -46,19 +47,19 @@ use publish::Listening;
 pub use publish::Publication;
 pub use toolchain::Toolchain;
 
-/// The exit code of a command that a closed pipe ended.
+/// The exit code of a command that was ended by a closed pipe.
 const BROKEN_PIPE: i32 = 128 + 13;
 
-/// The exit code of a command that took too long, as `timeout` has it.
+/// The exit code of a command that exceeded its time limit, as in `timeout`.
 const TIMED_OUT: i32 = 124;
 
-/// The time that a command may take to end after it was told to.
+/// The time that a command may take to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The variable that tells commands in one container apart.
+/// The variable that distinguishes commands in one container.
 pub const MARK: &str = "WARREN_EXEC";
 
-/// The longest time that passing on a signal may take.
+/// The time limit for forwarding a signal.
 const FORWARD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs the command and returns its exit code.
@@ -77,7 +78,7 @@ pub fn run(mut arguments: cli::Run) -> anyhow::Result<i32> {
             None => session(&arguments, &destination, &mut timings, &mut isolation).await,
         }
     });
-    // A read of standard input may still be going on in a thread; it is not waited for.
+    // A thread may still be reading standard input; it is not waited for.
     runtime.shutdown_background();
     history::note(&history::Entry {
         began: began.0,
@@ -94,7 +95,7 @@ pub fn run(mut arguments: cli::Run) -> anyhow::Result<i32> {
     code
 }
 
-/// Returns the settings that flags say.
+/// Returns the settings that are given by flags.
 fn flags(arguments: &cli::Run) -> Layer {
     let exact = |duration: Option<Duration>| duration.map(|duration| format!("{}ms", duration.as_millis()));
     let said = [
@@ -106,7 +107,7 @@ fn flags(arguments: &cli::Run) -> Layer {
     said.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// Fills in what the settings say and the flags do not.
+/// Fills in settings that have no flag on the command line.
 fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result<()> {
     let config = &destination.config;
     let new = [&arguments.image, &arguments.memory, &arguments.cpus, &arguments.disk, &arguments.runtime];
@@ -124,8 +125,8 @@ fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result
         }
     }
     arguments.allow_host = config.hosts(&arguments.allow_host);
-    // A lease has a directory and a container of its own. A directory that the flag names may be any:
-    // those of the system are refused where files are sent into it.
+    // A lease has a directory and a container of its own. The flag may name any directory: system
+    // directories are refused only when files are sent into them.
     if arguments.id.is_none() && arguments.workdir.is_none() {
         arguments.workdir = config.text("workdir").map(str::to_owned);
     }
@@ -133,7 +134,8 @@ fn settle(arguments: &mut cli::Run, destination: &Destination) -> anyhow::Result
     arguments.container = config.text("container").filter(|_| claims).map(str::to_owned);
     arguments.sync_delete |= config.is("sync-delete") && !arguments.no_sync;
     arguments.exclude.splice(0..0, config.list("exclude"));
-    // A test suite on one's own machine may take longer than ten minutes; elsewhere it holds what others wait for.
+    // A test suite on the user's own machine may take longer than ten minutes; elsewhere it would
+    // hold a shared resource.
     let has_end = arguments.id.is_some() || !destination.is_local() || config.is_said("exec-timeout");
     arguments.timeout = Some(config.duration("exec-timeout")).filter(|end| has_end && !end.is_zero());
     let failing = arguments.keep || arguments.keep_on_failure;
@@ -163,7 +165,7 @@ async fn session(
     };
     timings.mark("connect");
     if let Some(image) = wanted::brings_image(arguments, destination.is_local()) {
-        // Before the sandbox exists: progress is shown, and no deadline runs.
+        // Pulled before the sandbox is created: progress is shown, and no deadline runs.
         tokio::select! {
             signal = signals.ending() => return Ok(signal.exit_code()),
             pulled = image::pull(&client, image, true) => pulled?,
@@ -171,7 +173,7 @@ async fn session(
         timings.mark("image");
     }
 
-    // Not given up at a signal: only the answer says if the server has made the object.
+    // Not cancelled at a signal: only the answer shows whether the object exists.
     let launched = create(&client, arguments, &name, new, &destination.namespace).await?;
     timings.mark("create");
 
@@ -204,7 +206,7 @@ async fn session(
     if let Err(error) = ended {
         let error = anyhow::Error::from(error)
             .context(format!("the sandbox ends by itself within {} s", LEASE.as_secs()));
-        // The command's own result matters more than this one.
+        // The command's own result matters more than this error.
         eprintln!("warning: {}", crate::report::chain(&error));
     }
     timings.mark("delete");
@@ -222,7 +224,7 @@ async fn session(
     result
 }
 
-/// Asks for the sandbox, with a lease that begins now.
+/// Creates the sandbox, with a lease that begins now.
 async fn create(
     client: &Client,
     arguments: &cli::Run,
@@ -265,7 +267,7 @@ fn say_kept(name: &str, arguments: &cli::Run, destination: &Destination) {
     );
 }
 
-/// Everything that a run needs once its sandbox is asked for.
+/// The state of a run once its sandbox is created.
 struct Session<'a> {
     client: &'a Client,
     arguments: &'a cli::Run,
@@ -274,14 +276,14 @@ struct Session<'a> {
     files: Files,
     /// Checks the objects of a lease before anything is executed in its pod.
     guard: Option<Guard>,
-    /// Asks for the isolation that the containers have, while the command runs.
+    /// Reads the isolation of the containers, while the command runs.
     isolation: Option<tokio::task::JoinHandle<Option<String>>>,
 }
 
-/// The condition of a pod that says which isolation its containers have.
+/// The pod condition with the isolation of its containers.
 const ISOLATION: &str = "warren.dev/isolation";
 
-/// Returns the isolation that a pod's node says it has.
+/// Returns the isolation that a pod's node has reported.
 async fn isolation_of(client: Client, place: Place) -> Option<String> {
     let pods: Api<Pod> = Api::namespaced(client, &place.namespace);
     let conditions = pods.get(&place.pod).await.ok()?.status?.conditions?;
@@ -289,7 +291,7 @@ async fn isolation_of(client: Client, place: Place) -> Option<String> {
 }
 
 impl Session<'_> {
-    /// Waits for the sandbox, and serves in it.
+    /// Waits for the sandbox, then runs the session in it.
     async fn serve_when_ready(
         &mut self,
         launched: &Launched,
@@ -321,7 +323,7 @@ impl Session<'_> {
         }
     }
 
-    /// Sends files, runs the command, and brings files back.
+    /// Sends files, runs the command, and fetches changed files.
     async fn serve(
         &mut self,
         place: &Place,
@@ -340,7 +342,7 @@ impl Session<'_> {
             (None, _) => return Ok(0),
         };
         self.check().await?;
-        // Others may use the sandbox of a lease: signals are for the command with this mark.
+        // A lease's sandbox may run other commands: signals are for the one with this mark.
         let code = command(self.client, request, self.arguments.timeout, self.mark(), signals).await?;
         if let (Some(sent), Some(glob)) = (sent, &self.arguments.sync_back) {
             timings.mark("command");
@@ -351,7 +353,7 @@ impl Session<'_> {
                 back = back => back,
             };
             match (back, code) {
-                // The command's failure is the more important one, and its exit code is what callers look at.
+                // The command's failure is more important, and callers read its exit code.
                 (Err(error), 1..) => crate::report::print(&error),
                 (back, _) => back?,
             }
@@ -359,13 +361,13 @@ impl Session<'_> {
         Ok(code)
     }
 
-    /// Returns the isolation, if the answer has come. It is not waited for.
+    /// Returns the isolation if it is known already.
     async fn known_isolation(&mut self) -> Option<String> {
         let asking = self.isolation.take().filter(tokio::task::JoinHandle::is_finished)?;
         asking.await.ok()?
     }
 
-    /// Returns the mark of the command in a sandbox that others may use; empty in a sandbox of its own.
+    /// Returns the mark of the command in a shared sandbox; empty in a sandbox of its own.
     fn mark(&self) -> &str {
         self.variables
             .lines()
@@ -375,7 +377,8 @@ impl Session<'_> {
             .unwrap_or_default()
     }
 
-    /// Sends what the command needs, and returns how to run it; nothing, if it is only to be sent.
+    /// Sends files and variables, and returns the request that runs the command; `None` if there is
+    /// no command.
     async fn prepare(
         &mut self,
         place: &Place,
@@ -400,7 +403,7 @@ impl Session<'_> {
         let file = match self.variables {
             "" => None,
             variables => match store_variables(self.client, place, variables).await {
-                // An image without a shell does without the kind of terminal.
+                // In an image without a shell, the variables of the terminal are left out.
                 Err(_) if self.arguments.env.is_empty() && self.arguments.toolchain.is_empty() => None,
                 stored => Some(stored?),
             },
@@ -417,7 +420,7 @@ impl Session<'_> {
         Ok((Some(request), sent))
     }
 
-    /// Returns the directory to change to, if the container does not start there by itself.
+    /// Returns the directory to change to, if the container does not start there.
     fn directory(&self) -> Option<&str> {
         let new = self.arguments.pool.is_none() && self.arguments.template.is_none() && self.guard.is_none();
         let directory = self.files.directory();
@@ -425,10 +428,11 @@ impl Session<'_> {
     }
 }
 
-/// Makes the directory `$1`: without files, nothing else makes it in the sandbox of a lease.
+/// Makes the directory `$1`: without files, nothing else makes it in a lease's sandbox.
 const MAKE_DIRECTORY: &str = r#"mkdir -p -- "$1""#;
 
-/// Writes standard input to a file that only its owner may read, in memory where possible, and prints its name.
+/// Writes standard input to a file that only its owner may read, in memory where possible, and
+/// prints its name.
 const STORE: &str = r#"
 umask 077
 for directory in /dev/shm /tmp; do
@@ -438,7 +442,7 @@ echo 'neither /dev/shm nor /tmp can be written to' >&2
 exit 1
 "#;
 
-/// Puts the variables into a file in the sandbox, and returns its path.
+/// Stores the variables in a file in the sandbox, and returns its path.
 pub async fn store_variables(client: &Client, place: &Place, variables: &str) -> anyhow::Result<String> {
     let name = format!(".warren-{}", random_name());
     let mut directory = exec::Bounded::new(64);
@@ -453,8 +457,9 @@ pub async fn store_variables(client: &Client, place: &Place, variables: &str) ->
     Ok(format!("{directory}/{name}"))
 }
 
-/// Runs a command with this process's streams and signals, and returns its exit code. Signals go to commands that have
-/// `mark` in their environment; an empty mark means all commands in the container.
+/// Runs a command with this process's streams and signals, and returns its exit code. Signals go to
+/// commands that have `mark` in their environment; an empty mark means all commands in the
+/// container.
 pub async fn command(
     client: &Client,
     request: ExecRequest,
@@ -475,7 +480,7 @@ pub async fn command(
     loop {
         let end = deadline.unwrap_or_else(|| tokio::time::Instant::now() + Duration::from_secs(3600));
         let signal = tokio::select! {
-            // The command's own end counts, also when it comes together with a signal.
+            // The command's end wins, even if a signal comes at the same time.
             biased;
             code = &mut pumping => {
                 let code = code?;
@@ -506,8 +511,9 @@ pub async fn command(
     }
 }
 
-/// Sends a signal (`$1`) to the commands that were started from outside: their parent is not in the sandbox. With `$2`,
-/// to their process groups, as a terminal does; with `$3`, only to those that have it in their environment.
+/// Sends a signal (`$1`) to the commands that were started from outside: their parent is not in the
+/// sandbox. With `$2`, to their process groups, as a terminal does; with `$3`, only to those that
+/// have it in their environment.
 const FORWARD: &str = r#"
 for directory in /proc/[0-9]*; do
     pid=${directory#/proc/}
@@ -525,7 +531,7 @@ done 2>/dev/null
 :
 "#;
 
-/// Passes a signal on to the command. Returns false if that did not work.
+/// Forwards a signal to the command. Returns false if that failed.
 async fn forward(client: &Client, place: &Place, signal: Signal, mark: &str) -> bool {
     let group = if signal.is_for_the_group() { "group" } else { "" };
     let request = place.script(FORWARD, &[signal.name(), group, mark], false);
@@ -543,7 +549,7 @@ async fn attach(client: &Client, request: ExecRequest) -> Result<i32, ExecError>
         pump(exec, request.tty, nothing).await
     };
     match ended {
-        // `warren run -- yes | head` is a success of `head`; it ends like `yes` would have.
+        // `warren run -- yes | head` is a success of `head`; it ends as `yes` would have.
         Err(ExecError::Output { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => {
             Ok(BROKEN_PIPE)
         }
@@ -565,14 +571,15 @@ async fn pump<I: AsyncRead + Unpin>(exec: Exec, tty: bool, stdin: I) -> Result<i
     ended
 }
 
-/// Makes a file without a name, for an archive of unknown size.
+/// Makes an unnamed file, for an archive of unknown size.
 pub fn temporary_file() -> std::io::Result<std::fs::File> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     Ok(rustix::fs::open(std::env::temp_dir(), flags, Mode::from_raw_mode(0o600))?.into())
 }
 
-/// Chosen here and not by `generateName`, so that it is known before the request is sent.
+/// Generates a name here instead of by `generateName`, so that it is known before the request is
+/// sent.
 pub fn random_name() -> String {
     let random: String = std::iter::repeat_with(fastrand::alphanumeric).take(10).collect();
     format!("run-{}", random.to_ascii_lowercase())

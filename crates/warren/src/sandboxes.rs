@@ -1,5 +1,5 @@
-//! Commands for sandboxes that exist: `list`, `top`, `exec`, `shell`, `cp`, `logs`, `events`, `explain`, `suspend`, `resume` and
-//! `delete`.
+//! The commands for existing sandboxes: `list`, `top`, `exec`, `shell`, `cp`, `logs`, `events`,
+//! `explain`, `suspend`, `resume` and `delete`.
 
 mod copy;
 mod explain;
@@ -32,7 +32,7 @@ use crate::leases::Leases;
 use crate::signals::Signals;
 use crate::{environment, history, pools, run, terminal, words};
 
-/// A sandbox, and the claim that has it, if it was named by its claim.
+/// A sandbox, and its claim, if it was named by its claim.
 #[derive(Debug)]
 struct Found {
     sandbox: Option<Sandbox>,
@@ -60,26 +60,27 @@ pub fn carry_out(command: &cli::Command) -> anyhow::Result<i32> {
             _ => unreachable!("checked by the caller: a command for sandboxes"),
         }
     });
-    // A read of standard input may still be going on in a thread; it is not waited for.
+    // A thread may still be reading standard input; it is not waited for.
     runtime.shutdown_background();
     code
 }
 
-/// A connection to the API, and where in it sandboxes are.
+/// A connection to the API, and the namespace in use.
 struct Reached {
     client: Client,
     namespace: String,
     destination: Destination,
 }
 
-/// Connects to what the arguments and settings name.
+/// Connects to the home that the arguments and settings name.
 async fn reach(place: &cli::Place) -> anyhow::Result<Reached> {
     let destination = Destination::choose(place, Layer::new())?;
     let client = destination.connect().await?;
     Ok(Reached { client, namespace: destination.namespace.clone(), destination })
 }
 
-/// Opens the leases of this home. Without a directory for them there are none, which keeps no command from other sandboxes.
+/// Opens the leases of this home; `None` without a directory for them, so that commands on other
+/// sandboxes still work.
 fn leases(reached: &Reached) -> Option<Leases> {
     let opened = Leases::open(&reached.destination);
     opened.inspect_err(|error| tracing::debug!(%error, "leases not read")).ok()
@@ -109,16 +110,16 @@ async fn find(reached: &Reached, name: &str) -> anyhow::Result<Found> {
     }
 }
 
-/// A sandbox, and where it is.
+/// A sandbox and its home.
 pub struct Identity {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    /// It is one of the local home's.
+    /// True if it is in the local home.
     pub is_local: bool,
 }
 
-/// Returns which sandbox a name means.
+/// Returns the sandbox that a name refers to.
 pub async fn identity(place: &cli::Place, name: &str) -> anyhow::Result<Identity> {
     let reached = reach(place).await?;
     let sandbox = find(&reached, name).await?.sandbox;
@@ -128,14 +129,15 @@ pub async fn identity(place: &cli::Place, name: &str) -> anyhow::Result<Identity
     Ok(Identity { namespace: reached.namespace.clone(), name: sandbox.name_any(), uid, is_local })
 }
 
-/// The container of a sandbox in which commands run. A lease is locked meanwhile, unless a `run` has its lock.
+/// The container of a sandbox in which commands run. A lease is locked meanwhile, unless a `run`
+/// holds its lock.
 struct Entered {
     place: Place,
     lease: Option<(Leases, Lease, Option<LeaseLock>)>,
 }
 
 impl Entered {
-    /// Notes that the lease was used.
+    /// Records that the lease was used.
     fn leave(self) {
         let Some((leases, mut lease, Some(_lock))) = self.lease else { return };
         lease.last_used = crate::leases::now();
@@ -145,8 +147,8 @@ impl Entered {
     }
 }
 
-/// Finds the container of a sandbox in which commands run. That of a lease is followed from the lease's own object, and
-/// every owner and UID on the way is checked.
+/// Finds the container of a sandbox in which commands run. For a lease, it starts at the lease's
+/// own object, and checks every owner and UID on the way.
 async fn enter(reached: &Reached, name: &str, container: Option<&str>) -> anyhow::Result<Entered> {
     let client = &reached.client;
     if let Some(leases) = leases(reached)
@@ -217,7 +219,7 @@ async fn attach(
     tty: bool,
 ) -> anyhow::Result<i32> {
     let mut signals = Signals::listen().context("listen for signals")?;
-    // Others may run commands in the same sandbox: signals are for the one with this mark.
+    // The sandbox may run other commands: signals are for the one with this mark.
     let mark = format!("{}={}", run::MARK, run::random_name());
     let variables = format!("export {mark}\n{variables}");
     let file = run::store_variables(client, place, &variables).await?;

@@ -1,4 +1,4 @@
-//! Commands of the second program, `warren-service`: this process becomes it.
+//! Runs commands of the second program: this process is replaced by `warren-service`.
 
 use std::convert::Infallible;
 use std::ffi::OsStr;
@@ -12,11 +12,11 @@ use crate::cli;
 
 const PROGRAM: &str = "warren-service";
 
-/// The second program is not installed.
+/// The error if the second program is not installed.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no `{PROGRAM}` beside `{}` and none in PATH", own.display())]
 pub struct NoService {
-    /// This program.
+    /// The path of this program.
     own: PathBuf,
 }
 

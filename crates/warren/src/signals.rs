@@ -1,24 +1,24 @@
-//! Signals for a command that has something to clean up, or that passes them on to a sandbox.
+//! Handles signals for a command that has to clean up, or that forwards them to a sandbox.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::terminal;
 
-/// The signals that a user, a shell or a supervisor sends.
+/// The handled signals: those that a user, a shell or a supervisor sends.
 const HEEDED: [(i32, &str); 6] =
     [(1, "HUP"), (2, "INT"), (3, "QUIT"), (10, "USR1"), (12, "USR2"), (15, "TERM")];
 
-/// A signal that came in.
+/// A received signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal(pub i32);
 
 /// The response to a signal while a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Response {
-    /// Pass it on to the command.
+    /// Forward it to the command.
     Forward,
-    /// Do not wait for the command any longer.
+    /// Stop waiting for the command.
     HangUp,
 }
 
@@ -28,17 +28,18 @@ impl Signal {
     /// The signal that supervisors send.
     pub const TERM: Self = Self(15);
 
-    /// Returns its name, as `kill` takes it.
+    /// Returns its name, as `kill` accepts it.
     pub fn name(self) -> &'static str {
         HEEDED.iter().find(|(number, _)| *number == self.0).map_or("TERM", |(_, name)| *name)
     }
 
-    /// Returns the exit code by which shells report that it ended a command.
+    /// Returns the exit code with which shells report that it ended a command.
     pub fn exit_code(self) -> i32 {
         128 + self.0
     }
 
-    /// Returns true if it asks the command to end. `USR1` and `USR2` mean what the command wants them to mean.
+    /// Returns true if it asks the command to end. The meaning of `USR1` and `USR2` depends on the
+    /// command.
     pub fn ends(self) -> bool {
         !matches!(self.name(), "USR1" | "USR2")
     }
@@ -48,7 +49,7 @@ impl Signal {
         matches!(self.name(), "HUP" | "INT" | "QUIT")
     }
 
-    /// Decides what to do about it, after `earlier` ones asked the command to end.
+    /// Decides how to respond to it, after `earlier` ones asked the command to end.
     pub fn response(self, earlier: usize) -> Response {
         match self.ends() && earlier > 0 {
             true => Response::HangUp,
@@ -57,14 +58,14 @@ impl Signal {
     }
 }
 
-/// The signals of this process, from the moment this is made.
+/// The signals of this process since this was created.
 #[derive(Debug)]
 pub struct Signals {
     incoming: mpsc::UnboundedReceiver<Signal>,
 }
 
 impl Signals {
-    /// Takes the signals over.
+    /// Starts to handle the signals.
     pub fn listen() -> std::io::Result<Self> {
         let (sender, incoming) = mpsc::unbounded_channel();
         for (number, _) in HEEDED {
@@ -95,7 +96,8 @@ impl Signals {
         }
     }
 
-    /// Ends this process at the next signal: its sender does not want to wait for the cleanup.
+    /// Ends this process at the next signal: a second signal means that the user does not want to
+    /// wait for the cleanup.
     pub fn end_at_the_next(mut self) {
         tokio::spawn(async move {
             let signal = self.ending().await;

@@ -24,11 +24,11 @@ use crate::destination::Destination;
 use arguments::{Logs, Names, Submit, TaskCommand, TaskResult, Wait, Watch};
 use shown::{State, row, state};
 
-/// The number of times in a row that a watch may fail before waiting is given up. The watch itself
-/// waits longer and longer between two.
+/// The number of consecutive failures of a watch after which waiting is given up. The watch waits
+/// longer after each failure.
 const FAILURES: usize = 6;
 
-/// Carries out one of the commands and returns the exit code.
+/// Runs one of the commands and returns the exit code.
 pub fn carry_out(command: &TaskCommand) -> anyhow::Result<i32> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("start")?;
     runtime.block_on(async {
@@ -60,7 +60,7 @@ impl Tasks {
         Ok(Self { client, namespace: destination.namespace.clone(), api })
     }
 
-    /// Says what was tried, and what an unknown task or an unknown kind means.
+    /// Returns the error of a request, with hints for an unknown task and an unknown kind.
     fn failed(&self, what: &str, name: &str, error: Error) -> anyhow::Error {
         let namespace = &self.namespace;
         match &error {
@@ -80,7 +80,7 @@ impl Tasks {
         self.api.get(name).await.map_err(|error| self.failed("read", name, error))
     }
 
-    /// Calls `look` with the task as it is, and again after every change, until that gives something.
+    /// Calls `look` with the present task, and again after every change, until it returns a value.
     async fn until<T>(&self, name: &str, mut look: impl FnMut(&AgentTask) -> Option<T>) -> anyhow::Result<T> {
         let task = self.get(name).await?;
         if let Some(found) = look(&task) {
@@ -91,7 +91,7 @@ impl Tasks {
         let mut failures = 0;
         while let Some(change) = changes.next().await {
             match change {
-                // Another task of the same name is not the one that is waited for.
+                // A later task of the same name does not count.
                 Ok(Some(now)) if now.metadata.uid == task.metadata.uid => {
                     failures = 0;
                     if let Some(found) = look(&now) {
@@ -216,7 +216,7 @@ async fn logs(arguments: &Logs) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// Prints what the command of the last attempt has written.
+/// Prints the output of the last attempt's command.
 async fn print_log(tasks: &Tasks, task: &AgentTask, parameters: &LogParams) -> anyhow::Result<()> {
     let name = task.name_any();
     let sandbox = task.status.as_ref().and_then(|status| status.sandbox_name.clone());
@@ -289,7 +289,7 @@ async fn delete(arguments: &Names) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// Writes a duration as the schema of tasks takes it: whole hours, minutes and seconds.
+/// Formats a duration for the schema of tasks: whole hours, minutes and seconds.
 fn whole_seconds(option: &str, duration: Duration) -> anyhow::Result<u64> {
     anyhow::ensure!(
         duration.subsec_nanos() == 0 && !duration.is_zero(),

@@ -1,4 +1,5 @@
-//! The terminal that `run` hands to the command in the sandbox: raw while it lasts, its size, and back.
+//! Manages the terminal that `run` connects to the command in the sandbox: raw mode, its size, and
+//! the way back.
 
 use std::io::IsTerminal as _;
 use std::sync::Mutex;
@@ -9,16 +10,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use warren_client::exec::TerminalSize;
 
-/// How the terminal was before it became raw. Global, because a second signal ends the process from
-/// wherever it is, and must leave a usable terminal behind.
+/// The terminal's mode before it became raw. Global, because a second signal ends the process from
+/// any place, and must leave a usable terminal behind.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Whether a person sits at both ends.
+/// Returns true if standard input and output are terminals.
 pub fn interactive() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
 
-/// Whether standard input is `/dev/null`: a command that reads from nothing needs no stream for it.
+/// Returns true if standard input is `/dev/null`: such a command needs no stream for it.
 pub fn stdin_is_null() -> bool {
     let null = rustix::fs::makedev(1, 3);
     rustix::fs::fstat(rustix::stdio::stdin()).is_ok_and(|status| {
@@ -26,12 +27,12 @@ pub fn stdin_is_null() -> bool {
     })
 }
 
-/// Raw mode; the terminal is as before when this is dropped.
+/// A guard for raw mode; the terminal is restored when it is dropped.
 #[derive(Debug)]
 pub struct RawMode(());
 
 impl RawMode {
-    /// Makes the terminal on standard input raw: every key goes to the command, Ctrl-C too.
+    /// Makes the terminal on standard input raw: every key goes to the command, including Ctrl-C.
     pub fn enter() -> std::io::Result<Self> {
         let before = termios::tcgetattr(rustix::stdio::stdin())?;
         let mut raw = before.clone();
@@ -50,17 +51,17 @@ impl Drop for RawMode {
     }
 }
 
-/// Gives the terminal back as it was, if it was made raw.
+/// Restores the terminal's mode, if it was made raw.
 pub fn restore() {
     if let Ok(mut slot) = BEFORE.lock()
         && let Some(before) = slot.take()
     {
-        // Nothing can be done about a terminal that is gone.
+        // A terminal that is gone cannot be restored.
         let _ = termios::tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &before);
     }
 }
 
-/// The size of the terminal now and whenever it changes.
+/// Returns the present size of the terminal, and each new one.
 pub fn sizes() -> std::io::Result<mpsc::Receiver<TerminalSize>> {
     let mut changes = signal(SignalKind::window_change())?;
     let (sender, receiver) = mpsc::channel(1);

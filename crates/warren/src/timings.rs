@@ -1,9 +1,9 @@
-//! How long each step of a command took.
+//! Measures the duration of each step of a command.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-/// A clock with marks.
+/// A stopwatch with marks.
 #[derive(Debug)]
 pub struct Timings {
     began: Instant,
@@ -16,12 +16,12 @@ impl Timings {
         Self { began: Instant::now(), marks: Vec::new() }
     }
 
-    /// A step has ended, and the next begins.
+    /// Ends a step and begins the next.
     pub fn mark(&mut self, step: &'static str) {
         self.marks.push((step, Instant::now()));
     }
 
-    /// The table: each step, how long it took, and when it ended.
+    /// Formats the table: each step, its duration, and the time of its end.
     pub fn table(&self) -> String {
         let mut table = String::from("step                ms   at ms\n");
         let mut before = self.began;

@@ -1,4 +1,4 @@
-//! `warren token`: signs tokens that open one sandbox at the router.
+//! Runs `warren token`: signs tokens for one sandbox at the router.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use warren_router::token::{ANY, Claims, SigningKey, expiry};
 
 use crate::{cli, home, sandboxes};
 
-/// Carries out one of the commands.
+/// Runs one of the commands.
 pub fn token(command: &cli::Token) -> anyhow::Result<()> {
     match command {
         cli::Token::Create(arguments) => create(arguments),
@@ -56,7 +56,7 @@ fn create(arguments: &cli::TokenCreate) -> anyhow::Result<()> {
 
 fn keys(arguments: &cli::TokenKeys) -> anyhow::Result<()> {
     let path = &arguments.key;
-    // Only one of two that make it at the same time does.
+    // If two processes do this at the same time, only one of them makes the file.
     match File::options().write(true).create_new(true).mode(0o600).open(path) {
         Ok(mut file) => {
             let text = SigningKey::generate(&arguments.kid)?;

@@ -1,4 +1,4 @@
-//! `warren up` and the daemon that `up --detach` starts.
+//! Runs `warren up` and the daemon that `up --detach` starts.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -17,10 +17,10 @@ use crate::cli::{self, Format};
 use crate::home::{self, Report};
 use crate::{log, report, version};
 
-/// The address that the API listens on if none is given: on loopback, on a port that is free.
+/// The default address of the API: on loopback, on a free port.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Runs the home here, or in the background.
+/// Runs the home in this process, or in the background.
 pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
     if arguments.detach {
@@ -49,17 +49,18 @@ pub fn up(arguments: &cli::Up) -> anyhow::Result<()> {
     }
 }
 
-/// Flags that a home which was already running does not have.
+/// The error of flags that a running home does not have.
 #[derive(Debug, thiserror::Error)]
 #[error("the local home was already running (process {pid}), and these flags were not applied: {}", flags.join(", "))]
 pub struct NotApplied {
     /// The process that runs the home.
     pub pid: u32,
-    /// The flags with what the running home has instead.
+    /// The flags with the running home's values.
     pub flags: Vec<String>,
 }
 
-/// Says that the home runs. Fails if it has run all along with other flags than were given now.
+/// Reports that the home runs. Fails if it was already running with other flags than the given
+/// ones.
 fn settle(data_dir: &DataDir, report: &Report, arguments: &cli::Up) -> anyhow::Result<()> {
     let not_applied = match report {
         Report::Running { settings, .. } => not_applied(arguments, settings.as_ref()),
@@ -74,7 +75,7 @@ fn settle(data_dir: &DataDir, report: &Report, arguments: &cli::Up) -> anyhow::R
     }
 }
 
-/// Lists the flags that were given and that a running home does not have. A flag that was not given is left as it is.
+/// Lists the given flags that a running home does not have. A flag that was not given is ignored.
 fn not_applied(given: &cli::Up, running: Option<&Settings>) -> Vec<String> {
     let mut differing = Vec::new();
     let mut compare = |flag: &str, wanted: Vec<String>, has: Option<&[String]>| {
@@ -90,7 +91,7 @@ fn not_applied(given: &cli::Up, running: Option<&Settings>) -> Vec<String> {
         differing.push(format!("`{flag} {}` ({has})", wanted.join(",")));
     };
     let listens = |running: SocketAddr, wanted: SocketAddr| {
-        // Port 0 is any port.
+        // Port 0 matches any port.
         running == wanted || (wanted.port() == 0 && running.ip() == wanted.ip())
     };
     for (flag, wanted, has) in [
@@ -120,10 +121,11 @@ fn not_applied(given: &cli::Up, running: Option<&Settings>) -> Vec<String> {
     differing
 }
 
-/// Runs the home for a process that waits for one line on our standard output.
+/// Runs the home for a parent process that waits for one line on our standard output.
 pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
     let data_dir = home::data_dir(&arguments.home)?;
-    // Away from the terminal and the process group of whoever started us; fails only if we lead a group already.
+    // Leave the parent's terminal and process group. It fails only if this process leads a group
+    // already.
     let _ = rustix::process::setsid();
     if let Err(error) = go_on_as_namespace_root(&data_dir) {
         tell(&Report::Failed { error: report::chain(&error) });
@@ -139,7 +141,7 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
     let outcome = warren_local::run(config, |pid| {
         log::write_by_thread(Some(&data_dir.daemon_log()));
         tell(&Report::Ready { pid });
-        // Nobody reads on; from here on standard output goes where the log goes.
+        // The parent reads no more; from here on standard output goes to the log.
         let _ = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
     });
     match outcome {
@@ -156,15 +158,15 @@ pub fn daemon(arguments: &cli::Daemon) -> anyhow::Result<()> {
     }
 }
 
-/// An ordinary user's home lives in a user namespace, where it can make containers: this program enters one and begins anew
-/// there. Root goes on as it is, and so does whoever is there already.
+/// Enters a user namespace, in which an ordinary user's home can make containers, and executes this
+/// program again there. Root, or a process that is there already, continues unchanged.
 fn go_on_as_namespace_root(data_dir: &DataDir) -> anyhow::Result<()> {
     if !warren_local::enter_user_namespace()? {
         return Ok(());
     }
     let program = std::env::current_exe().context("find this program's own file")?;
     let mut again = Command::new(&program);
-    // There it seems to be root, whose home is elsewhere.
+    // In the namespace it seems to be root, whose home is elsewhere.
     again.args(std::env::args_os().skip(1)).env("WARREN_HOME", data_dir.path());
     Err(again.exec()).with_context(|| format!("run `{}` in a user namespace", program.display()))
 }
@@ -197,7 +199,8 @@ fn config(
     })
 }
 
-/// Where `podman login` and `docker login` keep what they were told, the first to be asked first.
+/// Returns the files in which `podman login` and `docker login` store credentials, in the order of
+/// preference.
 pub fn credential_files(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let path = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let files = [
@@ -211,13 +214,13 @@ pub fn credential_files(variable: impl Fn(&str) -> Option<OsString>) -> Vec<Path
 }
 
 fn tell(report: &Report) {
-    // If the other side has gone, there is nobody to tell.
+    // If the parent is gone, the report has no reader.
     if let Ok(line) = serde_json::to_string(report) {
         let _ = writeln!(std::io::stdout(), "{line}");
     }
 }
 
-/// Says that the home runs, and how to use it.
+/// Prints that the home runs, and how to use it.
 fn announce(data_dir: &DataDir, report: &Report, not_applied: &[String], format: Format) {
     let (pid, state) = match report {
         Report::Ready { pid } => (pid, "is ready"),
@@ -234,7 +237,7 @@ fn announce(data_dir: &DataDir, report: &Report, not_applied: &[String], format:
             if !not_applied.is_empty() {
                 line["notApplied"] = json!(not_applied);
             }
-            // A reader that has gone is no reason to end.
+            // Continue if the reader of standard output is gone.
             let _ = writeln!(std::io::stdout(), "{line}");
         }
         Format::Text => {

@@ -1,15 +1,15 @@
-//! `warren version`.
+//! Runs `warren version`.
 
 use serde_json::json;
 use warren_local::BuildInfo;
 
 use crate::cli::{self, Format};
 
-/// What this program was built from, as the build script has found out.
+/// The build information from the build script.
 pub const BUILD: BuildInfo =
     BuildInfo { git_commit: env!("WARREN_GIT_COMMIT"), build_date: env!("WARREN_BUILD_DATE") };
 
-/// Prints which version this is and which API it speaks.
+/// Prints the version and the supported API.
 pub fn version(arguments: &cli::Version) {
     let version = env!("CARGO_PKG_VERSION");
     match arguments.output.output {

@@ -1,17 +1,17 @@
-//! The words that are executed in a sandbox for the words of the command line.
+//! Builds the command that is executed in a sandbox, from the words of the command line.
 
-/// Runs a line (`$1`) with a login shell, where the image has `bash`.
+/// Runs a line (`$1`) with a login shell, if the image has `bash`.
 const SHELL: &str =
     r#"if command -v bash >/dev/null 2>&1; then exec bash -lc "$1"; fi; exec /bin/sh -c "$1""#;
 
-/// Reads variables from a file (`$1`) and removes it, changes to a directory (`$2`), and becomes the command.
-/// Either may be empty.
+/// Reads variables from a file (`$1`) and removes it, changes to a directory (`$2`), and executes
+/// the command. Either may be empty.
 const PREPARE: &str = r#"if [ -n "$1" ]; then . "$1" || exit 125; rm -f -- "$1"; fi
 if [ -n "$2" ]; then cd -- "$2" || exit 125; fi
 shift 2
 exec "$@""#;
 
-/// Returns the program and its arguments. One string that a shell would not take literally is a shell's line.
+/// Returns the program and its arguments. A single string with shell syntax is run by a shell.
 pub fn program(words: &[String]) -> Vec<String> {
     match words {
         [line] if !is_plain(line) => ["/bin/sh", "-c", SHELL, "sh", line].map(str::to_owned).to_vec(),
@@ -51,7 +51,7 @@ mod tests {
         words.iter().map(|word| (*word).to_owned()).collect()
     }
 
-    /// Runs words here, and returns the exit code and the output.
+    /// Runs words locally, and returns the exit code and the output.
     fn run(words: &[String]) -> (Option<i32>, String) {
         let output = Command::new(&words[0]).args(&words[1..]).output().expect("run");
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,4 +1,5 @@
-//! `warren controller` on the command line: what it takes, and what it says before it contacts anybody.
+//! Tests `warren controller` on the command line: its flags, and its errors before any connection
+//! is made.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -19,7 +20,8 @@ fn said(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Everything that agent-sandbox's controller takes, in Go's spellings. There is no such kubeconfig, so it ends there.
+/// Every flag of agent-sandbox's controller, in Go's spellings. The kubeconfig does not exist, so
+/// the program ends there.
 #[test]
 fn the_arguments_of_an_existing_deployment_are_taken() {
     let output = controller(&[
@@ -78,7 +80,7 @@ fn the_arguments_of_an_existing_deployment_are_taken() {
     let said = said(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("error: use the kubeconfig `/nonexistent/kubeconfig`"), "{said}");
-    // What has no effect says so; what asks for nothing is not mentioned.
+    // A flag without effect causes a warning, unless it asks for the present behaviour.
     for flag in
         ["--webhook-port", "--manage-webhook-certs", "--api-connections", "--sandbox-write-behind-window"]
     {
@@ -117,7 +119,7 @@ fn values_that_make_no_sense_end_it_before_anything_is_contacted() {
             "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,RC4",
             "use `--tls-cipher-suites`: `RC4` is none of TLS_AES_128_GCM_SHA256, ",
         ),
-        // Also of what has no effect.
+        // Also for flags without effect.
         ("--api-connections=0", "`--api-connections` must be greater than 0"),
         ("--sandbox-write-behind-window=-1s", "must not be negative"),
         ("--webhook-cert-name= ", "`--webhook-cert-name` must not be blank"),
@@ -140,7 +142,7 @@ fn values_that_make_no_sense_end_it_before_anything_is_contacted() {
         "--zap-encoder=xml",
     ] {
         let output = controller(&[argument]);
-        // As Go's flag package ends.
+        // The exit code of Go's flag package.
         assert_eq!(output.status.code(), Some(2), "{argument}: {}", said(&output));
     }
 }

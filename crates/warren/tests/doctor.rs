@@ -1,4 +1,4 @@
-//! `warren doctor` on this machine, as whoever runs the test and as an ordinary user.
+//! Tests `warren doctor` on this machine, as the present user and as an ordinary user.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// Nobody, on every Linux.
+/// The uid of the user `nobody` on every Linux.
 const ORDINARY: &str = "65534";
 
 fn findings(output: &Output) -> Vec<Value> {
@@ -51,7 +51,7 @@ fn an_ordinary_user_is_told_what_sandboxes_lack_without_root() {
         eprintln!("skipped: only root can become somebody else, by `setpriv`");
         return;
     }
-    // Where they can reach it.
+    // A place that this user can reach.
     let directory = tempfile::tempdir().expect("make a directory");
     let open = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(directory.path(), open.clone()).expect("open the directory");
@@ -68,7 +68,8 @@ fn an_ordinary_user_is_told_what_sandboxes_lack_without_root() {
         .expect("run setpriv");
     let found = findings(&output);
     let privileges = finding(&found, "privileges");
-    // The machine may forbid them user namespaces. Where it does not, nobody has given this user further ids.
+    // The machine may forbid user namespaces to ordinary users. If not, this user still has no
+    // further ids.
     let expected = match privileges["verdict"].as_str() {
         Some("problem") => "`sudo warren up`",
         Some("warning") => "usermod --add-subuids",
@@ -76,6 +77,6 @@ fn an_ordinary_user_is_told_what_sandboxes_lack_without_root() {
     };
     let remedy = privileges["remedy"].as_str().expect("a remedy");
     assert!(remedy.contains(expected), "{remedy}");
-    // Their sandboxes have no devices, so that there are no packets to rule.
+    // Their sandboxes have no devices, so there are no packets to filter.
     assert_eq!(finding(&found, "nftables")["verdict"], "ok");
 }

@@ -1,4 +1,4 @@
-//! `warren migrate` as a program: what it prints where, and how it ends.
+//! Tests `warren migrate` as a program: its output, its errors and its exit code.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use expect_test::{Expect, expect};
 
-/// Runs `warren migrate` in a folder with the file `old.yaml`, gives it the text on standard input as well, and shows
-/// exit code, output and errors.
+/// Runs `warren migrate` in a folder with the file `old.yaml` and this text on standard input, and
+/// compares exit code, output and errors.
 fn check(arguments: &[&str], text: &str, expected: Expect) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("old.yaml"), text).unwrap();
@@ -21,7 +21,7 @@ fn check(arguments: &[&str], text: &str, expected: Expect) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A program that does not read its input ends before it is written.
+    // A program that does not read its input may end before it is written.
     let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
     let output = child.wait_with_output().unwrap();
     let shown = format!(

@@ -1,4 +1,4 @@
-//! `warren oci`: containers from bundles, by the real binary.
+//! Tests `warren oci`: containers from bundles, by the real binary.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Real containers need root. A run without it must not look like a pass, so it fails unless it is told to skip.
+/// Returns true if the test is to be skipped. Real containers need root. A run without it must not
+/// look like a pass, so it fails unless a variable asks to skip.
 fn skipped() -> bool {
     if rustix::process::geteuid().is_root() {
         return false;
@@ -21,7 +22,7 @@ fn skipped() -> bool {
     true
 }
 
-/// A bundle whose root is the host's `/usr`, and a place for the runtime's own things.
+/// A bundle whose root is the host's `/usr`, and a directory for the runtime's state.
 struct Bench {
     directory: tempfile::TempDir,
     id: String,
@@ -50,7 +51,7 @@ impl Bench {
         std::fs::write(self.bundle().join("config.json"), config.to_string()).unwrap();
     }
 
-    /// A configuration that runs a script.
+    /// Returns a configuration that runs a script.
     fn config(&self, script: &str) -> Value {
         let namespaces =
             ["pid", "mount", "network", "ipc", "uts", "cgroup"].map(|kind| json!({ "type": kind }));
@@ -94,7 +95,7 @@ impl Bench {
         self.oci(&["run", "--bundle", self.bundle().to_str().unwrap(), &self.id])
     }
 
-    /// `create` with standard streams that nobody waits for: the container keeps them.
+    /// Runs `create` with standard streams that are not waited for: the container keeps them.
     fn create(&self) -> bool {
         let mut command = self.command(&["create", "--bundle", self.bundle().to_str().unwrap(), &self.id]);
         command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
@@ -262,7 +263,7 @@ fn a_missing_working_directory_is_made_inside_the_container() {
             "{cwd}"
         );
     }
-    // The name of a descriptor leads nowhere.
+    // A path through a descriptor leads nowhere.
     let mut config = bench.config("pwd");
     config["process"]["cwd"] = json!("/proc/self/fd/5/new");
     bench.write(&config);

@@ -1,4 +1,4 @@
-//! What the build script finds in the files of git.
+//! Tests the build script's reading of git's files.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by a panic")]
 
@@ -11,7 +11,7 @@ use std::path::Path;
 const ONE: &str = "1111111111111111111111111111111111111111";
 const TWO: &str = "2222222222222222222222222222222222222222";
 
-/// Commit and date of a source with such files, and variables of the build.
+/// Checks the commit and date for these files of a source and these variables.
 #[track_caller]
 fn check(files: &[(&str, &str)], variables: &[(&str, &str)], commit: &str, date: &str) {
     let source = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The protocol against a server that speaks it over a real unix socket.
+//! Tests the protocol against a server on a real unix socket.
 
 use std::convert::Infallible;
 
@@ -12,10 +12,10 @@ use super::*;
 use crate::connect;
 use crate::home::DataDir;
 
-/// What the far side does with the upgraded connection.
+/// The server's behaviour on the upgraded connection.
 type Script = fn(Socket) -> futures::future::BoxFuture<'static, ()>;
 
-/// A home whose server answers every request with an upgrade and then follows the script.
+/// Starts a server that answers every request with an upgrade and then follows the script.
 async fn home(script: Script) -> (tempfile::TempDir, kube::Client) {
     let directory = tempfile::tempdir().expect("make a directory");
     let data_dir = DataDir::open(directory.path()).expect("open it");
@@ -96,7 +96,8 @@ async fn streams_stay_apart_and_the_exit_code_comes_last() {
 
 #[tokio::test]
 async fn a_command_may_answer_while_it_is_being_fed() {
-    // Far more than any socket buffer holds: whoever does one direction at a time stops here.
+    // More than any socket buffer holds: a client that serves one direction at a time would hang
+    // here.
     let input: Vec<u8> = (0..4_000_000_u32).map(|index| (index % 251) as u8).collect();
     let (code, stdout, _) = run(
         |socket| {

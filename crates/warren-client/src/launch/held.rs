@@ -1,7 +1,7 @@
-//! A launched sandbox that a client holds: its lease is renewed while the client lives, and commands run in one
-//! container of it that is known to belong to it.
+//! A launched sandbox that a client holds. Its lease is renewed while the client lives, and
+//! commands run in one container that is verified to belong to it.
 //!
-//! After the client is killed the controller deletes the object within [`LEASE`].
+//! After the client is killed, the controller deletes the object within [`LEASE`].
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -18,12 +18,11 @@ use super::{Launched, failed, renew, wait_ready};
 use crate::sandbox::{self, SandboxError, SandboxKey, Standing, WaitError};
 use crate::sync::Place;
 
-/// The time that a sandbox outlives a client that was killed. The client renews it at a third of
-/// it: three writes a minute for each client, and none for a command that takes less than 20
-/// seconds.
+/// The time that a sandbox outlives a killed client. The client renews it after a third of it:
+/// three writes a minute for each client, and none for a command that takes less than 20 seconds.
 pub const LEASE: Duration = Duration::from_secs(60);
 
-/// The annotation by which `kubectl exec` chooses a container, too.
+/// The annotation by which `kubectl exec` chooses a container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// A sandbox that is Ready, and the container in it that commands run in.
@@ -35,12 +34,12 @@ pub struct Held {
     pub place: Place,
 }
 
-/// Waits until commands can be run. Fails early, with the reason, when that cannot happen any more.
+/// Waits until commands can be run. Fails early, with the reason, if that can no longer happen.
 pub async fn ready(client: &Client, launched: &Launched, within: Duration) -> Result<Held, WaitError> {
     let sandbox = wait_ready(client, launched.clone(), within).await?;
     let pod = sandbox::pod_name(&sandbox);
     let container = match launched {
-        // As it was asked for; nothing has to be looked up.
+        // It is as requested, so nothing has to be read.
         Launched::Sandbox(_) => first_container(&sandbox),
         Launched::Claim(_) => container_of(client, &sandbox, &pod).await?,
     };
@@ -59,7 +58,7 @@ pub async fn keep(client: &Client, launched: &Launched) -> Infallible {
     }
 }
 
-/// Takes the lease away: the object stays until it is deleted.
+/// Removes the lease: the object stays until it is deleted.
 pub async fn stay(client: &Client, launched: &Launched) -> Result<(), SandboxError> {
     let key = launched.key();
     let parameters = PatchParams::default();
@@ -84,13 +83,14 @@ pub fn is_controlled_by<K: Resource>(object: &K, uid: Option<&str>) -> bool {
     owners.filter(|owner| owner.controller == Some(true)).any(|owner| Some(owner.uid.as_str()) == uid)
 }
 
-/// Makes the error for an object that the chain from claim to pod does not lead to.
+/// Returns the error for an object that does not belong to the chain from claim to pod.
 pub(super) fn not_ours(sandbox: SandboxKey, message: String) -> WaitError {
     let standing = Box::new(Standing { reason: "NotOwned".to_owned(), message, pod: None });
     WaitError::Ended { sandbox, standing }
 }
 
-/// Returns the container that commands run in by default, of a pod that belongs to this very sandbox.
+/// Returns the container in which commands run by default, after checking that the pod belongs to
+/// this sandbox.
 pub async fn container_of(client: &Client, sandbox: &Sandbox, pod: &str) -> Result<String, WaitError> {
     let key = SandboxKey::of(sandbox);
     let pods: Api<Pod> = Api::namespaced(client.clone(), &key.namespace);
@@ -101,7 +101,7 @@ pub async fn container_of(client: &Client, sandbox: &Sandbox, pod: &str) -> Resu
     Ok(default_container(&found).unwrap_or_default())
 }
 
-/// Returns the container of a pod that commands run in by default.
+/// Returns a pod's container in which commands run by default.
 pub fn default_container(pod: &Pod) -> Option<String> {
     let chosen = pod.annotations().get(DEFAULT_CONTAINER).cloned();
     let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());

@@ -1,5 +1,5 @@
-//! Server calls for a lease: create its object once, find it again, follow it to its pod, and
-//! delete it.
+//! Makes the server calls for a lease: creates its object once, finds it again, follows it to its
+//! pod, and deletes it.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use crate::launch::{self, Launched};
 use crate::sandbox::{self, SandboxError, SandboxKey};
 use crate::sync::Place;
 
-/// The most times that an object is asked for when its answer is lost.
+/// The most tries to create an object when answers are lost.
 const ATTEMPTS: usize = 3;
 
-/// Something went wrong between a lease and the server.
+/// The error of a lease's server call.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    /// A live object is not the one of the lease.
+    /// A live object is not the lease's.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
-    /// The object is not there.
+    /// The object does not exist.
     #[error("{kind} `{namespace}/{name}` of lease `{slug}` is not there")]
     Missing {
         /// The kind of the object.
@@ -38,7 +38,7 @@ pub enum LeaseError {
         /// The lease.
         slug: String,
     },
-    /// The pool or template is not there.
+    /// The pool or template does not exist.
     #[error("there is no {kind} `{name}` in namespace `{namespace}`")]
     NoSource {
         /// `SandboxWarmPool` or `SandboxTemplate`.
@@ -48,15 +48,15 @@ pub enum LeaseError {
         /// The namespace.
         namespace: String,
     },
-    /// The lease cannot be used as it stands.
+    /// The lease cannot be used in its present state.
     #[error("lease `{slug}` {standing}")]
     NotUsable {
         /// The lease.
         slug: String,
-        /// The lease's standing, as a predicate.
+        /// The lease's state, as a predicate.
         standing: String,
     },
-    /// The server would not, or could not be reached.
+    /// The server refused, or could not be reached.
     #[error(transparent)]
     Server(#[from] SandboxError),
 }
@@ -64,7 +64,7 @@ pub enum LeaseError {
 /// An object could not be created.
 #[derive(Debug)]
 pub enum CreateError {
-    /// The server said no: there is no object.
+    /// The server refused: there is no object.
     Refused(LeaseError),
     /// No answer came, so there may be an object.
     Unknown(LeaseError),
@@ -99,8 +99,9 @@ pub async fn check_source(client: &Client, lease: &Lease) -> Result<(), LeaseErr
     }
 }
 
-/// Creates the object of a lease; `sandbox` is what a lease without a claim asks for. When an answer is lost, the object
-/// of that very name is looked up, and adopted if it is this lease's; else it is asked for again.
+/// Creates the object of a lease; `sandbox` is the object of a lease without a claim. If an answer
+/// is lost, the object of that name is read, and adopted if it is this lease's; else it is created
+/// again.
 pub async fn create(
     client: &Client,
     lease: &Lease,
@@ -113,7 +114,7 @@ pub async fn create(
             Err(error) => error,
         };
         match &error {
-            // Ours, from an attempt whose answer was lost, or a foreign one: the checks tell.
+            // It may be ours, from an attempt whose answer was lost, or foreign: the checks decide.
             kube::Error::Api(status) if status.code == 409 => {}
             kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429 => {
                 return Err(CreateError::Refused(failed("create", lease)(error).into()));
@@ -165,7 +166,7 @@ async fn create_once(client: &Client, lease: &Lease, sandbox: Option<&Sandbox>) 
     }
 }
 
-/// Makes the empty pool that a claim of a template names. It belongs to the claim and goes with it.
+/// Makes the empty pool that a template's claim names. The claim owns it.
 pub async fn make_pool(client: &Client, lease: &Lease, made: &Launched) -> Result<(), LeaseError> {
     let (Launched::Claim(claim), Some(template)) = (made, &lease.template) else { return Ok(()) };
     match launch::create_pool_of(client, claim, template, &lease.labels()).await {
@@ -207,7 +208,7 @@ pub async fn get_checked(client: &Client, lease: &Lease) -> Result<Launched, Lea
     Ok(found)
 }
 
-/// Follows a lease to its sandbox and its pod, with every owner and UID checked. A pod that is not the one of
+/// Follows a lease to its sandbox and its pod, and checks every owner and UID. A pod other than
 /// `pinned_pod` is refused.
 pub async fn resolve(
     client: &Client,
@@ -284,16 +285,16 @@ pub async fn wait_pod(
     }
 }
 
-/// The outcome of a delete call.
+/// The result of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
     /// The server accepted it.
     Accepted,
-    /// There was none.
+    /// The object did not exist.
     Gone,
 }
 
-/// Deletes the object of a lease that [`check_root`] has accepted, under the condition that it still has its UID.
+/// Deletes the object of a lease that [`check_root`] has accepted, if it still has its UID.
 pub async fn delete(client: &Client, lease: &Lease, root: &Launched) -> Result<Deleted, LeaseError> {
     let uid = match root {
         Launched::Claim(claim) => claim.uid(),
@@ -322,7 +323,7 @@ pub async fn delete(client: &Client, lease: &Lease, root: &Launched) -> Result<D
     }
 }
 
-/// Checks the whole chain of a lease again, right before something is executed in its pod.
+/// Checks the whole chain of a lease again, right before a command is executed in its pod.
 #[derive(Clone)]
 pub struct Guard {
     client: Client,
@@ -331,7 +332,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Makes a guard for a lease and the objects that it led to.
+    /// Makes a guard for a lease and its objects.
     pub fn new(client: &Client, lease: &Lease, chain: &Chain) -> Self {
         let mut lease = lease.clone();
         lease.sandbox = Some(chain.sandbox.clone());
@@ -349,7 +350,7 @@ impl Guard {
         resolve(&self.client, &self.lease, &root, Some(&self.pod)).await.map(drop)
     }
 
-    /// Returns where commands run.
+    /// Returns the place in which commands run.
     pub fn place(&self) -> Place {
         Place {
             namespace: self.lease.namespace.clone(),

@@ -1,8 +1,9 @@
-//! The records of leases, in files: one for each, written as a whole, and a lock beside it.
+//! Stores the records of leases in files: one for each, written atomically, with a lock file beside
+//! it.
 //!
-//! A record is on disk before its object is asked for, so a client that is killed leaves nothing
-//! that is not known here. To use or end a lease, a process holds its lock and reads the record
-//! again under it. The lock works across processes.
+//! A record is on disk before its object is created, so a killed client leaves no unknown objects.
+//! To use or end a lease, a process takes its lock and reads the record again. The lock works
+//! across processes.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -13,10 +14,10 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{ID_PREFIX, Lease};
 
-/// No record is longer than a few kilobytes.
+/// The longest record that is read; real ones have a few kilobytes.
 const LARGEST_RECORD: u64 = 64 << 10;
 
-/// A record could not be read or written.
+/// The error of a record that could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("{action} `{}`", path.display())]
 pub struct StoreError {
@@ -35,7 +36,8 @@ pub struct LeaseStore {
     directory: PathBuf,
 }
 
-/// A lock on one lease, or on the directory. It ends when this is dropped or the process ends.
+/// A lock on one lease, or on the directory. It is released when this is dropped or the process
+/// ends.
 #[derive(Debug)]
 pub struct LeaseLock {
     _file: File,
@@ -50,7 +52,8 @@ impl LeaseStore {
         Ok(Self { directory })
     }
 
-    /// Reads all records, the oldest first. Those that cannot be read come as errors: they are never removed unseen.
+    /// Reads all records, the oldest first. Unreadable ones are returned as errors, so that they
+    /// are never removed silently.
     pub fn list(&self) -> Result<(Vec<Lease>, Vec<StoreError>), StoreError> {
         let reading = || failed("list", &self.directory);
         let mut leases = Vec::new();
@@ -71,12 +74,12 @@ impl LeaseStore {
         Ok((leases, faults))
     }
 
-    /// Reads the record of a lease; none if it is gone.
+    /// Reads the record of a lease; `None` if it is gone.
     pub fn get(&self, id: &str) -> Result<Option<Lease>, StoreError> {
         read(&self.record(id))
     }
 
-    /// Writes a record. A crash leaves the old one or the new one.
+    /// Writes a record. After a crash the file has the old or the new one.
     pub fn write(&self, lease: &Lease) -> Result<(), StoreError> {
         let path = self.record(&lease.id);
         let fresh = self.directory.join(format!("{}.new", lease.id));
@@ -91,7 +94,7 @@ impl LeaseStore {
         writing().map_err(failed("write", &path))
     }
 
-    /// Removes the record of a lease, and its lock file: ids are never used again.
+    /// Removes the record of a lease and its lock file: ids are never reused.
     pub fn remove(&self, lease: &Lease) -> Result<(), StoreError> {
         let path = self.record(&lease.id);
         let removing = || -> io::Result<()> {
@@ -102,7 +105,7 @@ impl LeaseStore {
         removing().map_err(failed("remove", &path))
     }
 
-    /// Locks a lease if no other process holds its lock.
+    /// Locks a lease unless another process holds the lock.
     pub fn try_lock(&self, id: &str) -> Result<Option<LeaseLock>, StoreError> {
         let path = self.lock_file(id);
         let file = open_lock(&path).map_err(failed("open", &path))?;
@@ -113,12 +116,12 @@ impl LeaseStore {
         }
     }
 
-    /// Locks a lease, and blocks until that is possible.
+    /// Locks a lease; blocks until that is possible.
     pub fn lock(&self, id: &str) -> Result<LeaseLock, StoreError> {
         lock(&self.lock_file(id))
     }
 
-    /// Locks the directory, for choosing a slug that no other lease has.
+    /// Locks the directory, to choose an unused slug.
     pub fn lock_all(&self) -> Result<LeaseLock, StoreError> {
         lock(&self.directory.join("slugs.lock"))
     }

@@ -126,7 +126,7 @@ fn chain_from_claim_to_pod_is_followed_by_owners_and_pinned_uids() {
     assert_eq!(chain(json!({ "uid": "later" }), json!({}), true), Err("metadata.uid"));
     assert_eq!(chain(json!({}), json!({ "ownerReferences": [] }), true), Err("controlling owner"));
     assert_eq!(chain(json!({}), json!({ "uid": "later" }), true), Err("metadata.uid"));
-    // A resumed sandbox has a new pod; the next command pins that one.
+    // A resumed sandbox has a new pod; the next command pins it.
     chain(json!({}), json!({ "uid": "later" }), false).expect("the pod is not pinned yet");
 }
 
@@ -155,7 +155,7 @@ fn clean_up_takes_what_expired_idled_or_never_became_ready() {
     let mut recovery = lease();
     recovery.state = State::NotReady;
     assert_eq!(due(&recovery, at("2026-01-01T00:10:00Z"), idle), Some(Due::NotReady));
-    // A clock that went back.
+    // The clock was set back.
     assert_eq!(due(&lease(), at("2025-12-31T00:00:00Z"), idle), None);
 }
 

@@ -1,5 +1,6 @@
-//! Files from a sandbox, which is hostile: each entry of its archive is judged before anything is written, and
-//! everything is written beneath one directory without following a symbolic link.
+//! Takes files from a sandbox, which is hostile. Each entry of its archive is checked before
+//! anything is written, and everything is written below one directory without following a symbolic
+//! link.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -14,21 +15,21 @@ use tar::EntryType;
 use super::manifest::{Digest, Entry, Found, digest, digest_of, open_beneath, open_directory, stat};
 use super::pack::{Sent, SentFiles};
 
-/// More than this is not taken from a sandbox.
+/// The most bytes that are taken from a sandbox.
 pub const MOST_BYTES: u64 = 1 << 30;
 
-/// The same for entries of an archive.
+/// The most entries of an archive.
 const MOST_ENTRIES: usize = 200_000;
 
-/// Files from a sandbox could not be taken over.
+/// The error of files that could not be taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum BackError {
-    /// The sandbox sent something that must not be written.
+    /// The sandbox sent an entry that must not be written.
     #[error("the sandbox sent `{name}`, which {fault}; nothing was written")]
     Refused {
         /// The entry.
         name: String,
-        /// The fault in it.
+        /// Its problem.
         fault: &'static str,
     },
     /// The archive is broken, or too large.
@@ -68,7 +69,7 @@ pub fn printable(path: &Path) -> String {
 /// A file that a sandbox has sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incoming {
-    /// A regular file: where its content lies in the archive.
+    /// A regular file, by the position of its content in the archive.
     File {
         /// The offset at which the content begins.
         offset: u64,
@@ -95,7 +96,8 @@ pub enum Verdict {
     Conflict,
 }
 
-/// Decides about one file by what was sent to the sandbox, what is here now and what came back.
+/// Decides about one file by the version that was sent to the sandbox, the present local one and
+/// the one that came back.
 pub fn judge(sent: Option<&Sent>, here: Option<&Sent>, back: &Sent) -> Verdict {
     if sent == Some(back) || here == Some(back) {
         Verdict::Keep
@@ -106,8 +108,8 @@ pub fn judge(sent: Option<&Sent>, here: Option<&Sent>, back: &Sent) -> Verdict {
     }
 }
 
-/// Checks the name of an entry: relative, without `..`, and no part of it `.git`, whose files git executes.
-/// Returns it without `.` components.
+/// Checks the name of an entry: relative, without `..`, and no part of it `.git`, whose files git
+/// executes. Returns it without `.` components.
 pub fn check_path(name: &Path) -> Result<PathBuf, &'static str> {
     let mut clean = PathBuf::new();
     for component in name.components() {
@@ -129,8 +131,9 @@ fn is_git(part: &OsStr) -> bool {
     part.eq_ignore_ascii_case(".git")
 }
 
-/// Checks that a symbolic link at `path` leads to something beneath the root. `..` is accepted at the beginning of
-/// its target only: behind the name of another link it would mean that link's own parent.
+/// Checks that the target of a symbolic link at `path` is below the root. `..` is accepted only at
+/// the beginning of the target: after the name of another link it would mean that link's own
+/// parent.
 pub fn check_link(path: &Path, target: &Path) -> Result<(), &'static str> {
     let fault = "is a link that leads out of the directory";
     let mut depth = path.components().count().saturating_sub(1);
@@ -148,7 +151,7 @@ pub fn check_link(path: &Path, target: &Path) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Reads the index of an archive that a sandbox has sent, and refuses it if any entry is not harmless.
+/// Reads the index of an archive from a sandbox, and refuses it if any entry is harmful.
 pub fn read_index(archive: &mut File) -> Result<BTreeMap<PathBuf, Incoming>, BackError> {
     archive.seek(SeekFrom::Start(0)).map_err(BackError::Archive)?;
     let mut index = BTreeMap::new();
@@ -180,7 +183,7 @@ pub fn read_index(archive: &mut File) -> Result<BTreeMap<PathBuf, Incoming>, Bac
                 check_link(&path, &target).map_err(refused)?;
                 Incoming::Link { target }
             }
-            // Another name for a file that came before.
+            // A hard link to an earlier file.
             EntryType::Link => {
                 let target = check_path(&link.ok_or_else(|| refused("is a link to nothing"))?);
                 let first = target.ok().and_then(|target| index.get(&target).cloned());
@@ -193,16 +196,17 @@ pub fn read_index(archive: &mut File) -> Result<BTreeMap<PathBuf, Incoming>, Bac
     Ok(index)
 }
 
-/// Which files to write, and which are in conflict.
+/// The files to write, and the conflicts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Only the sandbox has changed these.
+    /// Files that only the sandbox has changed.
     pub write: Vec<PathBuf>,
-    /// Both sides have changed these.
+    /// Files that both sides have changed.
     pub conflicts: Vec<PathBuf>,
 }
 
-/// Compares what a sandbox has sent with what is beneath `root` now and what was sent to the sandbox before.
+/// Compares an archive from a sandbox with the present files below `root` and with those that were
+/// sent to the sandbox before.
 pub fn plan(
     root: &Path,
     sent: &SentFiles,
@@ -253,7 +257,7 @@ fn describe_local(root: &OwnedFd, path: &Path) -> io::Result<Option<Sent>> {
     })
 }
 
-/// Writes files from an archive beneath `root`, each at once: a reader sees the old content or the new one.
+/// Writes files from an archive below `root`, each atomically.
 pub fn write(
     root: &Path,
     archive: &mut File,
@@ -293,13 +297,13 @@ fn write_one(root: &OwnedFd, archive: &mut File, path: &Path, incoming: &Incomin
     };
     let renamed = made.and_then(|()| Ok(rustix::fs::renameat(&parent, &temporary, &parent, name)?));
     if renamed.is_err() {
-        // The first error is the one to report.
+        // Report the first error.
         let _ = rustix::fs::unlinkat(&parent, &temporary, AtFlags::empty());
     }
     renamed
 }
 
-/// Opens a directory beneath the root, and makes what is missing of it.
+/// Opens a directory below the root, and makes its missing parts.
 fn make_parent(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     let way = OFlags::PATH | OFlags::DIRECTORY;
     let mut directory = root.try_clone()?;

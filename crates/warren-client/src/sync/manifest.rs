@@ -1,4 +1,4 @@
-//! The files of a checkout: listed by git, read beneath the checkout's root, hashed.
+//! Lists the files of a checkout by git, reads them below the checkout's root, and hashes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -15,10 +15,10 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 /// The file in a checkout's root with further patterns, in the syntax of `.gitignore`.
 pub const IGNORE_FILE: &str = ".warrenignore";
 
-/// Files beyond this number are most likely build output that should have been excluded.
+/// The most files; more are probably build output that should have been excluded.
 pub const MOST_FILES: usize = 100_000;
 
-/// The same for bytes.
+/// The most bytes, for the same reason.
 pub const MOST_BYTES: u64 = 1 << 30;
 
 /// The number of bytes of a file that are read at a time.
@@ -36,7 +36,7 @@ pub enum Entry {
         size: u64,
         /// True if its owner may execute it.
         executable: bool,
-        /// When it was last changed, in seconds since 1970.
+        /// The time of its last change, in seconds since 1970.
         modified: u64,
     },
     /// A symbolic link.
@@ -53,11 +53,11 @@ pub struct Manifest {
     pub root: PathBuf,
     /// The files.
     pub entries: BTreeMap<PathBuf, Entry>,
-    /// Prefixes of the checkouts inside, submodules for example; the root itself is the empty path.
+    /// The paths of nested checkouts, such as submodules; the root itself is the empty path.
     pub checkouts: Vec<PathBuf>,
 }
 
-/// The files of a checkout could not be listed, or are too many.
+/// The error of a checkout whose files could not be listed, or are too many.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// Git could not be started.
@@ -69,7 +69,7 @@ pub enum ManifestError {
         #[source]
         source: io::Error,
     },
-    /// Git refused.
+    /// Git failed.
     #[error("list the files of `{}` with `git`: {message}", directory.display())]
     Git {
         /// The checkout.
@@ -86,7 +86,7 @@ pub enum ManifestError {
         #[source]
         source: io::Error,
     },
-    /// There is more than a checkout usually has.
+    /// The checkout is larger than usual.
     #[error(
         "`{}` has {files} files of {} MB to send, more than {MOST_FILES} files or {} MB; most of it is in {biggest}",
         root.display(), bytes / 1_000_000, MOST_BYTES / 1_000_000
@@ -98,7 +98,7 @@ pub enum ManifestError {
         files: usize,
         /// Their size.
         bytes: u64,
-        /// The directories that hold most of it, for people.
+        /// The directories that hold most of it, as readable text.
         biggest: String,
     },
 }
@@ -109,8 +109,9 @@ pub fn checkout_root(directory: &Path) -> Option<PathBuf> {
 }
 
 impl Manifest {
-    /// Lists a directory: what git tracks and what it neither tracks nor ignores, without what `exclude` and
-    /// [`IGNORE_FILE`] name, in submodules too. A directory that is no checkout is listed by the same rules.
+    /// Lists a directory: the files that git tracks, and those that it neither tracks nor ignores,
+    /// including submodules, without the matches of `exclude` and [`IGNORE_FILE`]. A directory that
+    /// is not a checkout is listed by the same rules.
     pub fn read(root: &Path, exclude: &[String]) -> Result<Self, ManifestError> {
         let reading = |source| ManifestError::Read { path: root.to_owned(), source };
         let root = root.canonicalize().map_err(reading)?;
@@ -150,12 +151,12 @@ impl Manifest {
         Self { root: self.root.clone(), entries: BTreeMap::new(), checkouts: self.checkouts.clone() }
     }
 
-    /// Returns how many bytes the files have.
+    /// Returns the total size of the files.
     pub fn bytes(&self) -> u64 {
         self.entries.values().map(Entry::size).sum()
     }
 
-    /// Refuses what is too much to be a checkout's own files.
+    /// Refuses more than a checkout's own files usually take.
     pub fn check_size(&self) -> Result<(), ManifestError> {
         self.check_against(MOST_FILES, MOST_BYTES)
     }
@@ -170,7 +171,7 @@ impl Manifest {
         Err(ManifestError::TooLarge { root: self.root.clone(), files, bytes, biggest })
     }
 
-    /// Names the three directories, one or two levels deep, that hold most.
+    /// Returns the three largest directories, one or two levels deep.
     fn biggest(&self, by_files: bool) -> String {
         let mut weights: BTreeMap<PathBuf, u64> = BTreeMap::new();
         for (path, entry) in &self.entries {
@@ -218,10 +219,10 @@ impl Entry {
     }
 }
 
-/// Asks git about one directory.
+/// Runs git in one directory.
 struct Lister {
     directory: PathBuf,
-    /// An empty repository, for a directory that has none.
+    /// An empty repository, for a directory without one.
     borrowed: Option<EmptyRepository>,
 }
 
@@ -286,7 +287,7 @@ impl Lister {
     ) -> Result<BTreeSet<PathBuf>, ManifestError> {
         let output = self.finish(command, input, success)?;
         let names = output.split(|byte| *byte == 0).filter(|name| !name.is_empty());
-        // A directory with a repository of its own ends with a slash.
+        // The name of a nested repository ends with a slash.
         let names = names.map(|name| name.strip_suffix(b"/").unwrap_or(name));
         Ok(names.map(|name| PathBuf::from(OsStr::from_bytes(name))).collect())
     }
@@ -298,7 +299,7 @@ impl Lister {
         success: &[i32],
     ) -> Result<Vec<u8>, ManifestError> {
         let failed = |source| ManifestError::NoGit { directory: self.directory.clone(), source };
-        // Set in hooks, and then about another repository.
+        // Hooks set these for another repository.
         for name in ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"] {
             command.env_remove(name);
         }
@@ -309,7 +310,7 @@ impl Lister {
         let output = std::thread::scope(|scope| {
             scope.spawn(move || {
                 if let (Some(mut stdin), Some(input)) = (stdin, input) {
-                    // If git stops reading, its exit code says why.
+                    // If git stops reading, its exit code gives the reason.
                     let _ = stdin.write_all(&input);
                 }
             });
@@ -340,12 +341,12 @@ impl EmptyRepository {
 
 impl Drop for EmptyRepository {
     fn drop(&mut self) {
-        // A leftover in the directory for temporary files is harmless.
+        // A remainder in the directory for temporary files is harmless.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Something beneath a root.
+/// A path's type.
 #[derive(Debug)]
 pub(super) enum Found {
     Entry(Entry),
@@ -358,10 +359,11 @@ pub(super) fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Opens a path beneath a directory. No component may be a symbolic link, the last one only with `O_PATH`.
+/// Opens a path below a directory. No component may be a symbolic link, the last one only with
+/// `O_PATH`.
 pub(super) fn open_beneath(directory: &OwnedFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-    // With `O_PATH | O_NOFOLLOW` the kernel would still refuse a link as the last component, so that one is
-    // opened from its parent.
+    // With `O_PATH | O_NOFOLLOW` the kernel would still refuse a link as the last component, so it
+    // is opened from its parent.
     let (parent, name) = (path.parent(), path.file_name());
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -375,7 +377,8 @@ pub(super) fn open_beneath(directory: &OwnedFd, path: &Path, flags: OFlags) -> i
     }
 }
 
-/// Looks at a path beneath a root. A path that leads through a symbolic link counts as missing, as it does for git.
+/// Returns the type of a path below a root. A path through a symbolic link counts as missing, as in
+/// git.
 pub(super) fn stat(root: &OwnedFd, path: &Path) -> io::Result<Option<Found>> {
     let file = match open_beneath(root, path, OFlags::PATH) {
         Ok(file) => file,
@@ -404,13 +407,13 @@ fn is_missing(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| missing.contains(&errno))
 }
 
-/// Returns the SHA-256 of a file beneath a root.
+/// Returns the SHA-256 of a file below a root.
 pub(super) fn digest_of(root: &OwnedFd, path: &Path) -> io::Result<Digest> {
     let mut file = File::from(open_beneath(root, path, OFlags::RDONLY)?);
     digest(&mut file)
 }
 
-/// Returns the SHA-256 of everything that a reader still has.
+/// Returns the SHA-256 of the rest of a reader.
 pub(super) fn digest(reader: &mut impl io::Read) -> io::Result<Digest> {
     let mut context = Context::new(&SHA256);
     let mut buffer = vec![0; CHUNK];

@@ -1,4 +1,4 @@
-//! A checkout as an archive: a stream that a thread writes while it is being sent.
+//! Streams a checkout as an archive: a thread writes it while it is being sent.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -32,8 +32,9 @@ pub enum Sent {
 /// Everything that was sent, by path.
 pub type SentFiles = BTreeMap<PathBuf, Sent>;
 
-/// Writes the manifest's files as an archive that ends with an empty file called `last`. The receiver sees by that
-/// file that nothing is missing. Files that were deleted since the manifest was read are left out.
+/// Writes the manifest's files as an archive that ends with an empty file called `last`, by which
+/// the receiver knows that it is complete. Files that were deleted since the manifest was read are
+/// left out.
 pub fn pack(manifest: &Manifest, last: &str, writer: impl io::Write) -> io::Result<SentFiles> {
     let root = open_directory(&manifest.root)?;
     let mut archive = Builder::new(writer);
@@ -64,7 +65,7 @@ fn append_file(
     root: &OwnedFd,
     path: &Path,
 ) -> io::Result<Option<Sent>> {
-    // Without blocking: the file may have become a pipe.
+    // Non-blocking: the file may have been replaced by a pipe.
     let file = match open_beneath(root, path, OFlags::RDONLY | OFlags::NONBLOCK) {
         Ok(file) => File::from(file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -96,7 +97,7 @@ fn header(kind: EntryType, size: u64, mode: u32, modified: u64) -> Header {
     header
 }
 
-/// Hashes what is read through it.
+/// A reader that hashes its content.
 struct Hashing {
     file: io::Take<File>,
     context: Context,

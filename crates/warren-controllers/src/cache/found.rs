@@ -1,11 +1,12 @@
-//! What an index holds: objects in the order of their keys.
+//! The entries of an index: objects in the order of their keys.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::queue::ObjectKey;
 
-/// At least one object. Most indices hold one, as a sandbox has one pod, and a map takes the room of eleven for it.
+/// At least one object. Most indices hold exactly one, such as a sandbox's pod, and a map would
+/// allocate room for eleven.
 #[derive(Debug)]
 pub(super) enum Found<K> {
     One(ObjectKey, Arc<K>),
@@ -13,7 +14,7 @@ pub(super) enum Found<K> {
 }
 
 impl<K> Found<K> {
-    /// Puts an object in, or in the place of the one with its key.
+    /// Adds an object, or replaces the one with its key.
     pub(super) fn insert(&mut self, key: &ObjectKey, object: Arc<K>) {
         match self {
             Self::One(present, place) if present == key => *place = object,
@@ -30,7 +31,7 @@ impl<K> Found<K> {
         }
     }
 
-    /// Takes an object out, and says whether that was all.
+    /// Removes an object. Returns true if it was the last one.
     pub(super) fn remove(&mut self, key: &ObjectKey) -> bool {
         match self {
             Self::One(present, _) => present == key,

@@ -29,14 +29,14 @@ fn pod(name: &str, version: u64, owner: &str) -> Pod {
     }
 }
 
-/// Another pod of that name, in place of the first.
+/// Builds another pod of that name, in place of the first.
 fn next_pod(name: &str, version: u64) -> Pod {
     let mut next = pod(name, version, "x");
     next.metadata.uid = Some("next".to_owned());
     next
 }
 
-/// What a watch brings that is limited to the label `tracked`.
+/// Builds a pod with the label `tracked`, to which the watch is limited.
 fn tracked_pod(name: &str, version: u64) -> Pod {
     let mut tracked = pod(name, version, "x");
     tracked.metadata.labels = Some([("tracked".to_owned(), String::new())].into());
@@ -124,19 +124,19 @@ fn what_only_an_answer_has_brought_survives_a_list_that_lacks_it_and_is_asked_fo
     let (cache, log, doubts) = cache_with_doubts();
     cache.observe(Event::Apply(pod("a", 5, "x")));
     cache.remember(Arc::new(pod("b", 7, "x")));
-    // The list was taken at 6.
+    // The list was taken at version 6.
     cache.observe(Event::Init);
     cache.observe(Event::InitApply(pod("a", 6, "x")));
     cache.observe(Event::InitDone);
     let key = key_of(&pod("b", 7, "x"));
     assert_eq!(doubts.begin(), Some(Kind::Pod));
     assert_eq!(cache.doubtful(Duration::from_secs(1)).0, vec![key.clone()]);
-    // The server says that it is there: it is in doubt anew, and is the next time after a while.
+    // The server confirms it: it is in doubt again, and is asked about later.
     assert!(cache.is_still_doubtful(&key, Duration::from_secs(2)));
     let (due, next) = cache.doubtful(Duration::from_secs(12));
     assert!(due.is_empty());
     assert_eq!(next, Some(Duration::from_secs(20)));
-    // The watch brings it, and all is well.
+    // The watch shows it, and nothing is in doubt.
     cache.observe(Event::Apply(pod("b", 7, "x")));
     assert_eq!(cache.doubtful(Duration::from_secs(100)), (vec![], None));
     assert_eq!(*log.lock().unwrap(), ["a ->5", "b ->7", "a 5->6"]);
@@ -164,7 +164,7 @@ fn a_watch_that_is_behind_does_not_bring_back_what_the_server_has_said_is_gone()
     cache.observe(Event::Apply(pod("a", 8, "x")));
     cache.observe(Event::Apply(pod("a", 9, "x")));
     cache.remember(Arc::new(pod("a", 9, "x")));
-    // It had changed once more before it went, which nobody had told us.
+    // It had changed once more before its deletion, which was not seen.
     cache.observe(Event::Apply(pod("a", 10, "x")));
     assert!(cache.get(&key).is_none());
     cache.observe(Event::Delete(pod("a", 11, "x")));
@@ -191,7 +191,7 @@ fn who_has_lost_a_child_is_bereft_once_and_only_while_it_is_there() {
     cache.observe(Event::Apply(pod("a", 5, "x")));
     assert!(!cache.is_newly_bereft(&key), "it was not there then");
     cache.bereave(&key);
-    // What the watch brings now may still be from before.
+    // The watch's next event may still be older.
     cache.observe(Event::Apply(pod("a", 6, "x")));
     assert!(cache.is_newly_bereft(&key));
     assert!(!cache.is_newly_bereft(&key));
@@ -256,7 +256,7 @@ fn an_answer_that_comes_while_a_list_is_under_way_is_taken_in() {
     assert!(cache.get(&key_of(&pod("b", 7, "x"))).is_some());
     cache.observe(Event::InitApply(pod("b", 7, "x")));
     cache.observe(Event::InitDone);
-    // From here on the list speaks for what is older than its newest.
+    // From here on the list decides about objects that are older than its newest.
     cache.remember(Arc::new(pod("c", 8, "x")));
     assert_eq!(*log.lock().unwrap(), ["a ->9", "b ->7"]);
 }
@@ -269,7 +269,7 @@ fn what_the_watch_leaves_out_is_taken_from_an_answer_however_old_and_is_asked_fo
     cache.remember(Arc::new(tracked_pod("b", 5)));
     cache.remember(Arc::new(pod("c", 5, "x")));
     assert_eq!(*log.lock().unwrap(), ["a ->9", "c ->5"], "the watch has told the end of b");
-    // No list brings it, which says nothing about it.
+    // No list contains it, which proves nothing.
     cache.observe(Event::Init);
     cache.observe(Event::InitApply(tracked_pod("a", 9)));
     cache.observe(Event::InitDone);
@@ -279,7 +279,7 @@ fn what_the_watch_leaves_out_is_taken_from_an_answer_however_old_and_is_asked_fo
     cache.remember(Arc::new(pod("c", 5, "x")));
     assert!(cache.is_still_doubtful(&key, Duration::from_secs(1)));
     assert_eq!(cache.doubtful(Duration::from_secs(2)), (vec![], Some(Duration::from_secs(29))));
-    // Once it has the label, the watch tells.
+    // Once it has the label, the watch shows it.
     cache.observe(Event::Apply(tracked_pod("c", 10)));
     assert_eq!(cache.doubtful(Duration::from_secs(100)), (vec![], None));
 }
@@ -288,7 +288,8 @@ fn what_the_watch_leaves_out_is_taken_from_an_answer_however_old_and_is_asked_fo
 fn one_that_has_lost_the_label_of_the_watch_is_not_gone() {
     let (cache, log) = cache();
     cache.watch_only("tracked");
-    // The watch tells the loss as an end, before or after an answer that shows the object without the label.
+    // The watch shows the loss as a deletion, before or after an answer that shows the object
+    // without the label.
     cache.observe(Event::Apply(tracked_pod("a", 5)));
     cache.observe(Event::Delete(tracked_pod("a", 6)));
     cache.remember(Arc::new(pod("a", 6, "x")));

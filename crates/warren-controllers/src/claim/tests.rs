@@ -14,7 +14,7 @@ use crate::queue::ObjectKey;
 use crate::server::{Answer, Refusal};
 use crate::telemetry::Telemetry;
 
-/// A claim that names a sandbox of its own name, and is Ready or not.
+/// Builds a claim that names a sandbox of its own name, with this Ready condition.
 fn claim(version: u64, ready: &str) -> Any {
     let ready = json!({"type": "Ready", "status": ready, "reason": "DependenciesReady", "message": "",
         "lastTransitionTime": "2020-01-01T00:00:00Z"});
@@ -39,7 +39,8 @@ fn made() -> Any {
     )
 }
 
-/// What a pass over a claim whose sandbox is not in the cache asks of a server with these answers.
+/// Reconciles a claim whose sandbox is not in the cache, with these answers of the server. Returns
+/// the requests.
 async fn pass<const R: usize, const W: usize>(
     seen: Any,
     reads: [(Kind, Answer); R],
@@ -81,7 +82,8 @@ async fn what_was_gone_and_is_made_again_is_seen() {
     assert!(!asked[3..].iter().any(|line| line.starts_with("create") || line == LOST), "{asked:?}");
 }
 
-/// Another leader makes the sandbox anew and says so, just when this one has been told that it is gone.
+/// Another leader recreates the sandbox and commits to it just after the server has told this one
+/// that it is gone.
 #[tokio::test]
 async fn what_was_gone_is_asked_for_again_when_the_claim_has_changed() {
     let reads = [
@@ -94,7 +96,8 @@ async fn what_was_gone_is_asked_for_again_when_the_claim_has_changed() {
     assert!(!asked[4..].iter().any(|line| line == LOST), "{asked:?}");
 }
 
-/// What a claim asks of the server first whose pool has one member, which is ready, and which another claim has committed to.
+/// Returns the first request of a claim whose pool has one ready member that another claim has
+/// committed to.
 async fn first_request_beside(deleted: Option<&str>, status: Value) -> String {
     let server = Arc::new(Pretended::new([], []));
     let config = Config { extensions: true, ..Config::default() };
@@ -136,7 +139,7 @@ async fn first_request_beside(deleted: Option<&str>, status: Value) -> String {
     server.asked()[0].clone()
 }
 
-/// Without a template there is no other sandbox to be had, and the claim says so.
+/// Without a template there is no other sandbox to adopt, and the claim's status says so.
 #[tokio::test]
 async fn a_sandbox_is_kept_for_who_has_committed_to_it_as_long_as_that_can_take_it() {
     let (takes, waits) = ("patch SandboxClaim", "say how SandboxClaim is");

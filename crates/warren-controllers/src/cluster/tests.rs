@@ -24,7 +24,7 @@ fn child<K: Typed>(name: &str, owner: &Any) -> Any {
     object::<K>(name, 1, json!({"metadata": {"ownerReferences": [reference], "labels": labels}, "spec": {}}))
 }
 
-/// What a pass over an owner asks of a server that answers so, and how it ends.
+/// Reconciles an owner against a server with this answer. Returns the requests and the outcome.
 async fn pass(seen: &Any, child: Any, owner: Answer) -> (Vec<String>, Outcome) {
     let server = Arc::new(Pretended::new([(seen.kind(), owner)], []));
     let config = Config { extensions: true, ..Config::default() };
@@ -52,7 +52,8 @@ fn template(version: u64, management: &str) -> Any {
     object::<SandboxTemplate>("t", version, json!({"metadata": {"labels": labels}, "spec": spec}))
 }
 
-/// The watch of owners is behind that of their children, and the child was made for what its owner has become since.
+/// The watch of owners is behind the watch of their children, and the child was made for a newer
+/// state of its owner.
 #[tokio::test]
 async fn a_child_is_deleted_only_if_the_server_still_shows_why() {
     let suspended = || sandbox(5, json!({"operatingMode": "Suspended"}), "SandboxSuspended");

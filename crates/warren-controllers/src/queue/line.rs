@@ -1,4 +1,5 @@
-//! The order of a work queue: what is handed out next, and when. It knows no clock and never waits; times are uptimes.
+//! The order of a work queue: which key is handed out next, and when. It has no clock and never
+//! waits; times are uptimes.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -7,24 +8,26 @@ use std::time::Duration;
 use super::{Outcome, QueueStatistics};
 use crate::telemetry::QUEUE_BUCKETS;
 
-/// The first and the longest wait after failures; the numbers of the Kubernetes controller library.
+/// The first wait after a failure, and below the longest; the numbers of the Kubernetes controller
+/// library.
 const BACKOFF_FIRST: Duration = Duration::from_millis(5);
 const BACKOFF_LONGEST: Duration = Duration::from_secs(1000);
-/// The longest wait if something has changed during a pass that failed: it may be what the pass itself wrote, or what heals it.
+/// The longest wait if the key was added during a failed reconcile: the change may come from the
+/// reconcile itself, or may fix the problem.
 const WOKEN_LONGEST: Duration = Duration::from_secs(30);
 
-/// Keys that wait, are worked on, or are due later.
+/// Keys that wait, run, or are due later.
 #[derive(Debug)]
 pub(super) struct Line<K> {
     waiting: VecDeque<(K, Duration)>,
-    /// Everything in `waiting`, and everything that must be worked on again after its present pass.
+    /// Every key in `waiting`, and every key that must run again after its present reconcile.
     dirty: HashSet<K>,
     working: HashSet<K>,
-    /// The earliest time for each delayed key, both ways.
+    /// The earliest time of each delayed key, in both directions.
     delayed: BTreeSet<(Duration, K)>,
     due: HashMap<K, Duration>,
     failures: HashMap<K, u32>,
-    /// Nobody works keys off, so none are taken in.
+    /// True if there are no workers, so keys are ignored.
     pub(super) is_closed: bool,
     statistics: QueueStatistics,
 }
@@ -45,7 +48,7 @@ impl<K> Default for Line<K> {
 }
 
 impl<K: Clone + Ord + Hash> Line<K> {
-    /// Asks for a pass over the key.
+    /// Requests a reconcile of the key.
     pub(super) fn add(&mut self, key: K, uptime: Duration) {
         if !self.is_closed && self.dirty.insert(key.clone()) {
             self.statistics.added += 1;
@@ -55,7 +58,8 @@ impl<K: Clone + Ord + Hash> Line<K> {
         }
     }
 
-    /// Asks for a pass over the key at a time. Of several wishes the earliest counts; says whether this one does.
+    /// Requests a reconcile of the key at a time. The earliest of several requests counts; returns
+    /// true if this one does.
     pub(super) fn add_at(&mut self, key: K, due: Duration) -> bool {
         if self.is_closed {
             return false;
@@ -72,17 +76,17 @@ impl<K: Clone + Ord + Hash> Line<K> {
         true
     }
 
-    /// Whether a key waits while another is being worked on.
+    /// Returns true if a key waits while another is running.
     pub(super) fn is_busy(&self) -> bool {
         !self.waiting.is_empty() && !self.working.is_empty()
     }
 
-    /// Whether a key waits, and fewer than so many are being worked on.
+    /// Returns true if a key waits and fewer keys than this are running.
     pub(super) fn has_work(&self, workers: usize) -> bool {
         !self.waiting.is_empty() && self.working.len() < workers
     }
 
-    /// The next key; it counts as being worked on from here.
+    /// Hands out the next key, which counts as running from now on.
     pub(super) fn begin(&mut self, uptime: Duration) -> Option<K> {
         let (key, since) = self.waiting.pop_front()?;
         self.dirty.remove(&key);
@@ -93,7 +97,7 @@ impl<K: Clone + Ord + Hash> Line<K> {
         Some(key)
     }
 
-    /// A pass has ended. Gives how long its key waits because of a failure.
+    /// Records the end of a reconcile. Returns the wait of its key after a failure.
     pub(super) fn end(&mut self, key: &K, outcome: Outcome, uptime: Duration) -> Option<Duration> {
         self.working.remove(key);
         match outcome {
@@ -120,8 +124,8 @@ impl<K: Clone + Ord + Hash> Line<K> {
                     Outcome::RetryWithin(longest) => longest.min(BACKOFF_LONGEST),
                     _ => BACKOFF_LONGEST,
                 };
-                // A pass that fails says so, and what it writes wakes its key: were that followed at once, an error that reads
-                // differently each time would never be waited out.
+                // A failed reconcile writes its error, and that write wakes its key. If the key ran
+                // at once, an error with a changing text would be retried without backoff.
                 let longest = match self.dirty.remove(key) {
                     true => longest.min(WOKEN_LONGEST),
                     false => longest,
@@ -136,7 +140,7 @@ impl<K: Clone + Ord + Hash> Line<K> {
         }
     }
 
-    /// A key that was added during its pass waits for another.
+    /// Queues a key that was added during its reconcile.
     fn wait_if_dirty(&mut self, key: &K, uptime: Duration) {
         if self.dirty.contains(key) {
             self.waiting.push_back((key.clone(), uptime));
@@ -153,12 +157,12 @@ impl<K: Clone + Ord + Hash> Line<K> {
         }
     }
 
-    /// The earliest time at which a key is due.
+    /// Returns the earliest time at which a key is due.
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.delayed.first().map(|(due, _)| *due)
     }
 
-    /// When a key is due that does not wait yet.
+    /// Returns when this key is due, if it is delayed.
     pub(super) fn due(&self, key: &K) -> Option<Duration> {
         self.due.get(key).copied()
     }

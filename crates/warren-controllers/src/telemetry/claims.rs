@@ -1,5 +1,5 @@
-//! How long claims take, measured once each: when a claim is first seen Ready that was not before. The caches hear of our
-//! own writes at once, so this needs no hook in a pass.
+//! Measures how long claims take: once each, when a claim is first seen Ready that was not before.
+//! The caches see our own writes at once, so no code in the reconcile is needed.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,10 +19,10 @@ use super::metrics::Metrics;
 use crate::cache::Change;
 use crate::queue::ObjectKey;
 
-/// What stands for a template that nobody knows; other than in the gauge, where it is `unknown`.
+/// The label value for an unknown template, except in the gauge, where it is `unknown`.
 const NO_TEMPLATE: &str = "__unknown__";
 
-/// Claims that are not ready yet, by name, and those that were measured and do not say so themselves.
+/// Claims that are not ready yet, by name, and measured ones whose annotation does not show it.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimClock {
     claims: Mutex<HashMap<ObjectKey, Seen>>,
@@ -36,7 +36,8 @@ struct Seen {
 }
 
 impl ClaimClock {
-    /// Takes note of a change of a claim. Gives when it was first seen if it has just become ready for the first time.
+    /// Records a change of a claim. Returns when it was first seen if it has just become ready for
+    /// the first time.
     pub(crate) fn observe(&self, change: &Change<'_, SandboxClaim>, now: Timestamp) -> Option<Timestamp> {
         let mut claims = self.claims();
         let Some(claim) = change.after else {
@@ -48,9 +49,10 @@ impl ClaimClock {
         match known {
             None => {
                 claims.remove(change.key);
-                // Served when first seen: somebody else has measured it, or nobody can any more.
+                // Already served when first seen: it was measured before, or can no longer be.
                 if !was_served(claim) {
-                    // One that has lost its sandbox, and the stamp with it, was measured when it got it.
+                    // A claim that has lost its sandbox, and the annotation with it, was measured
+                    // when it got it.
                     let measured = change.before.is_some_and(|before| was_served(before));
                     let seen = Seen { uid: claim.metadata.uid.clone(), first: now, measured };
                     claims.insert(change.key.clone(), seen);
@@ -60,7 +62,7 @@ impl ClaimClock {
             Some(seen) => {
                 let first = (is_ready && !seen.measured).then_some(seen.first);
                 seen.measured |= is_ready;
-                // The stamp keeps it from being measured again, so there is nothing to remember.
+                // The annotation prevents a second measurement, so nothing needs to be remembered.
                 if seen.measured && is_stamped(claim) {
                     claims.remove(change.key);
                 }
@@ -82,15 +84,15 @@ fn is_ready(claim: &SandboxClaim) -> bool {
     claim.status.as_ref().is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
 }
 
-/// Whether the claim is Ready, or was. The stamp alone does not say so: it comes with the promise of a sandbox, two writes before
-/// the claim is Ready, and whoever led may have died in between.
+/// Returns true if the claim is or was Ready. The annotation alone is no proof: it is written with
+/// the assignment, two writes before the claim is Ready, and that leader may have died in between.
 fn was_served(claim: &SandboxClaim) -> bool {
     let names_sandbox = || claim.status.as_ref().is_some_and(|status| status.sandbox.is_some());
     is_ready(claim) || is_stamped(claim) && names_sandbox()
 }
 
 impl Metrics {
-    /// Measures a claim that has become ready now.
+    /// Records the latency of a claim that has just become ready.
     pub(crate) fn claim_became_ready(
         &self,
         claim: &SandboxClaim,
@@ -101,7 +103,7 @@ impl Metrics {
         let launch = sandbox.map_or("unknown", launch_type);
         let template = sandbox.map_or(NO_TEMPLATE, template);
         let values = || [launch.into(), template.to_owned().into()];
-        // Clocks of others may run ahead: what is in the future is not measured from.
+        // Other machines' clocks may be ahead: times in the future are ignored.
         let annotated = |key| {
             let text = ownership::annotation(&claim.metadata, key)?;
             match text.parse::<Timestamp>() {
@@ -119,7 +121,8 @@ impl Metrics {
         if let Some(latency) = since(annotations::CLIENT_FIRST_REQUESTED_AT) {
             self.client_claim_startup.observe(values(), latency);
         }
-        // The annotation outlives a restart. Without it, which may be by choice, what is remembered here is as good.
+        // The annotation survives a restart. Without it, which may be configured, the remembered
+        // time is used.
         let observed = annotated(annotations::CONTROLLER_FIRST_OBSERVED_AT).unwrap_or(first_seen);
         if let Some(latency) = milliseconds(observed, now) {
             self.claim_controller_startup.observe(values(), latency);
@@ -134,14 +137,15 @@ impl Metrics {
     }
 }
 
-/// A claim is about to be given a sandbox; counted when that has worked.
+/// A sandbox that is about to be provided to a claim; counted when that has worked.
 #[derive(Debug)]
 pub(crate) struct Provision {
     values: [String; 6],
 }
 
 impl Provision {
-    /// What a plan provides: a sandbox taken from the queue, or one made. Finishing what an earlier pass began is neither.
+    /// Returns the provision of a plan: a sandbox adopted from the queue, or a new one. Completing
+    /// an earlier adoption does not count.
     pub(crate) fn of(world: &World, plan: &Plan) -> Option<Self> {
         let (launch, template, is_ready) = plan.steps.iter().find_map(|step| match &step.action {
             Action::Create(Object::Sandbox(sandbox)) => {
@@ -149,7 +153,8 @@ impl Provision {
             }
             Action::Merge { kind: Kind::Sandbox, name, .. } => match &world.offer {
                 Offer::Sandbox(offered) if offered.metadata.name.as_ref() == Some(name) => {
-                    // Bringing a claimed sandbox in line is a patch of it, too; only a change of hands counts.
+                    // Aligning a claimed sandbox is a patch of it, too; only a change of its owner
+                    // counts.
                     let sandbox = world.sandboxes.get(name)?;
                     let uid = world.claim.metadata.uid.as_deref().unwrap_or_default();
                     if ownership::is_controlled_by(&sandbox.metadata, uid) {
@@ -180,7 +185,7 @@ impl Provision {
         })
     }
 
-    /// It has worked.
+    /// Counts it as done.
     pub(crate) fn count(self, telemetry: &Telemetry) {
         telemetry.metrics.claim_creation.add(self.values.map(Into::into), 1);
     }
@@ -192,7 +197,7 @@ fn template(sandbox: &Sandbox) -> &str {
         .unwrap_or(NO_TEMPLATE)
 }
 
-/// Whole milliseconds; nothing for a time in the future.
+/// Returns whole milliseconds; `None` for a time in the future.
 fn milliseconds(from: Timestamp, to: Timestamp) -> Option<f64> {
     let elapsed = to.duration_since(from);
     (!elapsed.is_negative()).then(|| elapsed.as_millis() as f64)
@@ -276,7 +281,7 @@ mod tests {
     fn a_claim_is_measured_once_also_if_it_loses_its_sandbox_and_its_stamp() {
         let served = [claim(false, false), claim(true, false), claim(true, true)];
         let again = [claim(false, false), claim(true, false), claim(true, true)];
-        // Either may be told first: that it is not Ready any more, or that its stamp is gone.
+        // Either may come first: the loss of Ready, or the removal of the annotation.
         for lost in [claim(false, true), claim(true, false)] {
             let states = [&served[..], &[lost], &again[..]].concat();
             assert_eq!(measured(&states), 1, "{states:?}");
@@ -297,7 +302,7 @@ mod tests {
         assert_eq!(measured(&[claim(false, true), claim(true, true)]), 0, "it was Ready before");
     }
 
-    /// How often a claim is measured that goes through these states.
+    /// Returns how often a claim is measured that goes through these states.
     fn measured(states: &[Arc<SandboxClaim>]) -> usize {
         let (clock, mut before) = (ClaimClock::default(), None);
         let measured = states.iter().filter(|after| {
@@ -315,7 +320,7 @@ mod tests {
         let mut claim = SandboxClaim::clone(&claim(true, false));
         let key = annotations::CONTROLLER_FIRST_OBSERVED_AT.to_owned();
         let (restart, now) = (at("2027-01-15T08:00:09Z"), at("2027-01-15T08:00:10Z"));
-        // The second one is a clock that runs ahead, so what was seen here counts.
+        // The second one is from a clock that is ahead, so the local observation counts.
         for observed in ["2027-01-15T08:00:00Z", "2027-01-15T09:00:00Z"] {
             claim.metadata.annotations = Some([(key.clone(), observed.to_owned())].into());
             metrics.claim_became_ready(&claim, None, restart, now);

@@ -1,4 +1,4 @@
-//! Measures, and on request holds back, what a client asks of the API server.
+//! Measures a client's requests to the API server, and optionally limits their rate.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,16 +14,16 @@ use tower::{Layer, Service};
 
 use super::metrics::Metrics;
 
-/// The most requests per second, and how many may go at once before that counts.
+/// A rate limit: requests per second, with a burst.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RateLimit {
     /// Requests per second.
     pub queries_per_second: f64,
-    /// How many may go at once.
+    /// The number of requests that may be sent at once.
     pub burst: u32,
 }
 
-/// Puts [`MeteredService`] around a transport.
+/// A layer that puts [`MeteredService`] around a transport.
 #[derive(Clone, Debug)]
 pub struct MeteredLayer {
     metrics: Arc<Metrics>,
@@ -35,7 +35,7 @@ impl MeteredLayer {
         Self { metrics, host: host.into() }
     }
 
-    /// Puts it around a transport.
+    /// Wraps a transport.
     pub fn around<S>(&self, transport: S) -> MeteredService<S> {
         self.layer(transport)
     }
@@ -49,7 +49,7 @@ impl<S> Layer<S> for MeteredLayer {
     }
 }
 
-/// A transport that counts what passes.
+/// A transport that counts requests.
 #[derive(Debug)]
 pub struct MeteredService<S> {
     inner: S,
@@ -84,7 +84,7 @@ where
                 .observe([method.into(), host.clone().into()], started.elapsed().as_secs_f64());
             let code = match &answer {
                 Ok(response) => response.status().as_str().to_owned(),
-                // As the Go client calls what never got an answer.
+                // The Go client's code for a request without an answer.
                 Err(_) => "<error>".to_owned(),
             };
             metrics.requests.add([code.into(), method.into(), host.into()], 1);
@@ -93,7 +93,7 @@ where
     }
 }
 
-/// A client that sends by another one, each request when its turn has come. Whoever has the other one does not wait for them.
+/// Wraps a client so that its requests wait for a rate limit. The inner client stays unlimited.
 pub(crate) fn hold_back(client: Client, metrics: Arc<Metrics>, host: &str, limit: RateLimit) -> Client {
     let namespace = client.default_namespace().to_owned();
     let (bucket, host): (_, Arc<str>) = (Arc::new(Mutex::new(Bucket::new(limit))), host.into());
@@ -101,7 +101,7 @@ pub(crate) fn hold_back(client: Client, metrics: Arc<Metrics>, host: &str, limit
         let (client, metrics, bucket, host) = (client.clone(), metrics.clone(), bucket.clone(), host.clone());
         async move {
             let asked = Instant::now();
-            // Waiting for the lock is waiting in line: it is given in the order in which it was asked for.
+            // The lock is fair, so waiting for it is waiting in line.
             bucket.lock().await.take().await;
             let values = [method(request.method()).into(), host.to_string().into()];
             metrics.limiter_time.observe(values, asked.elapsed().as_secs_f64());
@@ -122,19 +122,19 @@ fn method(method: &Method) -> &'static str {
     }
 }
 
-/// A token bucket that starts full. Kept as the time at which it was, or will be, empty.
+/// A token bucket that starts full, stored as the time at which it was, or will be, empty.
 #[derive(Debug)]
 struct Bucket {
-    /// How long one token takes.
+    /// The time for one token.
     interval: Duration,
-    /// How long all tokens take.
+    /// The time for all tokens.
     depth: Duration,
     empty_at: Instant,
 }
 
 impl Bucket {
     fn new(limit: RateLimit) -> Self {
-        // A rate too small to be told from nothing is one request a day.
+        // A rate close to zero becomes one request per day.
         let interval = Duration::try_from_secs_f64(1.0 / limit.queries_per_second)
             .unwrap_or(Duration::MAX)
             .min(Duration::from_secs(24 * 60 * 60));
@@ -143,7 +143,7 @@ impl Bucket {
         Self { interval, depth, empty_at: now.checked_sub(depth).unwrap_or(now) }
     }
 
-    /// Takes a token, when there is one. Whoever gives up before that has taken none.
+    /// Waits for a token and takes it. A cancelled wait takes none.
     async fn take(&mut self) {
         let now = Instant::now();
         let earliest = now.checked_sub(self.depth).unwrap_or(now);
@@ -206,7 +206,7 @@ mod tests {
                 "rest_client_rate_limiter_duration_seconds_sum{host=\"server:1\",verb=\"GET\"} ",
             )
         });
-        // None, one second, and two.
+        // The waits are zero, one second, and two.
         assert_eq!(sum.unwrap().parse::<f64>().unwrap().round(), 3.0, "{page}");
     }
 }

@@ -1,6 +1,6 @@
-//! Metric families and their text form, as Prometheus and the Go client write it: families by name, labels by name,
-//! numbers in Go's shortest form. A library would bring its own idea of names (`_total`, units); ours are fixed by what
-//! existing dashboards query.
+//! Metric families and their text form, as Prometheus and the Go client write it: families by name,
+//! labels by name, numbers in Go's shortest form. A library would impose its own names (`_total`,
+//! units); ours are fixed by the queries of existing dashboards.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The values of a family's labels, in the family's order.
 pub(crate) type Values<const N: usize> = [Cow<'static, str>; N];
 
-/// What a family is called and how its series differ.
+/// A family's name, help text and label names.
 #[derive(Debug)]
 pub(crate) struct Family<const N: usize> {
     pub(crate) name: &'static str,
@@ -18,7 +18,7 @@ pub(crate) struct Family<const N: usize> {
     pub(crate) labels: [&'static str; N],
 }
 
-/// Numbers that only grow.
+/// Counters, which only grow.
 #[derive(Debug)]
 pub(crate) struct Counters<const N: usize> {
     family: Family<N>,
@@ -30,7 +30,7 @@ impl<const N: usize> Counters<N> {
         Self { family: Family { name, help, labels }, series: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Counts; with 0, the series shows up before anything has happened.
+    /// Adds to a counter. With 0, the series appears before the first event.
     pub(crate) fn add(&self, values: Values<N>, count: u64) {
         *lock(&self.series).entry(values).or_default() += count;
     }
@@ -42,10 +42,10 @@ impl<const N: usize> Counters<N> {
     }
 }
 
-/// How observations spread.
+/// A histogram.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Histogram<const BUCKETS: usize> {
-    /// One per bound, and one for everything above the last.
+    /// One count per bound, and one for everything above the last.
     counts: [u64; BUCKETS],
     above: u64,
     pub(crate) sum: f64,
@@ -58,7 +58,7 @@ impl<const BUCKETS: usize> Default for Histogram<BUCKETS> {
 }
 
 impl<const BUCKETS: usize> Histogram<BUCKETS> {
-    /// Takes in one observation.
+    /// Adds an observation.
     pub(crate) fn observe(&mut self, bounds: &[f64; BUCKETS], value: f64) {
         match self.counts.get_mut(bounds.partition_point(|bound| *bound < value)) {
             Some(count) => *count += 1,
@@ -95,12 +95,12 @@ impl<const N: usize, const BUCKETS: usize> Histograms<N, BUCKETS> {
     }
 }
 
-/// A panic elsewhere leaves a map of numbers as good as it was.
+/// Locks a map of numbers, which a panic elsewhere leaves valid.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A page of metrics in the making. Families may be written in any order.
+/// A page of metrics being built. Families may be written in any order.
 #[derive(Debug, Default)]
 pub(crate) struct Text {
     families: BTreeMap<&'static str, String>,
@@ -142,7 +142,7 @@ impl Text {
                 total += count;
                 let bound = number_text(bound);
                 let mut labels = labels.clone();
-                // Last, whatever its name, as the Go client has it.
+                // Last, whatever its name, as in the Go client.
                 labels.push(("le", &bound));
                 sample(&mut body, family.name, "_bucket", &labels, total as f64);
             }
@@ -161,7 +161,7 @@ impl Text {
         self.families.insert(name, head + &body);
     }
 
-    /// The whole page.
+    /// Returns the whole page.
     pub(crate) fn finish(self) -> String {
         self.families.into_values().collect()
     }
@@ -189,7 +189,7 @@ fn sample(body: &mut String, name: &str, suffix: &str, labels: &[(&str, &str)], 
     let _ = writeln!(body, " {}", number_text(number));
 }
 
-/// A number as Go's shortest `%g` writes it.
+/// Formats a number like Go's shortest `%g`.
 fn number_text(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "+Inf" } else { "-Inf" }.to_owned();

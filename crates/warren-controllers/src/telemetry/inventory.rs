@@ -1,4 +1,4 @@
-//! `agent_sandboxes`: how many sandboxes there are, counted from the cache whenever somebody asks.
+//! Computes `agent_sandboxes`, the number of sandboxes, from the cache at each scrape.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const FAMILY: Family<7> = Family {
 };
 
 pub(crate) fn write(sandboxes: &Cache<Sandbox>, text: &mut Text) {
-    // Half a list would look as if sandboxes had ended.
+    // With an incomplete list, sandboxes would seem to have ended.
     if !sandboxes.is_listed() {
         return;
     }
@@ -63,7 +63,7 @@ fn values(sandbox: &Sandbox) -> Values<7> {
     ]
 }
 
-/// How a sandbox came to be: by its label, and cold unless that says warm.
+/// Returns how a sandbox was made: warm if its label says so, else cold.
 pub(crate) fn launch_type(sandbox: &Sandbox) -> &'static str {
     match ownership::label(&sandbox.metadata, labels::LAUNCH_TYPE) {
         Some(labels::LAUNCH_TYPE_WARM) => labels::LAUNCH_TYPE_WARM,

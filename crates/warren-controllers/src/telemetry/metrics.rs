@@ -1,41 +1,44 @@
-//! Every metric of the controllers, with the names, labels and buckets that agent-sandbox's dashboards and load tests query.
-//! Those of its libraries (work queues, passes, the API client) have the same names here, although nothing of them is in use.
+//! Defines every metric of the controllers, with the names, labels and buckets that agent-sandbox's
+//! dashboards and load tests query. The metrics of its libraries (work queues, reconciles, the API
+//! client) have the same names here, although those libraries are not used.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::family::{Counters, Family, Histograms, Text};
 
-/// From a claim's first sign to its being ready, in milliseconds.
+/// Buckets from a claim's first observation to Ready, in milliseconds.
 const CLAIM_BUCKETS: [f64; 15] = [
     100., 250., 500., 750., 1000., 1250., 1500., 2000., 2500., 5000., 10_000., 30_000., 60_000., 120_000.,
     240_000.,
 ];
 
-/// From a sandbox's creation to its being ready, in milliseconds.
+/// Buckets from a sandbox's creation to Ready, in milliseconds.
 const CREATION_BUCKETS: [f64; 14] = [
     50., 100., 250., 500., 1000., 2500., 5000., 10_000., 30_000., 60_000., 120_000., 240_000., 300_000.,
     600_000.,
 ];
 
-/// Our own finer look at claims: a warm one takes a few milliseconds, which is all one bucket above.
+/// Finer buckets of our own for claims: a warm one takes a few milliseconds, which is a single
+/// bucket above.
 const READY_BUCKETS: [f64; 15] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1., 2., 5., 10., 30., 60.];
 
-/// Passes, as the Kubernetes controller library buckets them.
+/// Buckets of reconciles, as in the Kubernetes controller library.
 const PASS_BUCKETS: [f64; 40] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1., 1.25,
     1.5, 1.75, 2., 2.5, 3., 3.5, 4., 4.5, 5., 6., 7., 8., 9., 10., 15., 20., 25., 30., 40., 50., 60.,
 ];
 
-/// Requests, as agent-sandbox buckets them: finer at the low end than Kubernetes itself.
+/// Buckets of requests, as in agent-sandbox: finer at the low end than in Kubernetes itself.
 const REQUEST_BUCKETS: [f64; 16] =
     [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2., 4., 8., 15., 30., 60.];
 
 /// The number of bounds of queue histograms.
 pub(crate) const QUEUE_BOUNDS: usize = 12;
 
-/// Queues: from ten nanoseconds on, ten times as much each, by the same rounding multiplications as in the library.
+/// Buckets of queues: from ten nanoseconds on, each ten times the last, with the library's
+/// rounding.
 pub(crate) const QUEUE_BUCKETS: [f64; QUEUE_BOUNDS] = {
     let mut bounds = [10e-9; QUEUE_BOUNDS];
     let mut index = 1;
@@ -46,23 +49,24 @@ pub(crate) const QUEUE_BUCKETS: [f64; QUEUE_BOUNDS] = {
     bounds
 };
 
-/// What a program was built from.
+/// A program's build information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BuildInfo {
-    /// The commit, in full.
+    /// The full commit hash.
     pub git_commit: &'static str,
-    /// When, as far as anybody knows.
+    /// The build date, as far as it is known.
     pub build_date: &'static str,
 }
 
 impl Default for BuildInfo {
-    /// Nobody knows.
+    /// Returns placeholders for unknown values.
     fn default() -> Self {
         Self { git_commit: "unknown", build_date: "unknown" }
     }
 }
 
-/// The numbers that are kept while we run. What exists (sandboxes, queues, the process) is counted when asked for.
+/// The counters that are kept while the program runs. Present objects (sandboxes, queues, the
+/// process) are counted at each scrape.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     pub(crate) claim_startup: Histograms<2, 15>,
@@ -79,7 +83,7 @@ pub(crate) struct Metrics {
     pub(crate) requests: Counters<3>,
     pub(crate) request_time: Histograms<2, 16>,
     pub(crate) limiter_time: Histograms<2, 16>,
-    /// Leases by name, and whether we hold them.
+    /// Leases by name, with true if this process holds them.
     pub(crate) leases: Mutex<BTreeMap<String, bool>>,
     pub(crate) build: BuildInfo,
 }
@@ -210,7 +214,8 @@ impl Metrics {
     }
 }
 
-/// What this program is. The labels are agent-sandbox's, so there is a `go_version`, although there is no Go.
+/// Writes the build information. The labels are agent-sandbox's, so there is a `go_version`,
+/// although there is no Go.
 fn build_info(build: BuildInfo, text: &mut Text) {
     let family = Family {
         name: "agent_sandbox_build_info",
@@ -238,7 +243,7 @@ mod tests {
     use super::{BuildInfo, build_info};
     use crate::telemetry::family::Text;
 
-    /// To the letter: agent-sandbox has a test of these lines, too.
+    /// The exact lines: agent-sandbox has a test of them, too.
     #[test]
     fn what_it_was_built_from_is_told_in_the_words_of_agent_sandbox() {
         let mut text = Text::default();

@@ -1,4 +1,5 @@
-//! One controller's passes and its queue, under the names of the Kubernetes controller library.
+//! Measures one controller's reconciles and its queue, under the names of the Kubernetes controller
+//! library.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -10,7 +11,7 @@ use super::family::{Family, Histogram, Text, Values};
 use super::metrics::{Metrics, QUEUE_BOUNDS, QUEUE_BUCKETS};
 use crate::queue::{Outcome, WorkQueue};
 
-/// What the passes of one controller are doing.
+/// The state of one controller's reconciles.
 #[derive(Debug)]
 pub(crate) struct Passes {
     metrics: Arc<Metrics>,
@@ -22,7 +23,7 @@ pub(crate) struct Passes {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    /// When those under way began.
+    /// The start times of running reconciles.
     running: HashMap<u64, Instant>,
     durations: Histogram<QUEUE_BOUNDS>,
     retries: u64,
@@ -40,7 +41,7 @@ impl Passes {
         Self { metrics, queue, workers, state: Mutex::default() }
     }
 
-    /// Runs and measures one pass.
+    /// Runs and measures one reconcile.
     pub(crate) async fn measure(&self, pass: impl Future<Output = Outcome>) -> Outcome {
         let mut running = Running::begin(self);
         let outcome = pass.await;
@@ -53,7 +54,7 @@ impl Passes {
     }
 }
 
-/// A pass under way. It ends when this is dropped, also by a panic.
+/// A running reconcile. It ends when this is dropped, even by a panic.
 struct Running<'a> {
     passes: &'a Passes,
     number: u64,
@@ -80,7 +81,7 @@ impl Drop for Running<'_> {
             let mut state = self.passes.state();
             state.running.remove(&self.number);
             state.durations.observe(&QUEUE_BUCKETS, seconds);
-            // As the Go libraries count: whatever comes again by itself.
+            // Counted as in the Go libraries: every outcome that comes back by itself.
             state.retries += u64::from(!matches!(self.outcome, None | Some(Outcome::Done | Outcome::Gone)));
         }
         let metrics = &self.passes.metrics;
@@ -110,7 +111,7 @@ pub(crate) fn write(all: &[Arc<Passes>], text: &mut Text) {
     let mut depths = Vec::new();
     let mut workers: [Vec<(Values<1>, f64)>; 2] = Default::default();
     let mut histograms: [Vec<(Values<2>, Histogram<QUEUE_BOUNDS>)>; 2] = Default::default();
-    // By name, as everything on the page.
+    // Sorted by name, like everything on the page.
     let mut all: Vec<&Arc<Passes>> = all.iter().collect();
     all.sort_by_key(|passes| passes.queue.name());
     for passes in all {

@@ -1,4 +1,5 @@
-//! What the kernel says about this process, under the names that Prometheus' client libraries share.
+//! Reads the kernel's figures about this process, under the names that Prometheus' client libraries
+//! share.
 
 use std::fs;
 
@@ -44,10 +45,10 @@ impl Process {
         Self::parse(&stat, boot)
     }
 
-    /// The fields of `/proc/self/stat`. The program's name is in parentheses and may contain anything.
+    /// Parses `/proc/self/stat`. The program's name is in parentheses and may contain anything.
     fn parse(stat: &str, boot: f64) -> Option<Self> {
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        // Numbered from 1 in proc(5), where the third is the first one here.
+        // proc(5) numbers fields from 1; the first one here is its third.
         let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
         let ticks = rustix::param::clock_ticks_per_second() as f64;
         Some(Self {

@@ -1,8 +1,9 @@
-//! Spans of passes, for a tracing collector. A claim or sandbox carries the context that it was asked for in
-//! (`opentelemetry.io/trace-context`, a JSON object of W3C headers), and its passes are children of that.
+//! Spans of reconciles, for a tracing collector. A claim or sandbox carries the context of its
+//! request (`opentelemetry.io/trace-context`, a JSON object of W3C headers), and its reconciles are
+//! children of that.
 //!
-//! This is not built on the `tracing` crate's spans: the parent comes from an annotation, not from the call stack, and nothing
-//! is recorded unless `--enable-tracing` asks for it.
+//! This is not built on the `tracing` crate's spans: the parent comes from an annotation, not from
+//! the call stack, and nothing is recorded unless `--enable-tracing` is set.
 
 mod otlp;
 mod protobuf;
@@ -20,26 +21,28 @@ use warren_decide::step::{Action, Kind, Stage, Step};
 pub use otlp::{Exporter, OtlpConfig, OtlpError, OtlpProtocol};
 pub(crate) use sandbox::SandboxSpans;
 
-/// The longest `tracestate` that is passed on; the standard asks for no more, and every span under way would hold its own copy of it.
+/// The longest `tracestate` that is passed on; the standard requires no more, and every running
+/// span holds a copy of it.
 const LONGEST_STATE: usize = 512;
 
-/// Where a span belongs: its trace and itself.
+/// The identity of a span: its trace and its own id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Context {
     trace: u128,
     span: u64,
     is_sampled: bool,
-    /// Passed on as it came.
+    /// Passed on unchanged.
     state: String,
 }
 
 impl Context {
-    /// The context in an annotation.
+    /// Parses the context of an annotation.
     fn parse(text: &str) -> Option<Self> {
         let headers: Value = serde_json::from_str(text).ok()?;
         let mut parts = headers.get("traceparent")?.as_str()?.split('-');
         let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        // `ff` is no version, later ones may have more parts, and the first has no more than four.
+        // `ff` is not a version, later versions may have more parts, and the first has exactly
+        // four.
         if hexadecimal(version, 2)? == 0xff || (version == "00" && parts.next().is_some()) {
             return None;
         }
@@ -50,7 +53,7 @@ impl Context {
         (trace != 0 && span != 0).then_some(Self { trace, span, is_sampled, state })
     }
 
-    /// The text for an annotation.
+    /// Returns the text for an annotation.
     fn carrier(&self) -> String {
         let parent = format!("00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.is_sampled));
         let mut headers = json!({"traceparent": parent});
@@ -61,18 +64,18 @@ impl Context {
     }
 }
 
-/// Lower-case digits only, as the standard says.
+/// Parses lower-case digits only, as the standard says.
 fn hexadecimal(text: &str, digits: usize) -> Option<u128> {
     let is_plain = text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     u128::from_str_radix(text, 16).ok().filter(|_| is_plain)
 }
 
-/// Which spans are told to the collector.
+/// The choice of spans that are sent to the collector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Whether a span that has a parent is told just if its parent is.
+    /// True if a span with a parent is sent exactly if its parent is.
     pub follows_parent: bool,
-    /// The part of all other traces that is told, from 0 to 1.
+    /// The share of all other traces that is sent, from 0 to 1.
     pub ratio: f64,
 }
 
@@ -83,8 +86,8 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Whether a span is told. By the number of its trace, as in the Go libraries, so that whoever samples the same part keeps the
-    /// same traces.
+    /// Returns true if a span is sent. It is chosen by its trace id, as in the Go libraries, so
+    /// that programs with the same share keep the same traces.
     fn takes(self, trace: u128, parent: Option<&Context>) -> bool {
         match parent.filter(|_| self.follows_parent) {
             Some(parent) => parent.is_sampled,
@@ -93,7 +96,7 @@ impl Sampling {
     }
 }
 
-/// What is told about a span when it has ended.
+/// The data of an ended span.
 #[derive(Debug)]
 struct Record {
     context: Context,
@@ -112,7 +115,7 @@ struct Event {
     attributes: Vec<(&'static str, String)>,
 }
 
-/// Makes spans, or none when nobody collects them.
+/// Makes spans, or none without a collector.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tracer {
     collected: Option<mpsc::Sender<Record>>,
@@ -120,12 +123,12 @@ pub(crate) struct Tracer {
 }
 
 impl Tracer {
-    /// Whether anybody collects spans.
+    /// Returns true if there is a collector.
     pub(crate) fn is_on(&self) -> bool {
         self.collected.is_some()
     }
 
-    /// A span of a pass over an object, a child of the object's own context.
+    /// Begins a span of an object's reconcile, a child of the object's own context.
     pub(crate) fn pass(&self, name: &'static str, metadata: &ObjectMeta) -> Span {
         let carried = ownership::annotation(metadata, annotations::TRACE_CONTEXT);
         let parent = carried.and_then(Context::parse);
@@ -164,7 +167,7 @@ impl Tracer {
     }
 }
 
-/// A span under way; it ends when it is dropped. Without a collector it is nothing.
+/// A running span; it ends when it is dropped. Without a collector it is empty.
 #[derive(Debug, Default)]
 pub(crate) struct Span {
     open: Option<Box<Open>>,
@@ -200,7 +203,7 @@ impl Span {
         }
     }
 
-    /// The write that gives an object this span's context, if it has none.
+    /// Returns the write that gives an object this span's context, if it has none.
     pub(crate) fn stamp(&self, kind: Kind, metadata: &ObjectMeta) -> Option<Step> {
         let Open { record, .. } = self.open.as_deref()?;
         let known = ownership::annotation(metadata, annotations::TRACE_CONTEXT).is_some();
@@ -221,7 +224,7 @@ impl Drop for Span {
         let Open { tracer, mut record } = *open;
         record.ended = Timestamp::now();
         if let (true, Some(collected)) = (record.context.is_sampled, &tracer.collected) {
-            // A collector that does not keep up loses spans; passes do not wait for it.
+            // If the collector is too slow, spans are lost; reconciles do not wait for it.
             let _ = collected.try_send(record);
         }
     }

@@ -1,4 +1,5 @@
-//! The objects of a kind that cannot be read: each is told of when that is news, once there is somebody to tell it.
+//! Tracks the objects of a kind that cannot be parsed: each new problem is reported once this
+//! process leads.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,7 +10,7 @@ use kube::core::error_boundary::InvalidObject;
 use crate::cache::named;
 use crate::queue::ObjectKey;
 
-/// Those that are there, as last seen.
+/// The present ones, as last seen.
 pub(super) struct Unread {
     kind: Cow<'static, str>,
     entries: HashMap<ObjectKey, Entry>,
@@ -18,7 +19,7 @@ pub(super) struct Unread {
 struct Entry {
     object: InvalidObject,
     is_told: bool,
-    /// Whether the list that is being read has brought it.
+    /// True if the list that is being read contains it.
     is_listed: bool,
 }
 
@@ -27,8 +28,8 @@ impl Unread {
         Self { kind, entries: HashMap::new() }
     }
 
-    /// Takes note of one, and tells of it unless it is unreadable for the same reason as before. `tell` says whether it has: who does
-    /// not lead is to be asked again.
+    /// Records one, and reports it unless the reason is the same as before. `tell` returns true if
+    /// it was reported; a process that does not lead is asked again later.
     pub(super) fn note(&mut self, mut object: InvalidObject, tell: impl Fn(&InvalidObject) -> bool) {
         object.metadata.managed_fields = None;
         let key = named(&object.metadata);
@@ -44,14 +45,14 @@ impl Unread {
         self.entries.insert(key, Entry { object, is_told, is_listed: true });
     }
 
-    /// Tells of all that nobody was told of.
+    /// Reports all that have not been reported.
     pub(super) fn tell(&mut self, tell: impl Fn(&InvalidObject) -> bool) {
         for entry in self.entries.values_mut().filter(|entry| !entry.is_told) {
             entry.is_told = tell(&entry.object);
         }
     }
 
-    /// One can be read, or is gone.
+    /// Forgets one that can be parsed again, or is gone.
     pub(super) fn forget(&mut self, object: &ObjectMeta) {
         if !self.entries.is_empty() {
             self.entries.remove(&named(object));
@@ -62,7 +63,7 @@ impl Unread {
         self.entries.values_mut().for_each(|entry| entry.is_listed = false);
     }
 
-    /// What the list has not brought is gone.
+    /// Forgets all that the list does not contain.
     pub(super) fn end_list(&mut self) {
         self.entries.retain(|_, entry| entry.is_listed);
     }

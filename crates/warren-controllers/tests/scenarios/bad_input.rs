@@ -1,5 +1,6 @@
-//! Input that stays wrong costs the server next to nothing: what a retry could heal is tried again later and later, what
-//! only the user can heal is not tried again at all, and either is told once.
+//! Tests that permanently bad input costs the server next to nothing. Failures that a retry could
+//! fix are retried with backoff. Failures that only the user can fix are not retried. Each is
+//! reported once.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,24 +17,24 @@ use warren_controllers::Controllers;
 use super::{extensions, sandbox};
 use crate::support::{self, Call, Calls, Place, condition, is_ready};
 
-/// Tries that are waited for.
+/// The number of tries that the tests wait for.
 const TRIES: usize = 11;
-/// Waits after failures are of this length, then twice, four times and so on.
+/// The first wait after a failure; it doubles each time.
 const FIRST_WAIT: Duration = Duration::from_millis(5);
-/// Tries that come sooner, because what the controller itself has written wakes it: the status, and the pod's name taken
-/// off. Each of them makes the next wait longer all the same.
+/// The tries that come earlier, because the controller's own writes wake it: the status, and the
+/// removal of the pod's name. Each of them still doubles the next wait.
 const WOKEN: usize = 3;
 
 fn matching(calls: &Calls, wanted: impl Fn(&Call) -> bool) -> Vec<Call> {
     calls.lock().unwrap().iter().filter(|call| wanted(call)).cloned().collect()
 }
 
-/// Those about something in a place.
+/// Returns the matching calls about objects in a place.
 fn matching_in(place: &Place, calls: &Calls, wanted: impl Fn(&Call) -> bool) -> Vec<Call> {
     matching(calls, |call| call.is_in(place) && wanted(call))
 }
 
-/// Waits until something was tried that often, and gives when.
+/// Waits until something was tried so often. Returns the times.
 pub async fn tried(calls: &Calls, what: &str, wanted: impl Fn(&Call) -> bool) -> Vec<Instant> {
     let deadline = Instant::now() + support::DEADLINE;
     loop {
@@ -46,8 +47,8 @@ pub async fn tried(calls: &Calls, what: &str, wanted: impl Fn(&Call) -> bool) ->
     }
 }
 
-/// The tries come at the times of doubling waits or later, so that a minute has no more than 17. How much later says only how
-/// busy the machine is.
+/// Checks that the tries come at the times of doubling waits or later: at most 17 in a minute. A
+/// longer delay only shows a busy machine.
 pub fn assert_backs_off(what: &str, tries: &[Instant]) {
     for (number, at) in tries.iter().enumerate().take(TRIES).skip(WOKEN + 1) {
         let waits = u32::try_from(number - WOKEN).unwrap();
@@ -56,8 +57,8 @@ pub fn assert_backs_off(what: &str, tries: &[Instant]) {
     }
 }
 
-/// What stands in the way of sandboxes, claims and templates of these names: made before there are controllers, so that they know of it
-/// from the beginning and have one thing to say.
+/// Creates objects that conflict with sandboxes, claims and templates of these names. They exist
+/// before the controllers start, so that each has exactly one problem to report.
 async fn put_in_the_way(place: &Place) {
     let containers = json!({"containers": [{"name": "x", "image": "i"}]});
     place.create::<Pod>(json!({"metadata": {"name": "taken"}, "spec": containers})).await;
@@ -102,11 +103,11 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     let _nodes = support::nodes(&place).await;
     place.wait::<Sandbox>("occupied", "suspended", is_ready("False/SandboxSuspended")).await;
     let begun = Instant::now();
-    // The schema of a sandbox takes the name, and the server refuses the pod.
+    // The CRD of a sandbox accepts the name, and the server refuses the pod.
     let unfit = json!({"podTemplate": {"spec": {"containers": [{"name": "Not A Name", "image": "i"}]}}});
     place.create::<Sandbox>(sandbox("unfit", unfit.clone())).await;
     place.create::<Sandbox>(sandbox("taken", json!({}))).await;
-    // Without a pod of their own, these have nothing to tell but what is wrong.
+    // These have no pod, so they report only their problem.
     let serving = json!({"service": true, "operatingMode": "Suspended"});
     place.create::<Sandbox>(sandbox("served", serving.clone())).await;
     place.create::<Sandbox>(sandbox("denied", serving)).await;
@@ -153,7 +154,7 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     let tries = tried(&denied, "the denied service", |_| true).await;
     assert_backs_off("the denied service", &tries);
 
-    // The clock of the denied service has run for all of them.
+    // The wait for the denied service has covered all of them.
     let tries = matching(&calls, |call| call.is_creation_of_pod(&place));
     assert_eq!(tries.len(), 1, "an invalid pod is tried once: {tries:?}");
     for name in sandboxes.into_iter().chain(["twins", "unfit"]) {
@@ -184,7 +185,8 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     }
     controllers.shutdown().await;
 
-    // Whoever leaves has told everything. Who cannot be served says so by one event, and nobody else says anything.
+    // After the shutdown all events are written. Each object that cannot be served has exactly one
+    // event, and no other object has any.
     let mut expected: Vec<String> =
         sandboxes.iter().map(|name| format!("Sandbox {name}: ReconcilerError")).collect();
     expected.extend(claims.iter().map(|(name, _, _, reason)| format!("SandboxClaim {name}: {reason}")));
@@ -201,7 +203,7 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     assert_eq!(events(&place, |_| String::new()).await, expected);
     let written = matching_in(&place, &calls, |call| call.verb == "POST" && call.path.ends_with("/events"));
     assert_eq!(written.len(), expected.len(), "none was refused or written again: {written:?}");
-    // Nor is anything else that has a name asked about or written again and again.
+    // No other named object is read or written repeatedly.
     let mut paths: BTreeMap<String, usize> = BTreeMap::new();
     for call in matching_in(&place, &calls, |call| call.verb != "POST") {
         *paths.entry(call.path).or_default() += 1;
@@ -209,8 +211,8 @@ pub async fn lasting_errors_are_retried_later_and_later_and_said_once(place: Pla
     assert!(paths.values().all(|count| *count <= 2), "{paths:#?}");
 }
 
-/// The events about our kinds in a place, each as `kind name: reason` and whatever more is asked for, in order. A real control plane
-/// has more to say, about pods and volumes.
+/// Returns the events about our kinds in a place, each as `kind name: reason` and more, in order. A
+/// real control plane has further events, about pods and volumes.
 async fn events(place: &Place, more: impl Fn(&Event) -> String) -> Vec<String> {
     let events = place.api::<Event>().list(&ListParams::default()).await.unwrap();
     let line = |event: &Event| {
@@ -228,7 +230,7 @@ fn note(event: &Event) -> String {
     format!(": {}", event.note.as_deref().unwrap_or_default())
 }
 
-/// A client that may make nothing at a path, and the calls that were denied.
+/// Returns a client that may create nothing at a path, and the denied calls.
 fn denying(client: kube::Client, path: String) -> (kube::Client, Calls) {
     let denied = Calls::default();
     let log = denied.clone();
@@ -243,7 +245,7 @@ fn denying(client: kube::Client, path: String) -> (kube::Client, Calls) {
     (support::refusing(client, is_denied), denied)
 }
 
-/// Controllers that may make no sandboxes; their calls that arrive, and those that were denied.
+/// Starts controllers that may create no sandboxes; returns their calls and the denied ones.
 fn without_sandboxes(place: &Place) -> (Controllers, Calls, Calls) {
     let (client, calls) = place.watched_client();
     let (client, denied) = denying(client, format!("/namespaces/{}/sandboxes", place.namespace));
@@ -269,7 +271,7 @@ pub async fn an_invalid_pod_is_tried_again_only_when_the_spec_changes(place: Pla
     controllers.shutdown().await;
     assert_eq!(tries(), 1);
 
-    // Another controller looks at it, also for other reasons, and goes by what is published.
+    // Another controller process reads the published state; it is also woken for other reasons.
     let controllers = Controllers::start(client, extensions());
     place.patch::<Sandbox>("unfit", json!({"metadata": {"labels": {"looked": "at"}}})).await;
     place.create::<Sandbox>(sandbox("next", json!({}))).await;
@@ -307,8 +309,8 @@ pub async fn sandboxes_that_are_denied_are_tried_later_and_later_and_told_once(p
     assert_eq!(events(&place, note).await, [of_claim, of_pool], "each said once");
 }
 
-/// Whether an owner went before its child is only known by reading it. Where that is refused, nothing is made for an owner that may be
-/// gone; but nobody waits without a word.
+/// Only a read can tell that an owner was deleted before its child. If that is refused, no child is
+/// made for an owner that may be gone, and the problem is reported.
 pub async fn what_lost_a_child_and_cannot_be_read_says_so_and_gets_no_other(place: Place) {
     let (client, calls) = place.watched_client();
     let unread = ["/sandboxclaims/c", "/sandboxes/s", "/sandboxwarmpools/full"]

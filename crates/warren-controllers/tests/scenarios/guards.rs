@@ -1,5 +1,5 @@
-//! What plans rely on when they are carried out: how the server treats a write that was decided about another object of that
-//! name, or about an older state of it.
+//! Tests the guarantees that plans rely on: how the server treats a write that was decided for
+//! another object of that name, or for an older state of it.
 
 use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
@@ -31,7 +31,7 @@ pub async fn writes_decided_about_another_object_or_an_older_state_are_refused(p
     // A guard alone writes nothing.
     let guard = merge(json!({"metadata": {"resourceVersion": version}})).await.unwrap();
     assert_eq!(guard.resource_version(), Some(version));
-    // Of a status patch the uid is not looked at, which is why every status is guarded by its version.
+    // For a status patch the server ignores the uid, so every status is guarded by its version.
     let unguarded = merge_status(json!({"metadata": {"uid": ANOTHER}, "status": status})).await.unwrap();
     assert_eq!(unguarded.status.unwrap().node_name.as_deref(), Some("n"));
 }

@@ -1,5 +1,6 @@
-//! What only the controllers themselves can show, on any server: what their work costs the API, and who leads. What they do
-//! is shown through the API, in `warren-e2e`.
+//! Tests properties that only the controllers themselves can show, on any server: the API requests
+//! that their work costs, and leader election. Their behaviour is tested through the API, in
+//! `warren-e2e`.
 
 pub mod bad_input;
 pub mod guards;
@@ -84,8 +85,9 @@ pub async fn a_warm_claim_takes_a_waiting_sandbox_in_three_writes(place: Place) 
             .collect()
     };
     assert_eq!(about("/sandboxclaims/"), ["c", "status"], "assignment and status, nothing else");
-    // The adoption (tried again if a late status of the waiting sandbox got in between); and, off the path to Ready, the
-    // sandbox's status: the last of what it was before, the new generation after.
+    // The adoption (tried again if a late status of the warm sandbox came in between). Then, off
+    // the path to Ready, the sandbox's status: its last one from before, and the new generation
+    // after.
     let (name, written) = (sandbox.name_any(), about(&format!("/sandboxes/{}", sandbox.name_any())));
     let tries = written.iter().filter(|write| **write == name).count();
     assert!((1..=2).contains(&tries), "{written:?}");
@@ -93,7 +95,7 @@ pub async fn a_warm_claim_takes_a_waiting_sandbox_in_three_writes(place: Place) 
     controllers.shutdown().await;
 }
 
-/// Row 25, the moment before an outdated member goes.
+/// Row 25, just before an outdated member is deleted.
 pub async fn an_outdated_member_of_a_recreate_pool_is_not_handed_out(place: Place) {
     let (client, _) = place.watched_client();
     let tried = CancellationToken::new();
@@ -114,7 +116,7 @@ pub async fn an_outdated_member_of_a_recreate_pool_is_not_handed_out(place: Plac
     let outdated = place.api::<Sandbox>().list(&ListParams::default()).await.unwrap().items.remove(0);
     let edit = json!({"spec": {"podTemplate": {"spec": {"hostname": "edited"}}}});
     place.patch::<SandboxTemplate>("pool", edit).await;
-    // The controllers know of the edit when they try to remove it, in which they fail.
+    // The controllers know of the edit when they try the deletion, which fails.
     tokio::time::timeout(support::DEADLINE, has_tried.cancelled()).await.unwrap();
     place.claim("c", "pool", json!({})).await;
     let taken = place.claimed("c").await;
@@ -143,20 +145,20 @@ pub async fn a_leader_that_leaves_is_followed_at_once_and_one_that_dies_when_its
     let second = tokio::time::timeout(support::DEADLINE, second).await.unwrap().unwrap();
     place.wait::<Lease>(lease, "the second one's", held_by("second")).await;
 
-    // Dies without a word; the lease runs out, and a third one takes it.
+    // The second leader dies; the lease expires, and a third one takes it.
     drop(second);
     let third =
         tokio::time::timeout(support::DEADLINE, election("third").lead(place.client.clone())).await.unwrap();
-    // Somebody deletes the lease: the leader makes another.
+    // The lease is deleted: the leader makes another.
     place.api::<Lease>().delete(lease, &kube::api::DeleteParams::default()).await.unwrap();
     place.wait::<Lease>(lease, "the third one's again", held_by("third")).await;
-    // Somebody who does not wait takes it by force: the leader notices.
+    // Another process takes it by force: the leader notices.
     let theft = json!({"spec": {"holderIdentity": "thief"}});
     place.patch::<Lease>(lease, theft).await;
     tokio::time::timeout(support::DEADLINE, third.lost()).await.unwrap();
 }
 
-/// Makes tests of scenarios, each in a place that `$place` gives.
+/// Generates tests of scenarios, each in a place that `$place` provides.
 macro_rules! tests {
     ($place:path: $($name:ident)+) => {
         $(

@@ -1,4 +1,4 @@
-//! The controllers with the rights that `deploy/rbac` gives them, and no others.
+//! Tests the controllers with exactly the rights of `deploy/rbac`.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -27,19 +27,21 @@ const LONG_AGO: &str = "2020-01-01T00:00:00Z";
 /// A resource and a verb.
 type Right<'a> = (&'a str, &'a str);
 
-/// The controllers' service account: a client that acts as it, and what that was refused, as method and path.
+/// The controllers' service account: a client that acts as it, and its refused requests, as method
+/// and path.
 pub struct Account {
     pub client: Client,
     refused: Arc<Mutex<Vec<String>>>,
 }
 
 impl Account {
-    /// The account with everything that it is given, as soon as the server goes by that.
+    /// Creates the account with all its rights, and waits until they are in force.
     pub async fn new(place: &Place) -> Self {
         let (client, refused) = (place.client.clone(), Arc::<Mutex<Vec<String>>>::default());
         let user = format!("system:serviceaccount:{NAMESPACE}:{SERVICE_ACCOUNT}");
         let told = refused.clone();
-        // The controllers work for what other tests have left, too, and those are refused things on purpose.
+        // The controllers also handle objects of other tests, whose requests are refused on
+        // purpose.
         let ours = [place.namespace.clone(), NAMESPACE.to_owned()];
         let service = tower::service_fn(move |mut request: http::Request<Body>| {
             let (client, told) = (client.clone(), told.clone());
@@ -62,7 +64,8 @@ impl Account {
         account
     }
 
-    /// Applies the manifests, less one right, and waits until the server goes by them: it learns of roles by watches.
+    /// Applies the manifests without one right, and waits until the server uses them: it learns of
+    /// roles by watches.
     pub async fn hand_out(&self, place: &Place, lost: Option<Right<'_>>) {
         for mut object in manifests().into_iter().flat_map(|(_, objects)| objects) {
             if let Some(rules) = object.get_mut("rules") {
@@ -104,7 +107,8 @@ impl Account {
         answer.status.unwrap().allowed
     }
 
-    /// Until the admission plugin that judges owners has heard of definitions that are new, it refuses them as owners: half a minute.
+    /// Waits until the admission plugin for owners knows new CRDs: until then it refuses them as
+    /// owners, for up to half a minute.
     async fn wait_until_owners_are_known(&self, place: &Place) {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &place.namespace);
@@ -125,14 +129,14 @@ impl Account {
         }
     }
 
-    /// Waits until the account was refused this.
+    /// Waits until the account was refused this request.
     pub async fn is_refused(&self, method: &str, path: &str) {
         let call = format!("{method} {path}");
         eventually(&call, async || self.refused.lock().unwrap().contains(&call)).await;
     }
 }
 
-/// Rules of a role taken apart, so that each says one thing.
+/// Splits the rules of a role into single rights.
 fn each_right(rules: &Value) -> impl Iterator<Item = (Value, Right<'_>)> {
     rules.as_array().into_iter().flatten().flat_map(|rule| {
         let texts = |key: &str| rule[key].as_array().unwrap().iter().map(|text| text.as_str().unwrap());
@@ -162,7 +166,7 @@ pub fn with_volume() -> Value {
     )
 }
 
-/// Waits until the volume claim of that sandbox has an owner, or none.
+/// Waits until that sandbox's volume claim has this number of owners.
 pub async fn wait_for_owners(place: &Place, count: usize) {
     let owners = move |claim: Option<&PersistentVolumeClaim>| {
         claim.is_some_and(|claim| claim.owner_references().len() == count)
@@ -187,7 +191,7 @@ pub async fn the_rights_that_are_handed_out_are_enough(place: Place) {
         Controllers::start(account.client.clone(), Config { agent_tasks: true, ..extensions() });
     let _nodes = support::nodes(&place).await;
 
-    // A service that comes and goes; a volume claim that is owned, let go and owned again.
+    // A service that comes and goes; a volume claim that is owned, released and owned again.
     place.create::<Sandbox>(with_volume()).await;
     wait_for_owners(&place, 1).await;
     place.patch::<Sandbox>("kept", retention(annotations::RETAIN)).await;
@@ -197,7 +201,7 @@ pub async fn the_rights_that_are_handed_out_are_enough(place: Place) {
     place.wait("kept", "there", |service: Option<&Service>| service.is_some()).await;
     place.patch::<Sandbox>("kept", json!({"spec": {"service": false}})).await;
     place.wait("kept", "gone", |service: Option<&Service>| service.is_none()).await;
-    // A pod that comes and goes; a sandbox that ends.
+    // A pod that comes and goes; a sandbox that expires.
     place.create::<Sandbox>(sandbox("ending", json!({}))).await;
     place.wait::<Sandbox>("ending", "ready", support::is_ready("True/DependenciesReady")).await;
     place.patch::<Sandbox>("ending", json!({"spec": {"operatingMode": "Suspended"}})).await;
@@ -205,7 +209,8 @@ pub async fn the_rights_that_are_handed_out_are_enough(place: Place) {
     let over = json!({"shutdownTime": LONG_AGO, "shutdownPolicy": "Delete"});
     place.patch::<Sandbox>("ending", json!({"spec": over})).await;
     place.wait("ending", "gone", |sandbox: Option<&Sandbox>| sandbox.is_none()).await;
-    // A claim that takes a member, and is deleted; one that gets a sandbox of its own, and stays when that is.
+    // A claim that adopts a member and is deleted; one with a sandbox of its own, which survives
+    // it.
     place.pool("pool", 1, json!({})).await;
     place.full("pool", 1).await;
     place.claim("warm", "pool", json!({})).await;

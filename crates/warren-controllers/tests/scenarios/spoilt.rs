@@ -1,4 +1,5 @@
-//! Sandboxes that cannot be taken, or not even be read: each costs one claim at most, and the server next to nothing.
+//! Tests sandboxes that cannot be adopted, or not even be parsed: each costs at most one claim, and
+//! the server next to nothing.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,13 +14,14 @@ use super::bad_input::{assert_backs_off, tried};
 use super::{extensions, sandbox};
 use crate::support::{self, Call, Place, condition, is_ready};
 
-/// A probe on a port that the schema takes and no pod has. No type of ours holds the number.
+/// Builds a probe on a port that the CRD accepts although no pod can have it. None of our types can
+/// hold the number.
 fn unreadable() -> Value {
     let probe = json!({"tcpSocket": {"port": 1_u64 << 40}});
     json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "i", "readinessProbe": probe}]}}})
 }
 
-/// Sandboxes as whatever they are.
+/// Returns an untyped API of sandboxes.
 fn raw(place: &Place) -> Api<DynamicObject> {
     Api::namespaced_with(place.client.clone(), &place.namespace, &ApiResource::erase::<Sandbox>(&()))
 }

@@ -1,4 +1,4 @@
-//! What a running controller tells about itself: metrics after known acts, probes, who leads, and spans.
+//! Tests a running controller's metrics after known actions, its probes, leadership, and spans.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ impl Running {
         Self::start_as(place.client.clone(), place, config, election, telemetry).await
     }
 
-    /// One that asks by a client of its own.
+    /// Starts one with a client of its own.
     async fn start_as(
         inner: Client,
         place: &Place,
@@ -69,7 +69,7 @@ impl Running {
         Self { metrics, health, shutdown, task }
     }
 
-    /// Scrapes until the page is as wanted.
+    /// Scrapes until the page meets a condition.
     async fn scrape_until(&self, what: &str, is_wanted: impl Fn(&Page) -> bool) -> Page {
         let deadline = tokio::time::Instant::now() + DEADLINE;
         loop {
@@ -125,14 +125,14 @@ impl Page {
         self.series.get(series).copied().unwrap_or_default()
     }
 
-    /// The label names of a family's first series.
+    /// Returns the label names of a family's first series.
     fn labels(&self, family: &str) -> Vec<&str> {
         let found = self.series.keys().find_map(|series| series.strip_prefix(family)?.strip_prefix('{'));
         let labels = found.unwrap_or_else(|| panic!("{family} has no series")).trim_end_matches('}');
         labels.split("\",").map(|pair| pair.split_once('=').unwrap().0).collect()
     }
 
-    /// The upper bounds of a histogram.
+    /// Returns the upper bounds of a histogram.
     fn bounds(&self, family: &str) -> Vec<f64> {
         let prefix = format!("{family}_bucket{{");
         let first = self.series.keys().find(|series| series.starts_with(&prefix)).unwrap();
@@ -225,7 +225,7 @@ pub async fn metrics_have_the_names_of_agent_sandbox_and_count_what_happened(pla
     running.stop().await;
 }
 
-/// Types, labels and bounds; what dashboards and load tests rely on.
+/// Checks the types, labels and bounds that dashboards and load tests rely on.
 fn has_the_shape_of_agent_sandbox(page: &Page) {
     let claim = [
         100., 250., 500., 750., 1000., 1250., 1500., 2000., 2500., 5000., 10_000., 30_000., 60_000.,
@@ -292,7 +292,7 @@ fn has_the_shape_of_agent_sandbox(page: &Page) {
         bounds[..bounds.len() - 1],
         [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2., 4., 8., 15., 30., 60.]
     );
-    // Powers of ten as Go multiplies and prints them.
+    // Powers of ten, with Go's rounding and formatting.
     for family in ["workqueue_queue_duration_seconds", "workqueue_work_duration_seconds"] {
         let bounds = page.bounds(family);
         assert_eq!(
@@ -379,7 +379,7 @@ pub async fn who_may_not_see_everything_leaves_the_lease_to_others(place: Place)
     let second = Running::start(&place, Config::default(), election(&other), Telemetry::default()).await;
     second.scrape_until("leading", |page| page.value(lease) == 1.0).await;
     assert_eq!(first.scrape_until("there", |_| true).await.value(lease), 0.0);
-    // Who is allowed to again takes part again.
+    // Once it has the right again, it takes part again.
     account.hand_out(&place, None).await;
     second.stop().await;
     first.scrape_until("leading", |page| page.value(lease) == 1.0).await;
@@ -416,7 +416,7 @@ pub async fn spans_of_passes_are_children_of_the_context_that_a_claim_carries(pl
     assert_eq!(asked.annotations()[TRACE_CONTEXT], context, "the sandbox carries its claim's context");
     let plain = place.claimed("plain").await;
     place.claimed("broken").await;
-    // Of the claim without a context, the first pass made one.
+    // The claim had no context, so its first reconcile made one.
     let stamped =
         place.api::<SandboxClaim>().get("plain").await.unwrap().annotations()[TRACE_CONTEXT].clone();
     assert_eq!(plain.annotations()[TRACE_CONTEXT], stamped);
@@ -451,7 +451,8 @@ pub async fn spans_of_passes_are_children_of_the_context_that_a_claim_carries(pl
         );
     }
     assert!(events.iter().any(|(_, attributes)| attributes["pod.Phase"] == "Running"), "{events:?}");
-    // The pass that made the context is the root of its trace, and the later ones are its children.
+    // The reconcile that made the context is the root of its trace, and later ones are its
+    // children.
     let roots: Vec<_> =
         of_trace(own[1], "ReconcileSandboxClaim").into_iter().filter(|span| span.parent.is_empty()).collect();
     assert_eq!(roots.iter().map(|span| span.id.as_str()).collect::<Vec<_>>(), [own[2]]);

@@ -1,4 +1,5 @@
-//! A tracing collector: takes spans by the OpenTelemetry protocol over gRPC, on loopback, and keeps them.
+//! A tracing collector on loopback: receives spans by the OpenTelemetry protocol over gRPC, and
+//! keeps them.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -14,7 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// A span as it came.
+/// A received span.
 #[derive(Clone, Debug)]
 pub struct Span {
     pub trace: String,

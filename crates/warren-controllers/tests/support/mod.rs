@@ -1,5 +1,5 @@
-//! What the tests of the controllers stand on: clients of a server with our definitions in it that write down every
-//! call, a namespace for each test, and nodes that only pretend.
+//! The controller tests' environment: clients that record every call to a server with our CRDs, a
+//! namespace for each test, and simulated nodes.
 
 pub mod collector;
 
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use warren_api::{Sandbox, SandboxClaim, SandboxTemplate, SandboxWarmPool};
 use warren_testkit::nodes::SimulatedNodes;
 
-/// Nothing here takes this long unless it will never come.
+/// The deadline of every wait: far longer than a passing test takes.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A call that went through a client.
@@ -30,21 +30,22 @@ pub struct Call {
 }
 
 impl Call {
-    /// Whether it is about something in this place: the controllers work for what other tests have left, too.
+    /// Returns true if it concerns an object in this place: the controllers also handle objects of
+    /// other tests.
     pub fn is_in(&self, place: &Place) -> bool {
         self.path.contains(&format!("/namespaces/{}/", place.namespace))
     }
 
-    /// Whether a pod was to be made in this place.
+    /// Returns true if it creates a pod in this place.
     pub fn is_creation_of_pod(&self, place: &Place) -> bool {
         self.verb == "POST" && self.path.ends_with(&format!("/namespaces/{}/pods", place.namespace))
     }
 }
 
-/// The calls that went through a client, but for lists and watches.
+/// A client's calls, except lists and watches.
 pub type Calls = Arc<Mutex<Vec<Call>>>;
 
-/// A namespace of a server that the scenario has to itself, as controllers look at all namespaces.
+/// A namespace of a server that the scenario has to itself, as controllers watch all namespaces.
 pub struct Place {
     pub client: Client,
     pub namespace: String,
@@ -52,7 +53,7 @@ pub struct Place {
     _alone: Box<dyn std::any::Any + Send>,
 }
 
-/// Writes down every call that passes, but for lists and watches.
+/// Records every call, except lists and watches.
 pub fn recording(
     calls: Calls,
 ) -> tower::util::MapRequestLayer<impl Fn(http::Request<Body>) -> http::Request<Body> + Clone> {
@@ -70,10 +71,10 @@ pub fn recording(
     })
 }
 
-/// What [`refusing`] answers.
+/// The error text of [`refusing`].
 pub const FORBIDDEN: &str = "forbidden: not by this test";
 
-/// The same server for somebody who may do everything but this, by method and path.
+/// Wraps a client that may do everything except this, by method and path.
 pub fn refusing(
     client: Client,
     is_refused: impl Fn(&http::Method, &str) -> bool + Send + Sync + Clone + 'static,
@@ -94,13 +95,14 @@ pub fn refusing(
     Client::new(service, "default")
 }
 
-/// Nodes for the place.
+/// Starts simulated nodes for the place.
 pub async fn nodes(place: &Place) -> SimulatedNodes {
     SimulatedNodes::builder(place.client.clone()).start().await.unwrap()
 }
 
 impl Place {
-    /// A new namespace of the server that `connect` gives clients of. `alone` is held for as long as the place is.
+    /// Creates a namespace on the server that `connect` connects to. `alone` is held for as long as
+    /// the place exists.
     pub async fn new(
         connect: impl Fn(Calls) -> Client + Send + Sync + 'static,
         alone: impl std::any::Any + Send,
@@ -117,13 +119,13 @@ impl Place {
         Self { client, namespace, connect: Box::new(connect), _alone: Box::new(alone) }
     }
 
-    /// A client of its own that writes down every call.
+    /// Returns a separate client that records every call.
     pub fn watched_client(&self) -> (Client, Calls) {
         let calls = Calls::default();
         ((self.connect)(calls.clone()), calls)
     }
 
-    /// A template, and a pool of that many.
+    /// Creates a template, and a pool of that many members.
     pub async fn pool(&self, name: &str, replicas: i32, template: Value) {
         let mut spec = json!({"podTemplate": {"spec": {"containers": [{"name": "main", "image": "i"}]}}});
         for (key, value) in template.as_object().unwrap() {
@@ -148,7 +150,7 @@ impl Place {
         .unwrap()
     }
 
-    /// A claim on a pool, with more in its spec.
+    /// Creates a claim on a pool, with more fields in its spec.
     pub async fn claim(&self, name: &str, pool: &str, spec: Value) -> SandboxClaim {
         let mut object = json!({"apiVersion": "extensions.agents.x-k8s.io/v1beta1", "kind": "SandboxClaim",
             "metadata": {"name": name}, "spec": {"warmPoolRef": {"name": pool}}});
@@ -158,7 +160,7 @@ impl Place {
         self.create(object).await
     }
 
-    /// The sandbox of a claim that is ready.
+    /// Waits for a claim to be ready, and returns its sandbox.
     pub async fn claimed(&self, name: &str) -> Sandbox {
         let claim =
             self.wait::<SandboxClaim>(name, "ready", is_ready("True/DependenciesReady")).await.unwrap();
@@ -191,7 +193,7 @@ impl Place {
         self.api::<K>().patch(name, &PatchParams::default(), &Patch::Merge(body)).await.unwrap()
     }
 
-    /// Waits until an object is as described; fails with what it was instead.
+    /// Waits until an object meets a condition; fails with its last state.
     pub async fn wait<K>(&self, name: &str, what: &str, condition: impl Condition<K>) -> Option<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -212,21 +214,21 @@ impl Place {
     }
 }
 
-/// `Ready` of an object's status as `status/reason`, or nothing.
+/// Returns `Ready` of an object's status as `status/reason`, or an empty text.
 pub fn ready<K: serde::Serialize>(object: &K) -> String {
     condition(object, "Ready").map_or_else(String::new, |ready| {
         format!("{}/{}", ready["status"].as_str().unwrap(), ready["reason"].as_str().unwrap())
     })
 }
 
-/// A condition of an object's status.
+/// Returns a condition of an object's status.
 pub fn condition<K: serde::Serialize>(object: &K, type_: &str) -> Option<Value> {
     let object = serde_json::to_value(object).unwrap();
     let conditions = object["status"]["conditions"].as_array()?;
     conditions.iter().find(|condition| condition["type"] == type_).cloned()
 }
 
-/// The condition that an object's `Ready` is this `status/reason`.
+/// Returns a wait condition: an object's `Ready` is this `status/reason`.
 pub fn is_ready<K: serde::Serialize>(wanted: impl Into<String>) -> impl Condition<K> {
     let wanted = wanted.into();
     move |object: Option<&K>| object.is_some_and(|object| ready(object) == wanted)

@@ -1,4 +1,4 @@
-//! Taking a waiting sandbox, and keeping the one that was taken in line.
+//! Adopts a warm sandbox and keeps its metadata in line with the claim.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -11,7 +11,8 @@ use crate::merge;
 use crate::ownership;
 use crate::step::{Action, Kind, Note, Severity, Stage, Step};
 
-/// The first guarded write: the claim commits to a sandbox. Whoever sees it afterwards finishes what is begun here.
+/// Plans the first guarded write: the claim commits to a sandbox. Any controller that sees the
+/// commitment completes it.
 pub(super) fn assign(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Step {
     let name = sandbox.metadata.name.clone().unwrap_or_default();
     let mut annotations = observed(world, settings);
@@ -22,15 +23,16 @@ pub(super) fn assign(world: &World, sandbox: &Sandbox, settings: &Settings, now:
     guarded(world, annotations)
 }
 
-/// Takes back that the claim was Ready for the first time, if the sandbox that was ready when it was promised no longer was when the
-/// claim got it, or the claim is in trouble with it: nobody has had the use of it.
+/// Plans to remove the annotation that the claim was Ready for the first time. This is due if the
+/// sandbox was no longer ready when the claim got it, or if the claim is in trouble with it: the
+/// claim could not use it.
 pub(super) fn take_back_promise(world: &World, sandbox: &Sandbox, is_in_trouble: bool) -> Option<Step> {
     let is_published = world.status_sandbox() == sandbox.metadata.name.as_deref();
     (is_stamped(world) && !is_published && (is_in_trouble || !is_ready(sandbox)))
         .then(|| guarded(world, json!({annotations::CLAIM_FIRST_READY_AT: null})))
 }
 
-/// Whether the claim adds to metadata that are not known: it cannot be Ready before they are.
+/// Returns true if the claim adds to metadata that are not known. Such a claim cannot be Ready yet.
 fn lacks_template(world: &World) -> bool {
     world.template.is_none() && !world.claim.spec.additional_pod_metadata.is_empty()
 }
@@ -44,14 +46,15 @@ pub(super) fn is_ready(sandbox: &Sandbox) -> bool {
     status.is_some_and(|status| conditions::is_true(&status.conditions, ConditionType::Ready))
 }
 
-/// A write of annotations to the claim that the server refuses if the claim has moved on.
+/// Writes annotations to the claim, unless the claim has changed since it was read.
 pub(super) fn guarded(world: &World, annotations: Value) -> Step {
     let version = &world.claim.metadata.resource_version;
     let body = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
     Step::new(Stage::Subject, Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body })
 }
 
-/// The annotation about when the claim was first seen, unless it is there or not wanted.
+/// Returns the annotation that says when the claim was first seen, unless it is there or switched
+/// off.
 pub(super) fn observed(world: &World, settings: &Settings) -> Value {
     let key = annotations::CONTROLLER_FIRST_OBSERVED_AT;
     let known = ownership::annotation(&world.claim.metadata, key).is_some();
@@ -61,8 +64,9 @@ pub(super) fn observed(world: &World, settings: &Settings) -> Value {
     }
 }
 
-/// The second guarded write: the sandbox changes hands, with everything that was the pool's taken off it. Owner and
-/// `pod-name` go in one write, so that nobody sees a claimed, ready sandbox that does not name its pod.
+/// Plans the second guarded write: the sandbox gets its new owner and loses everything that came
+/// from the pool. Owner and `pod-name` are one write, so that a claimed, ready sandbox always names
+/// its pod.
 pub(super) fn take_over(world: &World, sandbox: &Sandbox) -> Result<Step, String> {
     let mut wanted = sandbox.clone();
     wanted.metadata.owner_references = Some(vec![ownership::reference_to(&*world.claim)]);
@@ -84,7 +88,8 @@ pub(super) fn take_over(world: &World, sandbox: &Sandbox) -> Result<Step, String
     Ok(merge_sandbox(sandbox, body))
 }
 
-/// The metadata of the pod template of a sandbox that is taken, unless the claim wants what cannot be.
+/// Returns the pod template's metadata for an adopted sandbox, or an error if the claim asks for
+/// metadata that are not allowed.
 pub(super) fn metadata_of_pod(world: &World, sandbox: &Sandbox) -> Result<PodMetadata, String> {
     match &world.template {
         Some(template) => pod_metadata(world, template),
@@ -92,7 +97,7 @@ pub(super) fn metadata_of_pod(world: &World, sandbox: &Sandbox) -> Result<PodMet
     }
 }
 
-/// The event of a sandbox taken from the queue. Finishing what an earlier pass began makes none.
+/// Returns the event of an adoption from the queue. Completing an earlier adoption records none.
 pub(super) fn notes(world: &World, sandbox: &Sandbox, settings: &Settings) -> Vec<Note> {
     let offered = matches!(&world.offer, Offer::Sandbox(offer) if offer.metadata.uid == sandbox.metadata.uid);
     if settings.disable_events || !offered {
@@ -107,7 +112,8 @@ pub(super) fn notes(world: &World, sandbox: &Sandbox, settings: &Settings) -> Ve
     }]
 }
 
-/// Brings the labels of a claim's sandbox and its pod template in line with the claim and the template, in one write.
+/// Brings the labels of a claim's sandbox and its pod template in line with the claim and the
+/// template, in one write.
 pub(super) fn converge(world: &World, sandbox: &Sandbox) -> Result<Option<Step>, Trouble> {
     let mut wanted = sandbox.clone();
     match &world.template {
@@ -132,8 +138,8 @@ pub(super) fn converge(world: &World, sandbox: &Sandbox) -> Result<Option<Step>,
     Ok(difference(sandbox, &wanted).map(|body| merge_sandbox(sandbox, body)))
 }
 
-/// Passes on what the claim, or else the template, says about the volumes; where neither says anything, the sandbox's own
-/// word stays. A pool never does: what nobody has used is not kept.
+/// Copies the retention of volumes from the claim, or else from the template. If neither sets one,
+/// the sandbox keeps its own. A pool never sets one: unused volumes are not kept.
 pub(super) fn retain_volumes(world: &World, sandbox: &mut Sandbox) {
     let template = world.template.as_ref().map(|template| &template.metadata);
     let said = [Some(&world.claim.metadata), template].into_iter().flatten();
@@ -144,7 +150,7 @@ pub(super) fn retain_volumes(world: &World, sandbox: &mut Sandbox) {
     }
 }
 
-/// What is missing: the pool, or its template.
+/// Returns which is missing: the pool, or its template.
 pub(super) fn missing(world: &World) -> Trouble {
     match &world.pool {
         None => Trouble::PoolMissing(world.claim.spec.warm_pool_ref.name.clone()),
@@ -152,14 +158,16 @@ pub(super) fn missing(world: &World) -> Trouble {
     }
 }
 
-/// The metadata of the pod template: the template's, who the sandbox belongs to, and what the claim adds.
+/// Returns the metadata of the pod template: the template's, the identity labels, and the claim's
+/// additions.
 pub(super) fn pod_metadata(world: &World, template: &SandboxTemplate) -> Result<PodMetadata, String> {
     let mut metadata = template.spec.blueprint.pod_template.metadata.clone();
     metadata.labels.extend(identity(world, template));
     add_to(world, metadata)
 }
 
-/// Labels that say whose a sandbox is, on itself and in its pod template.
+/// Returns the labels that identify the sandbox's claim, on the sandbox itself and in its pod
+/// template.
 pub(super) fn identity(world: &World, template: &SandboxTemplate) -> Vec<(String, String)> {
     let hash = NameHash::of(template.metadata.name.as_deref().unwrap_or_default()).to_string();
     let mut labels = vec![
@@ -177,7 +185,8 @@ fn add_to(world: &World, mut metadata: PodMetadata) -> Result<PodMetadata, Strin
     Ok(metadata)
 }
 
-/// Without a template its metadata is not known, so what the pool added is taken off what is there.
+/// Removes the pool's additions from the present metadata. Used when the template, and so its
+/// metadata, is not known.
 fn edited_in_place(world: &World, sandbox: &Sandbox) -> Result<PodMetadata, String> {
     let mut metadata = sandbox.spec.blueprint.pod_template.metadata.clone();
     for key in [labels::WARM_POOL_SANDBOX, labels::SANDBOX_TEMPLATE_HASH, labels::SANDBOX_POD_TEMPLATE_HASH] {
@@ -194,7 +203,7 @@ fn edited_in_place(world: &World, sandbox: &Sandbox) -> Result<PodMetadata, Stri
     add_to(world, metadata)
 }
 
-/// Puts the identity on the sandbox itself.
+/// Puts the identity labels on the sandbox itself.
 fn identify(world: &World, sandbox: &mut Sandbox, adopting: bool) {
     let labels = sandbox.metadata.labels.get_or_insert_default();
     if let Some(template) = &world.template {
@@ -214,8 +223,8 @@ fn created_by(world: &World) -> Option<&str> {
     ownership::label(&world.claim.metadata, labels::CREATED_BY)
 }
 
-/// The difference in what we may change: metadata and the pod template's metadata. Comparing only those spares
-/// serialising the pod's spec for every claim.
+/// Returns the patch for the fields that we may change: metadata and the pod template's metadata.
+/// Comparing only those avoids serialising the pod's spec for every claim.
 fn difference(present: &Sandbox, wanted: &Sandbox) -> Option<Value> {
     let mut body = json!({});
     let labels = |sandbox: &Sandbox| sandbox.metadata.labels.clone().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A sandbox made for a claim, because none is waiting or the claim asks for something of its own.
+//! Makes a sandbox for a claim, because none is waiting or the claim asks for something of its own.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::ownership;
 use crate::secure_defaults;
 use crate::step::{Action, Note, Object, Severity, Stage, Step};
 
-/// Commits the claim to a sandbox of its own name, before it is made.
+/// Commits the claim to a sandbox of the claim's name, before it is made.
 pub(super) fn commit(world: &World, settings: &Settings) -> Step {
     let mut annotations = adoption::observed(world, settings);
     annotations[annotations::SANDBOX_NAME] = json!(world.name());
     adoption::guarded(world, annotations)
 }
 
-/// The creation of the sandbox, or why it cannot be.
+/// Plans the creation of the sandbox, or returns the trouble that prevents it.
 pub(super) fn create(world: &World) -> Result<Step, Trouble> {
     let Some(template) = &world.template else { return Err(adoption::missing(world)) };
     let spec = &world.claim.spec;
@@ -63,7 +63,7 @@ pub(super) fn create(world: &World) -> Result<Step, Trouble> {
     Ok(Step::new(Stage::Subject, Action::Create(Object::Sandbox(Box::new(sandbox)))))
 }
 
-/// The event of a sandbox made.
+/// Returns the event of a created sandbox.
 pub(super) fn notes(world: &World, settings: &Settings) -> Vec<Note> {
     if settings.disable_events {
         return Vec::new();

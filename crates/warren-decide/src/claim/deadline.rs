@@ -1,13 +1,15 @@
-//! A claim that must be Ready by some time, and was not: it ends, and says so.
+//! Ends claims that miss their deadline.
 //!
-//! The deadline is the claim's own (`warren.dev/deadline`) or the one that holds for all, and counts from when the claim
-//! began to wait: its creation, or the moment when it lost its sandbox. It is about getting a sandbox. A claim that has had
-//! the use of one keeps it, whatever becomes of it: ending it then would destroy somebody's work.
+//! The deadline is the claim's own (`warren.dev/deadline`) or the default for all claims. It counts
+//! from when the claim began to wait: its creation, or the moment when it lost its sandbox. It
+//! limits only the wait for a sandbox. A claim that was served keeps its sandbox in any condition:
+//! ending it would destroy a user's work.
 //!
-//! The end looks like an expiry to clients that know nothing of deadlines: `Ready` is False with `ClaimExpired`. `Finished`
-//! is True with `DeadlineExceeded`, so that `ttlSecondsAfterFinished` counts from it. As with an expiry, nothing is deleted
-//! before that is stored, and moving the deadline brings the claim back. The claim keeps its reference to a sandbox: should
-//! another controller be finishing the adoption at this moment, the sandbox is found and let go of.
+//! To clients that do not know deadlines the end looks like an expiry: `Ready` is False with
+//! `ClaimExpired`. `Finished` is True with `DeadlineExceeded`, so that `ttlSecondsAfterFinished`
+//! counts from it. As with an expiry, nothing is deleted before the reason is stored, and a later
+//! deadline revives the claim. The claim keeps its reference to a sandbox: if another controller is
+//! completing the adoption at this moment, the sandbox is still found and released.
 
 use std::time::Duration;
 
@@ -26,17 +28,17 @@ use crate::lifetime;
 use crate::ownership;
 use crate::step::{Note, Severity};
 
-/// How much of what the claim waited on is repeated in the words of its end.
+/// The longest part of the claim's last trouble that is repeated in the message of its end.
 const LONGEST_CAUSE: usize = 512;
 
-/// What a claim says about its deadline.
+/// A claim's own setting for its deadline.
 enum Wish {
     Unset,
-    /// None, whatever holds for others.
+    /// No deadline, even if there is a default.
     Never,
     Within(Duration),
     By(Timestamp),
-    /// Something that is neither.
+    /// A value that is neither.
     Nonsense(String),
 }
 
@@ -52,7 +54,7 @@ fn wish(world: &World) -> Wish {
     }
 }
 
-/// Until when the claim must be Ready, if its conditions are these.
+/// Returns the time until which a claim with these conditions must be Ready.
 fn deadline(world: &World, conditions: &[Condition], settings: &Settings) -> Option<Timestamp> {
     let within = match wish(world) {
         Wish::Never => return None,
@@ -63,8 +65,9 @@ fn deadline(world: &World, conditions: &[Condition], settings: &Settings) -> Opt
     waiting_since(world, conditions)?.checked_add(within).ok()
 }
 
-/// Since when the claim waits: what its condition says, but not from before it existed, nor from before its sandbox was resumed. One
-/// that had expired and whose time was extended begins to wait with what it says next.
+/// Returns the time since which the claim waits, from its condition: at the earliest its creation,
+/// or the time when its sandbox was resumed. A claim that had expired and was extended begins to
+/// wait with its next condition.
 fn waiting_since(world: &World, conditions: &[Condition]) -> Option<Timestamp> {
     let created =
         world.claim.metadata.creation_timestamp.as_ref().map_or(world.first_seen, |Time(time)| *time);
@@ -80,19 +83,19 @@ fn waiting_since(world: &World, conditions: &[Condition]) -> Option<Timestamp> {
     }
 }
 
-/// The deadline that the claim has missed, if it has.
+/// Returns the deadline if the claim has missed it.
 pub(super) fn missed(world: &World, settings: &Settings, now: Timestamp) -> Option<Timestamp> {
-    // A loss is said first, by which the claim begins to wait anew.
+    // A loss is published first. The new wait begins with that condition.
     let is_excused = has_only_a_name(world) || is_resting(world);
     if (is_excused && !is_announced(world.conditions())) || is_served(world) || has_ended(world) {
         return None;
     }
     let missed = deadline(world, world.conditions(), settings).filter(|deadline| now >= *deadline)?;
-    // Ready but for somebody to say so.
+    // The sandbox is ready, and only the claim's status is behind.
     (!is_usable(world, settings)).then_some(missed)
 }
 
-/// The time until the deadline of a claim that is about to say this of itself.
+/// Returns the time until the deadline of a claim that is about to publish these conditions.
 pub(super) fn remaining(
     world: &World,
     conditions: &[Condition],
@@ -110,20 +113,21 @@ pub(super) fn remaining(
     Some(Duration::try_from(deadline.duration_since(now)).unwrap_or_default().max(expiry::AT_ONCE))
 }
 
-/// Whether the claim has had the use of a sandbox that it still has. The annotation alone does not tell: it is written with
-/// the promise of a ready sandbox, just before that is taken.
+/// Returns true if the claim has used a sandbox that it still has. The annotation alone is no
+/// proof: it is written together with the assignment of a ready sandbox, just before that is
+/// adopted.
 fn is_served(world: &World) -> bool {
     let stamp = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT);
     let has_served = |sandbox: &Sandbox| stamp.is_some_and(|stamp| !is_newer(sandbox, stamp));
     conditions::is_true(world.conditions(), ConditionType::Ready) || world.own().any(has_served)
 }
 
-/// Whether the claim names a sandbox and has none.
+/// Returns true if the claim names a sandbox and has none.
 fn has_only_a_name(world: &World) -> bool {
     world.status_sandbox().is_some() && world.own().next().is_none()
 }
 
-/// Whether somebody has put the sandbox to rest: nobody waits for it to become ready then.
+/// Returns true if the sandbox is suspended: then no user waits for it to become ready.
 fn is_resting(world: &World) -> bool {
     world.own().any(|sandbox| {
         sandbox.spec.operating_mode == OperatingMode::Suspended
@@ -135,7 +139,7 @@ fn suspended(sandbox: &Sandbox) -> Option<&Condition> {
     conditions::find(&sandbox.status.as_ref()?.conditions, ConditionType::Suspended)
 }
 
-/// Whether the claim has a ready sandbox, and nothing keeps it from being Ready itself.
+/// Returns true if the claim has a ready sandbox and nothing else keeps the claim from being Ready.
 fn is_usable(world: &World, settings: &Settings) -> bool {
     let Search::Bound(sandbox) = search::find(world) else { return false };
     let is_allowed =
@@ -144,7 +148,8 @@ fn is_usable(world: &World, settings: &Settings) -> bool {
     adoption::is_ready(sandbox) && is_allowed && matches!(adoption::converge(world, sandbox), Ok(None))
 }
 
-/// Whether a sandbox was made after the claim was Ready for the first time, in place of the one that was.
+/// Returns true if the sandbox was made after the claim was Ready for the first time, as a
+/// replacement.
 fn is_newer(sandbox: &Sandbox, first_ready: &str) -> bool {
     match (&sandbox.metadata.creation_timestamp, first_ready.parse::<Timestamp>()) {
         (Some(Time(created)), Ok(first_ready)) => *created > first_ready,
@@ -152,7 +157,7 @@ fn is_newer(sandbox: &Sandbox, first_ready: &str) -> bool {
     }
 }
 
-/// Whether its pod has run to an end: then there is a result, and it is kept.
+/// Returns true if the sandbox's pod has finished: then there is a result, and it is kept.
 fn has_ended(world: &World) -> bool {
     world
         .own()
@@ -198,7 +203,7 @@ pub(super) fn plan(world: &World, deadline: Timestamp, settings: &Settings, now:
     plan
 }
 
-/// The words of the end, with what the claim had been waiting on.
+/// Returns the message of the end, with the claim's last trouble.
 fn ending(world: &World, deadline: Timestamp) -> String {
     let cause = match conditions::find(world.conditions(), ConditionType::Ready) {
         Some(ready) => format!("{}: {}", ready.reason, bounded(&ready.message, LONGEST_CAUSE)),
@@ -207,8 +212,8 @@ fn ending(world: &World, deadline: Timestamp) -> String {
     format!("Claim was not ready by its deadline {deadline:.0}; it was waiting on {cause}")
 }
 
-/// Says in the conditions that the claim's deadline or time to live means nothing to us, or no longer says so. Gives the event
-/// of saying it for the first time.
+/// Says in the conditions that the claim's deadline or time to live cannot be parsed, or removes
+/// that note. Returns the event of the first time.
 pub(super) fn report_nonsense(
     world: &World,
     conditions: &mut Vec<Condition>,

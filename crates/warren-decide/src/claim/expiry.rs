@@ -1,4 +1,4 @@
-//! A claim whose time is over. First the reason is stored, then, in a later pass, something is deleted.
+//! Ends claims whose time is over. First the reason is stored. A later reconcile deletes.
 
 use std::time::Duration;
 
@@ -13,10 +13,11 @@ use super::{Next, Plan, Settings, World, status};
 use crate::lifetime;
 use crate::step::{Action, Kind, Note, Propagation, Severity, Stage, Step};
 
-/// Looking again after storing the reason; the behaviour's own number.
+/// The delay before the reconcile that follows the stored reason; agent-sandbox's number.
 pub(super) const AT_ONCE: Duration = Duration::from_millis(1);
 
-/// When the claim ends: the earliest of its shutdown time, its time after finishing and the end of its time to live.
+/// Returns when the claim ends: the earliest of its shutdown time, its time after finishing and the
+/// end of its time to live.
 pub(super) fn deadline(claim: &SandboxClaim, conditions: &[Condition]) -> Option<Timestamp> {
     let lifecycle = claim.spec.lifecycle.as_ref();
     let shutdown = lifecycle.and_then(|lifecycle| lifecycle.shutdown_time.as_ref()).map(|Time(time)| *time);
@@ -30,24 +31,25 @@ pub(super) fn deadline(claim: &SandboxClaim, conditions: &[Condition]) -> Option
     [shutdown, after_finish, lifetime::end(&claim.metadata)].into_iter().flatten().min()
 }
 
-/// Whether the claim's time is over; the very moment counts.
+/// Returns true if the claim's time is over, including the exact moment.
 pub(super) fn is_expired(claim: &SandboxClaim, conditions: &[Condition], now: Timestamp) -> bool {
     deadline(claim, conditions).is_some_and(|deadline| now >= deadline)
 }
 
-/// The exact time until the claim expires.
+/// Returns the exact time until the claim expires.
 pub(super) fn remaining(claim: &SandboxClaim, conditions: &[Condition], now: Timestamp) -> Option<Duration> {
     let deadline = deadline(claim, conditions)?;
     Some(Duration::try_from(deadline.duration_since(now)).unwrap_or_default().max(AT_ONCE))
 }
 
-/// Whether a claim says that its time is over, or that it has missed its deadline.
+/// Returns true if the conditions say that the claim has expired or missed its deadline.
 fn is_announced(conditions: &[Condition]) -> bool {
     conditions::find(conditions, ConditionType::Ready)
         .is_some_and(|ready| ready.reason == Reason::ClaimExpired.as_str())
 }
 
-/// Whether a claim takes no sandbox any more, unless it is brought back to life: it has said that it is over, or is being deleted.
+/// Returns true if a claim adopts no sandbox any more, unless it is revived: its status says that
+/// it is over, or it is being deleted.
 #[must_use]
 pub fn is_over(claim: &SandboxClaim) -> bool {
     let conditions = claim.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
@@ -59,7 +61,8 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     let announced = is_announced(world.conditions());
     let policy =
         world.claim.spec.lifecycle.as_ref().map(|lifecycle| lifecycle.shutdown_policy).unwrap_or_default();
-    // The one that the claim has, also when its status was never published; else the place where one would be.
+    // Name the sandbox that the claim has, even if its status was never published; else the name
+    // that a cold one would have.
     let is_own = |name: &&str| world.sandboxes.get(*name).is_some_and(|sandbox| world.is_mine(sandbox));
     let own = world.own().filter_map(|sandbox| sandbox.metadata.name.as_deref());
     let place = [world.status_sandbox(), world.assigned(), Some(world.name())]
@@ -97,14 +100,15 @@ pub(super) fn plan(world: &World, settings: &Settings, now: Timestamp) -> Plan {
     plan
 }
 
-/// Deletes all that the claim has, because it is over.
+/// Deletes every sandbox of a claim that is over.
 pub(super) fn release_all(world: &World) -> Vec<Step> {
     let living = world.own().filter(|sandbox| sandbox.metadata.deletion_timestamp.is_none());
     living.flat_map(|sandbox| release(world, sandbox, None)).collect()
 }
 
-/// Deletes a sandbox of the claim's, if it still has this version. First comes a write of nothing, which fails when the claim has
-/// moved on: its time may have been extended. A deletion cannot be guarded by another object itself.
+/// Deletes a sandbox of the claim if it still has this version. An empty write to the claim goes
+/// first. It fails if the claim has changed, for example because its time was extended: a deletion
+/// cannot itself be guarded by another object.
 pub(super) fn release(world: &World, sandbox: &Sandbox, version: Option<String>) -> [Step; 2] {
     let body = json!({"metadata": {"resourceVersion": world.claim.metadata.resource_version}});
     let still = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
@@ -118,7 +122,7 @@ pub(super) fn release(world: &World, sandbox: &Sandbox, version: Option<String>)
     [still, delete].map(|action| Step::new(Stage::Subject, action))
 }
 
-/// The event of an expiry that is stored for the first time.
+/// Returns the event of an expiry that is stored for the first time.
 pub(super) fn announcement(settings: &Settings) -> Option<Note> {
     note(settings, EventAction::ClaimExpired, "the claim has expired".to_owned())
 }

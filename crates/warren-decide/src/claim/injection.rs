@@ -1,4 +1,5 @@
-//! What a claim may bring into its own sandbox: environment variables and volume claims, as far as the template allows.
+//! Puts a claim's environment variables and volume claims into its own sandbox, as far as the
+//! template allows.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,7 @@ use warren_api::template::InjectionPolicy;
 
 use super::Trouble;
 
-/// The volume claim templates of the sandbox.
+/// Returns the volume claim templates of the sandbox.
 pub(super) fn volumes(
     policy: InjectionPolicy,
     template: &[PersistentVolumeClaimTemplate],
@@ -37,8 +38,8 @@ pub(super) fn volumes(
     Ok(merged)
 }
 
-/// Puts a claim's variables into the containers: for each container first those that name it, then, for the first one,
-/// those that name none.
+/// Puts a claim's variables into the containers. Each container gets the variables that name it.
+/// The first container also gets those that name none.
 pub(super) fn environment(
     policy: InjectionPolicy,
     spec: &mut PodSpec,
@@ -75,7 +76,7 @@ fn inject(policy: InjectionPolicy, container: &mut Container, variable: &ClaimEn
     if policy == InjectionPolicy::Allowed
         && container.env_from.as_ref().is_some_and(|sources| !sources.is_empty())
     {
-        // A source could hold the same name, and which one would win cannot be seen from here.
+        // The source could hold the same name. The decision cannot see which value would win.
         let text = format!("container {name} uses envFrom, so a claim may not add to its environment");
         return Err(Trouble::EnvironmentRejected(text));
     }

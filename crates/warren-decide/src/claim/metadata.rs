@@ -1,13 +1,14 @@
-//! The labels and annotations that a claim may add to its pod, and what they become together with the template's.
+//! Checks the labels and annotations that a claim adds to its pod, and merges them with the
+//! template's.
 
 use std::collections::BTreeMap;
 
 use warren_api::blueprint::PodMetadata;
 
-/// Annotation domains that belong to Kubernetes and to us.
+/// Annotation domains that are reserved for Kubernetes and Warren.
 const RESERVED_DOMAINS: [&str; 4] = ["kubernetes.io", "k8s.io", "agents.x-k8s.io", "warren.dev"];
 
-/// Checks what a claim adds. The text says what is wrong and is shown in the claim's condition.
+/// Checks a claim's additions. The error text is shown in the claim's condition.
 pub(super) fn validate(added: &PodMetadata, allowed_domains: &[String]) -> Result<(), String> {
     for (key, value) in &added.labels {
         check_key("label", key)?;
@@ -37,7 +38,7 @@ pub(super) fn validate(added: &PodMetadata, allowed_domains: &[String]) -> Resul
     Ok(())
 }
 
-/// Adds a claim's entries to a template's. The template's values are not the claim's to change.
+/// Adds a claim's entries to a template's. A claim may not change the template's values.
 pub(super) fn add(
     what: &str,
     target: &mut BTreeMap<String, String>,
@@ -66,7 +67,8 @@ fn is_within(domain: &str, parent: &str) -> bool {
     domain == parent || domain.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
 }
 
-/// A qualified name: an optional DNS subdomain, a slash, and a name of at most 63 characters.
+/// Checks a qualified name: an optional DNS subdomain, a slash, and a name of at most 63
+/// characters.
 fn check_key(what: &str, key: &str) -> Result<(), String> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -94,7 +96,7 @@ fn is_name(text: &str) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
 }
 
-/// Whether an object can have this name.
+/// Returns true if the text is a valid object name.
 pub(super) fn is_object_name(text: &str) -> bool {
     text.len() <= 253 && is_subdomain(text)
 }
@@ -159,7 +161,7 @@ mod tests {
             json!({"annotations": {"agents.x-k8s.io/pod-name": "z"}}),
             expect!["annotation key agents.x-k8s.io/pod-name is in a reserved domain"],
         );
-        // How far a pod reaches is the template's to say.
+        // Only the template may set a pod's network mode.
         check(
             json!({"annotations": {"warren.dev/network": "full"}}),
             expect!["annotation key warren.dev/network is in a reserved domain"],

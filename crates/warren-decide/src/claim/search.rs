@@ -1,5 +1,5 @@
-//! Finds the sandbox that a claim has, in a strict order: the one in its status, the assigned one, the one of its name, any other
-//! that it controls.
+//! Finds the sandbox that a claim has, in a strict order: the one in its status, the assigned one,
+//! the one of its name, any other that it controls.
 
 use serde_json::{Value, json};
 use warren_api::{NameHash, Sandbox, annotations, labels};
@@ -9,22 +9,23 @@ use crate::ownership;
 use crate::step::{Action, Kind, Stage, Step};
 use crate::warm_queue;
 
-/// What was found.
+/// A result of the search.
 pub(super) enum Search<'a> {
     /// The claim controls this sandbox.
     Bound(&'a Sandbox),
-    /// The claim is committed to this one, which still is in its pool: finish taking it.
+    /// The claim is committed to this one, which still is in its pool: complete the adoption.
     Assigned(&'a Sandbox),
-    /// The claim's reference leads nowhere and must go before anything else is tried.
+    /// The claim's reference is invalid and must go before anything else is tried.
     Outdated,
-    /// The referenced sandbox is not in our cache, or is not to be had by what our cache says; only the server can say that
-    /// it is so: what the claim has it must not let go of because a cache is behind.
+    /// The referenced sandbox is not in our cache, or our cache says that it cannot be adopted.
+    /// Only the server can confirm that: a claim must not give up its sandbox because a cache is
+    /// behind.
     Unconfirmed(String),
-    /// Something is in the way.
+    /// Another object is in the way.
     Blocked(String),
-    /// There is none. A waiting one may be taken unless the claim holds on to a reference.
+    /// There is none. A warm one may be adopted unless the claim keeps a reference.
     Nothing {
-        /// Whether it may.
+        /// True if a warm sandbox may be adopted.
         may_take_warm: bool,
     },
 }
@@ -46,8 +47,9 @@ pub(super) fn find(world: &World) -> Search<'_> {
             Some(sandbox) if ownership::is_pooled(&sandbox.metadata) && is_valid(world, sandbox) => {
                 return Search::Assigned(sandbox);
             }
-            // Another pool's, another claim's, or nobody's: not to be had. The reference goes before anything else is
-            // committed to, as a commitment is never swapped for another.
+            // It belongs to another pool or claim, or has no controller: it cannot be adopted. The
+            // reference is dropped before any new commitment, as a commitment is never swapped for
+            // another.
             Some(sandbox) if ownership::is_pooled(&sandbox.metadata) || !world.is_committed_cold() => {
                 return match world.confirmed.contains(name) {
                     true => Search::Outdated,
@@ -55,13 +57,13 @@ pub(super) fn find(world: &World) -> Search<'_> {
                 };
             }
             Some(_) => may_take_warm = false,
-            // The claim has said that it makes its own, and has not done so yet.
+            // The claim has committed to a cold start and has not made its sandbox yet.
             None if world.is_committed_cold() => may_take_warm = false,
             None if world.is_lost(name) => return Search::Outdated,
             None => return Search::Unconfirmed(name.to_owned()),
         }
     }
-    // One that no word of the claim leads to is still its own, and it gets no other.
+    // A sandbox that the claim controls without referring to it is still its own. It gets no other.
     let is_going = |sandbox: &&Sandbox| sandbox.metadata.deletion_timestamp.is_some();
     if let Some(sandbox) =
         known(world.name()).filter(|it| world.is_mine(it)).or(world.own().min_by_key(is_going))
@@ -76,7 +78,7 @@ pub(super) fn find(world: &World) -> Search<'_> {
     }
 }
 
-/// Whether a pooled sandbox may be taken by this claim.
+/// Returns true if this claim may adopt a pooled sandbox.
 pub(super) fn is_valid(world: &World, sandbox: &Sandbox) -> bool {
     let pool = &world.claim.spec.warm_pool_ref.name;
     warm_queue::claimable_in(sandbox).is_some_and(|key| key.name == *pool)
@@ -84,16 +86,17 @@ pub(super) fn is_valid(world: &World, sandbox: &Sandbox) -> bool {
             == Some(&NameHash::of(pool).to_string())
 }
 
-/// Takes the reference off the claim, guarded by what was seen: a commitment made meanwhile must not be lost.
+/// Removes the reference from the claim, guarded by the observed version: a newer commitment must
+/// not be lost.
 pub(super) fn drop_reference(world: &World) -> Step {
-    // The time of the first Ready goes with the sandbox that it was promised for.
+    // The time of the first Ready was written for that sandbox: remove both.
     without_reference(
         world,
         json!({annotations::SANDBOX_NAME: null, annotations::CLAIM_FIRST_READY_AT: null}),
     )
 }
 
-/// Takes a reference off the claim that is not to the sandbox that it has.
+/// Removes the claim's reference if it is not to the sandbox that the claim has.
 pub(super) fn drop_other_reference(world: &World) -> Step {
     without_reference(world, json!({annotations::SANDBOX_NAME: null}))
 }
@@ -107,13 +110,13 @@ fn without_reference(world: &World, annotations: Value) -> Step {
     Step::new(Stage::Subject, Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body })
 }
 
-/// Older controllers wrote the reference as a label.
+/// Moves the reference from the label, where older controllers wrote it, to the annotation.
 pub(super) fn migrate_legacy_label(world: &World) -> Option<Step> {
     ownership::label(&world.claim.metadata, labels::LEGACY_SANDBOX_NAME)?;
     let body = json!({"metadata": {
         "uid": world.uid(),
         "labels": {labels::LEGACY_SANDBOX_NAME: null},
-        // The annotation goes before the label, if both are there.
+        // If both exist, the annotation wins.
         "annotations": {annotations::SANDBOX_NAME: world.assigned()},
     }});
     let action = Action::Merge { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };

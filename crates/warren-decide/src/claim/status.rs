@@ -1,4 +1,4 @@
-//! How a claim is: whether its sandbox is ready, why not, and which one it is.
+//! Builds a claim's status: whether its sandbox is ready, why not, and which one it is.
 
 use std::time::Duration;
 
@@ -17,33 +17,34 @@ use crate::merge;
 use crate::ownership;
 use crate::step::{Action, Kind, Note, Severity, Stage, Step};
 
-/// A pool or template that is missing is looked for again after this long, should no event wake the claim.
+/// The time after which a missing pool or template is looked for again if no event wakes the claim.
 const MISSING_RECHECK: Duration = Duration::from_secs(60);
-/// A sandbox of the claim's name that was just made is looked for after this long.
+/// The time after which a newly made sandbox of the claim's name is looked for.
 const CREATE_PENDING_RECHECK: Duration = Duration::from_millis(200);
 
-/// Why a claim has no usable sandbox.
+/// A reason why a claim has no usable sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The pool does not exist.
     PoolMissing(String),
     /// The pool's template does not exist.
     TemplateMissing(String),
-    /// Others were quicker, again and again.
+    /// Other claims adopted the offered sandboxes first, repeatedly.
     AdoptionConflict(String),
-    /// A sandbox of the claim's name exists, and we have not seen it yet.
+    /// A sandbox of the claim's name exists, but not in our cache yet.
     CreatePending,
-    /// The additional pod metadata is not allowed.
+    /// The claim's additional pod metadata is not allowed.
     InvalidMetadata(String),
     /// The template does not allow the environment variables.
     EnvironmentRejected(String),
     /// The template does not allow the volume claim templates.
     VolumeClaimTemplates(String),
-    /// The one that the claim had is lost.
+    /// The claim's sandbox is lost.
     SandboxMissing,
-    /// The server refuses what the claim needs as invalid, and will as long as it is the same.
+    /// The server refuses what the claim needs as invalid. It will refuse until the claim or
+    /// template changes.
     InvalidConfiguration(String),
-    /// Anything else.
+    /// Any other error.
     Error(String),
 }
 
@@ -72,7 +73,7 @@ impl Trouble {
         Observation::new(ConditionType::Ready, ConditionStatus::False, reason, text)
     }
 
-    /// What wakes the claim again: a timer, backoff, or only a change of something.
+    /// Returns what wakes the claim again: a timer, backoff, or only a change of an object.
     fn next(&self, until_end: Option<Duration>) -> Next {
         let sooner = |delay: Duration| Some(until_end.map_or(delay, |end| end.min(delay)));
         let (look_again, retry) = match self {
@@ -88,7 +89,8 @@ impl Trouble {
         Next::Settled { look_again, retry }
     }
 
-    /// The event of trouble that the claim does not speak of yet. What passes by itself makes none.
+    /// Returns the event of trouble that is not in the claim's conditions yet. Trouble that passes
+    /// by itself has no event.
     fn note(&self, world: &World, settings: &Settings) -> Option<Note> {
         let passes =
             matches!(self, Trouble::AdoptionConflict(_) | Trouble::CreatePending | Trouble::SandboxMissing);
@@ -108,12 +110,12 @@ impl Trouble {
     }
 }
 
-/// Publishes a claim that has its sandbox: whatever the sandbox says about itself.
+/// Publishes the status of a claim that has its sandbox, mirrored from the sandbox.
 pub(super) fn publish(world: &World, sandbox: &Sandbox, settings: &Settings, now: Timestamp) -> Plan {
     let mut status = identified(world, sandbox);
     mirror(&mut status, sandbox, world);
     if expiry::is_expired(&world.claim, &status.conditions, now) {
-        // It has just finished, and is not kept any longer than that.
+        // The claim has just finished and is not kept after that.
         set(&mut status, world, expired("Claim has expired"), now);
         let mut plan = publish_status(world, status, settings, now);
         plan.notes.extend(expiry::announcement(settings));
@@ -132,8 +134,9 @@ pub(super) fn publish(world: &World, sandbox: &Sandbox, settings: &Settings, now
     publish_status(world, status, settings, now)
 }
 
-/// Publishes trouble about a claim that has no sandbox that we know of. What it had stays named: an error is no proof. What the
-/// server says is lost does not, and the claim begins to wait anew.
+/// Publishes trouble about a claim without a known sandbox. The status keeps naming its previous
+/// sandbox, since an error is no proof of a loss. If the server confirms the loss, the name is
+/// removed and the claim begins to wait again.
 pub(super) fn publish_trouble(world: &World, trouble: &Trouble, settings: &Settings, now: Timestamp) -> Plan {
     let mut status = world.claim.status.clone().unwrap_or_default();
     if *trouble == Trouble::CreatePending && world.status_sandbox().is_some() {
@@ -177,7 +180,7 @@ fn publish_with(
     plan
 }
 
-/// Publishes an expired claim. `Finished` outlives the sandbox, as it says how it ended.
+/// Publishes an expired claim. `Finished` outlives the sandbox, since it holds the result.
 pub(super) fn publish_expired(
     world: &World,
     sandbox: Option<&Sandbox>,
@@ -207,7 +210,7 @@ pub(super) fn publish_expired(
     plan
 }
 
-/// What a sandbox waits for goes with it; how it ended does not.
+/// Removes the sandbox's pending conditions from the status. Its result stays.
 fn forget_sandbox(status: &mut SandboxClaimStatus) {
     status.sandbox = None;
     for type_ in [ConditionType::PodScheduled, ConditionType::PodWaiting] {
@@ -215,7 +218,8 @@ fn forget_sandbox(status: &mut SandboxClaimStatus) {
     }
 }
 
-/// The time until the claim expires or misses its deadline, whichever is first, when it says this of itself.
+/// Returns the time until a claim with these conditions expires or misses its deadline, whichever
+/// is first.
 pub(super) fn until_end(
     world: &World,
     conditions: &[Condition],
@@ -227,7 +231,7 @@ pub(super) fn until_end(
     expiry.into_iter().chain(deadline).min()
 }
 
-/// Publishes a status, if it is a new one.
+/// Publishes a status if it changed.
 pub(super) fn publish_status(
     world: &World,
     mut status: SandboxClaimStatus,
@@ -243,7 +247,8 @@ pub(super) fn publish_status(
     if present != status
         && let Some(patch) = merge::between(&present, &status)
     {
-        // Guarded: what we know may be older than what somebody else has written. The newer write wakes us.
+        // Guarded by the version: our cache may be older than another writer's status. The newer
+        // write wakes us.
         let body =
             json!({"metadata": {"resourceVersion": world.claim.metadata.resource_version}, "status": patch});
         let action = Action::MergeStatus { kind: Kind::SandboxClaim, name: world.name().to_owned(), body };
@@ -258,7 +263,8 @@ pub(super) fn publish_status(
     plan
 }
 
-/// Annotations that no earlier write has carried: when the claim was first seen, and first Ready.
+/// Returns annotations that no earlier write has carried: when the claim was first seen, and first
+/// Ready.
 fn stamps(
     world: &World,
     before: &[Condition],
@@ -269,8 +275,8 @@ fn stamps(
     let mut stamps = adoption::observed(world, settings);
     let known = ownership::annotation(&world.claim.metadata, annotations::CLAIM_FIRST_READY_AT).is_some();
     let ready = |conditions: &[Condition]| conditions::is_true(conditions, ConditionType::Ready);
-    // Written whether or not anybody watches latencies: it tells a claim that was served from one that never was, and a deadline
-    // may be set later.
+    // Written even if latency annotations are switched off: it tells a served claim from one that
+    // never was, and a deadline may be set later.
     if ready(after) && !known {
         let value = match ready(before) {
             true => annotations::FIRST_READY_UNKNOWN.to_owned(),
@@ -281,7 +287,7 @@ fn stamps(
     stamps
 }
 
-/// The claim's status with this sandbox, or with none.
+/// Returns the claim's status with this sandbox, or with none.
 pub(super) fn with_sandbox(world: &World, sandbox: Option<&Sandbox>) -> SandboxClaimStatus {
     match sandbox {
         Some(sandbox) => identified(world, sandbox),
@@ -299,7 +305,7 @@ fn identified(world: &World, sandbox: &Sandbox) -> SandboxClaimStatus {
     }
 }
 
-/// What a claim says about its sandbox besides whether it is ready: how it ended, and what it is waiting for.
+/// The sandbox conditions that a claim mirrors besides Ready: its result and its pending work.
 const MIRRORED: [ConditionType; 3] =
     [ConditionType::Finished, ConditionType::PodScheduled, ConditionType::PodWaiting];
 
@@ -307,7 +313,7 @@ fn mirror(status: &mut SandboxClaimStatus, sandbox: &Sandbox, world: &World) {
     let conditions = sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     for type_ in MIRRORED {
         let found = conditions::find(conditions, type_);
-        // That the pod has its place goes without saying.
+        // A pod that was scheduled is not worth a condition.
         let is_news = |found: &&Condition| type_ != ConditionType::PodScheduled || found.status == "False";
         match found.filter(is_news) {
             Some(found) => copy(status, found, world),
@@ -321,7 +327,7 @@ fn copy(status: &mut SandboxClaimStatus, condition: &Condition, world: &World) {
 }
 
 fn set(status: &mut SandboxClaimStatus, world: &World, observation: Observation, now: Timestamp) {
-    // A claim that comes back after its end begins anew, and so does its time.
+    // A claim that is revived after its end begins again, with new transition times.
     let end = Reason::ClaimExpired.as_str();
     let has_ended =
         conditions::find(&status.conditions, observation.type_).is_some_and(|present| present.reason == end);

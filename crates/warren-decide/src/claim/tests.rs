@@ -1,4 +1,5 @@
-//! Each case is a world as data and what is decided about it. Rows are those of the behaviour file's "easy to get wrong".
+//! Tests claims: each case is a world as data and the resulting plan. Row numbers are those of the
+//! table "easy to get wrong".
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,7 +36,7 @@ fn with(mut base: Value, extra: Value) -> Value {
     base
 }
 
-/// Claim `c` (uid `cu`, version 5) on pool `test-pool`, created at second 0.
+/// Builds claim `c` (uid `cu`, version 5) on pool `test-pool`, created at second 0.
 fn claim(extra: Value) -> Value {
     with(
         json!({
@@ -74,7 +75,7 @@ fn condition(type_: &str, status: &str, reason: &str) -> Value {
         "lastTransitionTime": "2027-01-15T07:00:00Z"})
 }
 
-/// A ready member `w` (uid `wu`, version 7) of the pool.
+/// Builds a ready member `w` (uid `wu`, version 7) of the pool.
 fn member(extra: Value) -> Value {
     with(
         json!({
@@ -94,7 +95,7 @@ fn member(extra: Value) -> Value {
     )
 }
 
-/// A sandbox that the claim controls and that needs no change.
+/// Builds a sandbox that the claim controls and that needs no change.
 fn bound(name: &str, extra: Value) -> Value {
     with(
         json!({
@@ -165,7 +166,7 @@ fn check_at(world: &World, now: Timestamp, expect: Expect) {
     expect.assert_eq(&render(&decide(world, &Settings::default(), now)));
 }
 
-/// `Ready` as published by a plan.
+/// Returns `Ready` as published by a plan.
 fn published(world: &World) -> String {
     let plan = decide(world, &Settings::default(), at(1));
     let status = plan.steps.iter().find_map(|step| match &step.action {
@@ -255,22 +256,22 @@ fn row_18_a_commitment_is_finished_or_dropped() {
     let unlabelled = json!({"metadata": {"labels": {"agents.x-k8s.io/warm-pool-sandbox": null}}});
     let dying = json!({"metadata": {"deletionTimestamp": "2027-01-15T08:00:00Z"}});
     for extra in [other_pool, other_claim, unlabelled, dying] {
-        // What a cache says about it may be old: the server is asked first.
+        // The cache may be old: the server is asked first.
         let mut invalid = world(assigned("w"), vec![member(extra)]);
         assert_eq!(plan(&invalid), r#"Confirm("w")"#);
         invalid.confirmed.insert("w".to_owned());
         assert_eq!(plan(&invalid), dropped);
     }
-    // Gone from the cache is not gone: the server is asked first.
+    // The server is asked before a sandbox that is missing in the cache counts as gone.
     let mut missing = world(assigned("w"), vec![]);
     check(&missing, expect![[r#"Confirm("w")"#]]);
     missing.confirmed_gone.insert("w".to_owned());
     assert_eq!(plan(&missing), dropped);
-    // What cannot be a name is not asked for.
+    // The server is not asked for invalid names.
     for nonsense in ["my sandbox", "a/b", "w/status", "..", "W", "a".repeat(254).as_str()] {
         assert_eq!(plan(&world(assigned(nonsense), vec![])), dropped, "{nonsense}");
     }
-    // An orphan is nobody's to take; the reference goes before the claim commits to another.
+    // No claim may adopt an orphan. The reference goes before the claim commits to another.
     let mut orphan = world(assigned("w"), vec![member(json!({"metadata": {"ownerReferences": null}}))]);
     orphan.confirmed.insert("w".to_owned());
     assert_eq!(plan(&orphan), dropped);
@@ -295,10 +296,10 @@ fn row_19_members_on_their_way_are_waited_for_and_then_it_starts_cold() {
         render(&decide(&waiting, &Settings::default(), at(0))),
         "after its grace it starts cold as well"
     );
-    // A clock that is behind the server's does not make the grace longer.
+    // A clock that is behind the server's does not lengthen the grace period.
     (waiting.offer, waiting.first_seen) = (Offer::Pending, at(-60));
     check_at(&waiting, at(-59), expect!["look again in 1s"]);
-    // Nor is an end that comes first put off by it.
+    // The grace period does not delay an earlier end.
     let ending = json!({"spec": {"lifecycle": {"shutdownTime": "2027-01-15T08:00:01Z"}}});
     let mut ending = world(claim(ending), vec![]);
     ending.offer = Offer::Pending;
@@ -310,7 +311,7 @@ fn row_21_a_claim_that_cannot_take_a_member_does_not_keep_it_from_others() {
     let clash = json!({"spec": {"additionalPodMetadata": {"labels": {"sandbox.users.io/team": "b"}}}});
     let team = json!({"podTemplate": {"metadata": {"labels": {"sandbox.users.io/team": "a"}},
         "spec": {"containers": [{"name": "main", "image": "i"}]}}});
-    // It does not even ask for one: what it was offered would be nobody else's meanwhile.
+    // It asks for no offer: an offered sandbox would be reserved and so unavailable to others.
     let clashing = with_template(world(seen(clash), vec![]), team);
     expect!["ReconcilerError Error seen: label sandbox.users.io/team is set by the template and cannot be changed by the claim (retry)"]
         .assert_eq(&published(&clashing));
@@ -331,7 +332,8 @@ fn a_cold_start_is_committed_and_then_made() {
     let Action::Create(Object::Sandbox(sandbox)) = &plan.steps[0].action else { panic!("{plan:?}") };
     expect![[r#"{"apiVersion":"agents.x-k8s.io/v1beta1","kind":"Sandbox","metadata":{"annotations":{"agents.x-k8s.io/sandbox-template-ref":"test-template"},"labels":{"agents.x-k8s.io/claim-uid":"cu","agents.x-k8s.io/launch-type":"cold","agents.x-k8s.io/sandbox-template-ref-hash":"69155462"},"name":"c","namespace":"default","ownerReferences":[{"apiVersion":"extensions.agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"SandboxClaim","name":"c","uid":"cu"}]},"spec":{"podTemplate":{"spec":{"automountServiceAccountToken":false,"containers":[{"image":"i","name":"main"}],"dnsConfig":{"nameservers":["8.8.8.8","1.1.1.1"]},"dnsPolicy":"None"},"metadata":{"labels":{"agents.x-k8s.io/claim-uid":"cu","agents.x-k8s.io/sandbox-template-ref-hash":"69155462","app":"agent"}}},"shutdownPolicy":"Retain","operatingMode":"Running"}}"#]]
         .assert_eq(&crate::merge::json(&**sandbox).to_string());
-    // A refusal does not free the claim: somebody else may be making the sandbox at this moment.
+    // A refusal does not end the commitment: another leader may be making the sandbox at this
+    // moment.
     let failure = |kind| Failure { stage: Stage::Subject, kind, message: "exceeded quota".to_owned() };
     let refused = give_up(&committed, &[failure(FailureKind::Refused)], &Settings::default(), at(1));
     expect![[r#"
@@ -352,21 +354,22 @@ fn a_cold_start_that_failed_is_tried_again_whatever_is_offered() {
         let ready = condition("Ready", "False", reason);
         let committed = world(with(assigned("c"), json!({"status": {"conditions": [ready]}})), vec![]);
         let plan = render(&decide(&offered(committed, member(json!({}))), &Settings::default(), at(1)));
-        // Another leader may be making it at this moment, and no word of the claim would stop it.
+        // Another leader may be making it at this moment, whatever the claim says.
         assert!(plan.starts_with("create Sandbox c\n"), "{plan}");
     }
 }
 
-/// Another process, or a request that was late, may carry out an assignment that was dropped.
+/// Another process, or a late request, may complete an assignment that was dropped.
 #[test]
 fn a_claim_keeps_one_sandbox_of_all_that_are_its_own() {
     let plan = |world: &World| render(&decide(world, &Settings::default(), at(1)));
     let published = |name: &str| json!({"status": {"conditions": [condition("Ready", "True", "x")], "sandbox": {"name": name}}});
     let own = |name: &str| bound(name, json!({"metadata": {"uid": format!("{name}u")}}));
-    // What nothing leads to is still the claim's, and it gets no other.
+    // An unreferenced sandbox is still the claim's, and it gets no other.
     assert!(plan(&world(seen(json!({})), vec![own("x")])).starts_with("patch SandboxClaim/status c "));
     assert!(plan(&world(assigned("c"), vec![own("x")])).starts_with("patch SandboxClaim/status c "));
-    // A commitment goes before it; what is spare goes when the claim names the one that it keeps.
+    // A commitment wins over an unreferenced sandbox. The spare one goes when the claim names only
+    // the one that it keeps.
     let both = || vec![own("x"), own("w")];
     assert!(plan(&world(assigned("x"), both())).contains(r#""sandbox":{"name":"x""#));
     let mut served = world(with(assigned("x"), published("x")), both());
@@ -379,26 +382,27 @@ fn a_claim_keeps_one_sandbox_of_all_that_are_its_own() {
         panic!("{}", plan(&served))
     };
     assert_eq!((uid.as_str(), version.as_deref()), ("wu", Some("8")));
-    // Never while the claim is committed to it: first that goes, and what says that the claim was served stays.
+    // The spare one stays while the claim is committed to it: first the reference goes. The
+    // first-ready time stays.
     let mut torn = world(with(assigned("w"), published("x")), both());
     torn.confirmed.insert("x".to_owned());
     assert_eq!(
         plan(&torn),
         "patch SandboxClaim c {\"metadata\":{\"resourceVersion\":\"5\",\"annotations\":{\"agents.x-k8s.io/sandbox-name\":null}}}\nDecideAgain"
     );
-    // The one that it had may only be missing from our cache.
+    // Its sandbox may be missing from our cache only.
     let mut cold = world(with(seen(json!({})), published("c")), vec![]);
     assert_eq!(plan(&cold), r#"Confirm("c")"#);
     cold.sandboxes.extend(world(seen(json!({})), vec![own("w")]).sandboxes);
     assert_eq!(plan(&cold), r#"Confirm("c")"#);
-    // At the end all of them go.
+    // At the end all of them are deleted.
     let over = json!({"spec": {"lifecycle": {"shutdownTime": "2027-01-15T08:00:01Z"}},
         "status": {"conditions": [condition("Ready", "False", "ClaimExpired")], "sandbox": {"name": "x"}}});
     let ended = plan(&world(with(assigned("x"), over), both()));
     assert!(ended.starts_with(&format!("{guard}\ndelete Sandbox w\n{guard}\ndelete Sandbox x\n")), "{ended}");
 }
 
-/// Row 24, trouble on the way.
+/// Row 24: trouble while adopting.
 #[test]
 fn trouble_with_a_claim_that_has_its_sandbox_takes_nothing_of_it_away() {
     let ended = json!({"status": {"conditions": [condition("Finished", "True", "PodSucceeded"),
@@ -526,7 +530,7 @@ fn row_23_a_bound_claim_survives_its_pool_unless_it_adds_metadata() {
     let mut alone = world(with(assigned("w"), ready.clone()), vec![bound("w", json!({}))]);
     alone.pool = None;
     alone.template = None;
-    // Only the generation of the copied condition differs from what the claim says of itself.
+    // Only the generation of the copied condition differs from the claim's own.
     check(
         &alone,
         expect![[r#"
@@ -645,7 +649,7 @@ fn row_29_expiry() {
     let foreign = bound("w", json!({"metadata": {"ownerReferences": null}}));
     expect!["ClaimExpired Claim has expired; deletion of the sandbox was skipped, as the claim does not control it"]
         .assert_eq(&published(&world(told(json!({})), vec![foreign])));
-    // Finished outlives the sandbox; what that waited for does not.
+    // Finished outlives the sandbox. Its pending conditions do not.
     let finished = json!({"status": {"conditions": [condition("Finished", "True", "PodSucceeded"), condition("PodScheduled", "False", "x"),
         condition("Ready", "False", "ClaimExpired"), condition("warren.dev/PodWaiting", "True", "x")]}});
     let after = decide(&world(with(told(json!({})), finished), vec![]), &Settings::default(), at(1));

@@ -1,54 +1,54 @@
-//! Addresses and blocks of them.
+//! Classifies IP addresses and handles blocks of them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// A block of addresses of IP version 4, as `10.0.0.0/8`. A lone address is a block of one.
+/// A block of IPv4 addresses, such as `10.0.0.0/8`. A single address is a block of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Block {
     first: u32,
     prefix: u8,
 }
 
-/// A text is no block.
+/// The error of a text that is not a block.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a block of IPv4 addresses, such as 10.0.0.0/8")]
 pub struct BlockError(String);
 
 impl Block {
-    /// The block that an address is in.
+    /// Returns the block that contains an address.
     pub fn new(address: Ipv4Addr, prefix: u8) -> Block {
         let prefix = prefix.min(32);
         Block { first: u32::from(address) & mask(prefix), prefix }
     }
 
-    /// Its first address.
+    /// Returns its first address.
     pub fn first(self) -> Ipv4Addr {
         self.first.into()
     }
 
-    /// Its last address.
+    /// Returns its last address.
     pub fn last(self) -> Ipv4Addr {
         (self.first | !mask(self.prefix)).into()
     }
 
-    /// How many leading bits its addresses share.
+    /// Returns the number of leading bits that its addresses share.
     pub fn prefix(self) -> u8 {
         self.prefix
     }
 
-    /// The address so many after the first, if it is in the block.
+    /// Returns the address at this offset from the first, if it is in the block.
     pub fn nth(self, number: u32) -> Option<Ipv4Addr> {
         self.first.checked_add(number).map(Ipv4Addr::from).filter(|address| self.contains(*address))
     }
 
-    /// Whether an address is in it.
+    /// Returns true if the block contains the address.
     pub fn contains(self, address: Ipv4Addr) -> bool {
         u32::from(address) & mask(self.prefix) == self.first
     }
 
-    /// Whether some address is in both.
+    /// Returns true if the blocks share an address.
     pub fn overlaps(self, other: Block) -> bool {
         self.contains(other.first()) || other.contains(self.first())
     }
@@ -76,18 +76,19 @@ impl FromStr for Block {
     }
 }
 
-/// What an address is good for.
+/// A class of addresses, by their use as a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// On the internet.
     Public,
-    /// In somebody's own network: allowed where it is named.
+    /// In a private network: allowed only if it is named.
     Private,
-    /// The machine itself, its neighbours on the wire (cloud metadata services among them), or no single host at all: never.
+    /// The machine itself, its link-local neighbours (such as cloud metadata services), or no
+    /// single host: never allowed.
     Local,
 }
 
-/// What kind of address this is.
+/// Returns the kind of an address.
 pub fn kind(address: IpAddr) -> Kind {
     match address {
         IpAddr::V4(address) => kind_4(address),
@@ -95,7 +96,7 @@ pub fn kind(address: IpAddr) -> Kind {
     }
 }
 
-/// Blocks that are set aside (IANA's registry of special purposes): (block, whether naming it may allow it).
+/// Reserved blocks (IANA's special-purpose registry) with their kind.
 const SPECIAL: [(&str, Kind); 15] = [
     ("0.0.0.0/8", Kind::Local),
     ("10.0.0.0/8", Kind::Private),
@@ -120,20 +121,20 @@ fn kind_4(address: Ipv4Addr) -> Kind {
 }
 
 fn kind_6(address: Ipv6Addr) -> Kind {
-    // One of version 4 in disguise is what it hides.
+    // An IPv4-mapped address counts as its IPv4 address.
     if let Some(hidden) = address.to_ipv4_mapped() {
         return kind_4(hidden);
     }
     let [first, second, ..] = address.segments();
     match first {
-        // NAT64: the last 32 bits are of version 4.
+        // NAT64: the last 32 bits are an IPv4 address.
         0x0064 if second == 0xff9b => {
             let [.., a, b, c, d] = address.octets();
             kind_4(Ipv4Addr::new(a, b, c, d))
         }
         // Unique local.
         0xfc00..=0xfdff => Kind::Private,
-        // Documentation, discard, 6to4 and Teredo (both hide addresses of version 4).
+        // Documentation, discard, 6to4 and Teredo (the last two embed IPv4 addresses).
         0x2001 if matches!(second, 0 | 0x0db8) => Kind::Private,
         0x2002 => Kind::Private,
         0x2000..=0x3fff => Kind::Public,

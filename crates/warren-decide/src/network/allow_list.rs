@@ -1,4 +1,4 @@
-//! What a pod may have fetched for it: hosts by name or address, and ports.
+//! Reads and checks the allow list of a pod's egress: hosts by name or address, and ports.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,34 +7,34 @@ use warren_api::annotations;
 
 use super::address::{Block, Kind, kind};
 
-/// What a pod without a say of its own may reach: where agents get source code and scripts from. Package registries differ
-/// from place to place; they are named by annotation.
+/// The hosts that a pod without an allow list may reach: sources of code and scripts. Package
+/// registries differ from place to place, so they are named by annotation.
 pub const DEFAULT_HOSTS: [&str; 4] =
     ["github.com", "api.github.com", "raw.githubusercontent.com", "cdn.jsdelivr.net"];
 
 /// The ports of HTTPS and HTTP.
 pub const DEFAULT_PORTS: [u16; 2] = [443, 80];
 
-/// So many entries are read of an annotation, and no more.
+/// The largest number of entries that is read from an annotation.
 const MOST_ENTRIES: usize = 1000;
 
-/// Ports from the first to the last.
+/// A range of ports, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortRange {
-    /// The lowest.
+    /// The lowest port.
     pub first: u16,
-    /// The highest.
+    /// The highest port.
     pub last: u16,
 }
 
 impl PortRange {
-    /// Whether a port is among them.
+    /// Returns true if the range contains the port.
     pub fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }
 }
 
-/// Hosts and ports.
+/// The hosts and ports that a pod may reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowList {
     names: Vec<NamePattern>,
@@ -45,13 +45,13 @@ pub struct AllowList {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NamePattern {
     Exact(String),
-    /// `*.example.com`: every name below, not the name itself.
+    /// `*.example.com`: every name below it, but not the name itself.
     Below(String),
     /// `*`.
     Any,
 }
 
-/// An annotation cannot be read.
+/// The error of an annotation that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {annotation}: `{entry}` is not {wanted}")]
 pub struct AllowListError {
@@ -60,7 +60,7 @@ pub struct AllowListError {
     wanted: &'static str,
 }
 
-/// Why something is not let through.
+/// A reason why a connection is denied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
     /// The host is on no list.
@@ -69,22 +69,22 @@ pub enum Denial {
     /// The port is on no list.
     #[error("the port is not among the allowed ones")]
     Port,
-    /// The address is in somebody's own network, and not named.
+    /// The address is in a private network, and not named.
     #[error("the address is a private one and not named among the allowed hosts")]
     PrivateAddress,
-    /// The address is this machine, its wire or its pods.
+    /// The address is this machine, its link or its pods.
     #[error("the address belongs to this machine or its link")]
     LocalAddress,
-    /// A NetworkPolicy says no.
+    /// A NetworkPolicy denies it.
     #[error("no egress rule of the pod's network policies allows it")]
     Policy,
-    /// The asker is no pod of ours.
+    /// The client is not a pod of this home.
     #[error("the sender is not a pod")]
     Stranger,
 }
 
 impl Denial {
-    /// One word, for metrics.
+    /// Returns one word, for metrics.
     pub fn reason(self) -> &'static str {
         match self {
             Denial::Host => "host",
@@ -108,7 +108,7 @@ impl Default for AllowList {
 }
 
 impl AllowList {
-    /// A pod's list, from its annotations; what they do not say is the default.
+    /// Returns a pod's list from its annotations, with defaults for missing ones.
     pub fn of(pod: &Pod) -> Result<AllowList, AllowListError> {
         let annotation =
             |key: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
@@ -122,7 +122,7 @@ impl AllowList {
         Ok(list)
     }
 
-    /// Whether a name may be asked for at all, by the name server.
+    /// Returns true if the name server may resolve a name.
     pub fn allows_name(&self, name: &str) -> bool {
         let name = normal(name);
         self.names.iter().any(|pattern| match pattern {
@@ -134,8 +134,7 @@ impl AllowList {
         })
     }
 
-    /// Whether a connection to a host, as the client spells it, may be made, as far as that can be told before the name is
-    /// resolved.
+    /// Checks a connection to a host, as the client spells it, before the name is resolved.
     pub fn check_host(&self, host: &str, port: u16) -> Result<(), Denial> {
         if !self.ports.iter().any(|range| range.contains(port)) {
             return Err(Denial::Port);
@@ -147,7 +146,8 @@ impl AllowList {
         }
     }
 
-    /// Whether an address may be connected to: one that a name led to, or (`literal`) one that the client itself named.
+    /// Checks an address: one that a name resolved to, or (`literal`) one that the client itself
+    /// named.
     pub fn check_address(&self, address: IpAddr, literal: bool) -> Result<(), Denial> {
         let named = match address {
             IpAddr::V4(address) => self.blocks.iter().any(|block| block.contains(address)),
@@ -163,7 +163,7 @@ impl AllowList {
     }
 }
 
-/// Names are compared in small letters and without the dot of the root.
+/// Normalises a name: lower case, without the root's dot.
 fn normal(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
@@ -198,7 +198,7 @@ fn parse_hosts(text: &str) -> Result<(Vec<NamePattern>, Vec<Block>), AllowListEr
     Ok((names, blocks))
 }
 
-/// A name of DNS, or one of a machine: no scheme, no port, no path.
+/// Returns true for a DNS or machine name: no scheme, no port, no path.
 fn is_name(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     let label = |label: &str| {
@@ -261,7 +261,8 @@ mod tests {
         assert_eq!(list.check_host("10.1.2.3", 443), Ok(()));
         assert_eq!(list.check_host("10.2.2.3", 443), Err(Denial::PrivateAddress));
         assert_eq!(list.check_host("github.com", 443), Err(Denial::Host));
-        // Where an allowed name leads: to the internet, or to what is named; never into the machine.
+        // An allowed name may lead to the internet or to a named address, never to the machine
+        // itself.
         assert_eq!(list.check_address("8.8.8.8".parse().unwrap(), false), Ok(()));
         assert_eq!(list.check_address("10.1.0.9".parse().unwrap(), false), Ok(()));
         assert_eq!(list.check_address("192.168.1.1".parse().unwrap(), false), Err(Denial::PrivateAddress));

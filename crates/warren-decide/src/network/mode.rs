@@ -1,4 +1,4 @@
-//! How much network a pod has.
+//! Defines how much network a pod has.
 
 use std::net::SocketAddrV4;
 
@@ -7,24 +7,24 @@ use warren_api::annotations;
 
 use super::names::CLUSTER_DOMAIN;
 
-/// How much network a pod has.
+/// A pod's network mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
-    /// Its own loopback.
+    /// Only its own loopback.
     None,
-    /// An address, the egress proxy and the name server. What a pod has that does not say.
+    /// An address, the egress proxy and the name server. The default.
     Restricted,
-    /// A way out of its own, to everything but this machine and its other pods.
+    /// A route of its own to everything except this machine and its other pods.
     Full,
 }
 
-/// The annotation has another value.
+/// The error of an annotation with another value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {annotation}: `{0}` is not one of none, restricted, full", annotation = annotations::NETWORK)]
 pub struct UnknownMode(String);
 
 impl Mode {
-    /// What a pod asks for; `None` if it does not say.
+    /// Returns the mode that a pod asks for; `None` if it has no annotation.
     pub fn asked(pod: &Pod) -> Result<Option<Mode>, UnknownMode> {
         let asked = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotations::NETWORK));
         match asked.map(String::as_str) {
@@ -36,7 +36,7 @@ impl Mode {
         }
     }
 
-    /// As the annotation has it.
+    /// Returns the annotation's value for this mode.
     pub fn name(self) -> &'static str {
         match self {
             Mode::None => "none",
@@ -46,7 +46,7 @@ impl Mode {
     }
 }
 
-/// The variables that lead programs to the proxy. Both spellings: programs differ.
+/// Returns the variables that point programs to the proxy, in both spellings: programs differ.
 pub fn proxy_environment(proxy: SocketAddrV4) -> Vec<(String, String)> {
     let address = format!("http://{proxy}");
     let without = format!("localhost,127.0.0.1,::1,.{CLUSTER_DOMAIN}");

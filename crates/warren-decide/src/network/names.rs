@@ -1,6 +1,6 @@
-//! Names inside a home.
+//! Parses DNS names inside a home.
 
-/// What all names inside a home end in.
+/// The domain that all names inside a home end in.
 pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// A name inside a home.
@@ -22,11 +22,11 @@ pub enum Name {
         /// The namespace of both.
         namespace: String,
     },
-    /// Inside, but nothing that there could be.
+    /// A name inside the home that cannot exist.
     Unknown,
 }
 
-/// Reads a name; `None` if it is not one inside a home.
+/// Parses a name; `None` if it is outside the home.
 pub fn parse(name: &str) -> Option<Name> {
     let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
     if name == CLUSTER_DOMAIN {

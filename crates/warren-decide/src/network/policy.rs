@@ -1,8 +1,8 @@
-//! NetworkPolicy objects as rules about addresses.
+//! Turns NetworkPolicy objects into rules about addresses.
 //!
-//! Read as Kubernetes reads them, with one difference: a pod that no policy selects is not open to other pods, but closed.
-//! So a connection from one pod to another needs an ingress rule that lets it in, and where egress policies select the
-//! sender, an egress rule that lets it out.
+//! Policies mean what they mean in Kubernetes, with one difference: a pod that no policy selects is
+//! closed to other pods, not open. A connection from one pod to another needs an ingress rule that
+//! allows it. If egress policies select the sender, it also needs an egress rule.
 
 mod addresses;
 mod selector;
@@ -26,7 +26,7 @@ pub use selector::selects;
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
 
-/// What a rule has to know of a pod with an address.
+/// The properties of a pod with an address that rules depend on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodFacts<'a> {
     /// Its address.
@@ -35,7 +35,7 @@ pub struct PodFacts<'a> {
     pub namespace: &'a str,
     /// Its labels.
     pub labels: &'a Labels,
-    /// How much network it has.
+    /// Its network mode.
     pub mode: Mode,
     /// The named ports of its containers.
     pub ports: Vec<NamedPort<'a>>,
@@ -46,16 +46,16 @@ pub struct PodFacts<'a> {
 pub struct NamedPort<'a> {
     /// The name.
     pub name: &'a str,
-    /// Of which protocol.
+    /// Its protocol.
     pub protocol: Protocol,
-    /// The number.
+    /// Its number.
     pub number: u16,
 }
 
-/// A protocol with ports.
+/// A transport protocol with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// What is meant without a word.
+    /// TCP, the default.
     Tcp,
     /// UDP.
     Udp,
@@ -64,7 +64,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// By the name that the API has for it.
+    /// Returns the protocol of an API name.
     pub fn named(name: Option<&str>) -> Option<Protocol> {
         match name {
             None | Some("TCP") => Some(Protocol::Tcp),
@@ -74,7 +74,7 @@ impl Protocol {
         }
     }
 
-    /// Its number in IP's header.
+    /// Returns its number in the IP header.
     pub fn number(self) -> u8 {
         match self {
             Protocol::Tcp => 6,
@@ -84,7 +84,7 @@ impl Protocol {
     }
 }
 
-/// What rules are made from.
+/// The inputs of the rules.
 #[derive(Debug, Clone)]
 pub struct World<'a> {
     /// Pods with an address on this node.
@@ -95,31 +95,31 @@ pub struct World<'a> {
     pub policies: &'a [&'a NetworkPolicy],
 }
 
-/// What may pass.
+/// The traffic that is allowed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// Pods that have a way out of their own.
+    /// Pods that have a route out of their own.
     pub full: Addresses,
-    /// Pods that reach only what `egress` says.
+    /// Pods that reach only the destinations in `egress`.
     pub egress_isolated: Addresses,
-    /// What those reach.
+    /// The destinations of those pods.
     pub egress: Vec<Allow>,
-    /// What reaches pods from other pods.
+    /// The allowed connections between pods.
     pub ingress: Vec<Allow>,
 }
 
-/// Connections that may be made.
+/// A set of allowed connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allow {
-    /// By whom.
+    /// Their sources.
     pub from: Addresses,
-    /// To whom.
+    /// Their destinations.
     pub to: Addresses,
-    /// On which ports; none named: on all, by any protocol.
+    /// Their ports. If empty: all ports of any protocol.
     pub ports: Vec<Ports>,
 }
 
-/// Ports of a protocol, from the first to the last.
+/// A range of ports of a protocol, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ports {
     /// The protocol.
@@ -145,13 +145,13 @@ impl Allow {
 }
 
 impl Rules {
-    /// Whether the policies let a pod make this connection to somewhere that is no pod.
+    /// Returns true if the policies allow a pod this connection to an address that is not a pod.
     pub fn allows_egress(&self, from: Ipv4Addr, to: Ipv4Addr, protocol: Protocol, port: u16) -> bool {
         !self.egress_isolated.contains(from)
             || self.egress.iter().any(|allow| allow.covers(from, to) && allow.covers_port(protocol, port))
     }
 
-    /// Whether one pod reaches another on any port at all.
+    /// Returns true if one pod reaches another on any port.
     pub fn connects(&self, from: Ipv4Addr, to: Ipv4Addr) -> bool {
         let goes_out =
             !self.egress_isolated.contains(from) || self.egress.iter().any(|allow| allow.covers(from, to));
@@ -159,7 +159,7 @@ impl Rules {
     }
 }
 
-/// The rules as things are.
+/// Computes the rules for the present pods and policies.
 pub fn rules(world: &World<'_>) -> Rules {
     let full = world.pods.iter().filter(|pod| pod.mode == Mode::Full).map(|pod| pod.address);
     let mut rules = Rules { full: Addresses::of(full), ..Rules::default() };
@@ -200,7 +200,8 @@ pub fn rules(world: &World<'_>) -> Rules {
     rules
 }
 
-/// Whether a pod of other labels may have other rules. Labels matter by what selectors say of them, and by nothing else.
+/// Returns true if a change of a pod's labels may change its rules. Only labels that selectors
+/// mention matter.
 pub fn are_told_apart(policies: &[&NetworkPolicy], before: &Labels, after: &Labels) -> bool {
     let specs = policies.iter().filter_map(|policy| policy.spec.as_ref());
     let mut selectors = specs.flat_map(|spec| {
@@ -218,7 +219,8 @@ fn push(rules: &mut Vec<Allow>, allow: Allow) {
     }
 }
 
-/// A policy without types is about ingress, and about egress if it has rules for it.
+/// Returns true if a policy concerns a direction. A policy without types concerns ingress, and
+/// egress if it has egress rules.
 fn concerns(spec: &NetworkPolicySpec, direction: &str) -> bool {
     match spec.policy_types.as_deref() {
         Some(types) if !types.is_empty() => types.iter().any(|found| found == direction),
@@ -226,7 +228,7 @@ fn concerns(spec: &NetworkPolicySpec, direction: &str) -> bool {
     }
 }
 
-/// Who is meant by a rule's list of peers; without one, everybody.
+/// Returns the addresses of a rule's list of peers. Without a list: all addresses.
 fn peers(world: &World<'_>, namespace: &str, peers: Option<&[NetworkPolicyPeer]>) -> Addresses {
     match peers {
         None | Some([]) => Addresses::everything(),
@@ -236,7 +238,7 @@ fn peers(world: &World<'_>, namespace: &str, peers: Option<&[NetworkPolicyPeer]>
 
 fn peer(world: &World<'_>, namespace: &str, peer: &NetworkPolicyPeer) -> Addresses {
     if let Some(block) = &peer.ip_block {
-        // A block of version 6 holds none of our addresses.
+        // An IPv6 block holds none of our addresses.
         let Ok(whole) = block.cidr.parse::<Block>() else { return Addresses::default() };
         let except = block.except.iter().flatten().filter_map(|except| except.parse::<Block>().ok());
         return Addresses::block(whole).without(&Addresses::union(except.map(Addresses::block)));
@@ -254,7 +256,8 @@ fn peer(world: &World<'_>, namespace: &str, peer: &NetworkPolicyPeer) -> Address
     Addresses::of(world.pods.iter().filter(|pod| is_peer(pod)).map(|pod| pod.address))
 }
 
-/// A rule's ports with those whom they are about. A port by name is each pod's own affair.
+/// Expands a rule's ports, each with the addresses that it applies to. A named port can have a
+/// different number in each pod.
 fn expand(
     ports: Option<&[NetworkPolicyPort]>,
     to: &Addresses,

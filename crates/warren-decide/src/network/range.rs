@@ -1,17 +1,19 @@
-//! Which addresses the pods of a home have.
+//! Chooses the address block of a home's pods.
 
 use std::net::Ipv4Addr;
 
 use super::address::Block;
 
-/// A home has 8,192 addresses: twice as many pods as it has id ranges for, so that an address rests before it is used again.
+/// The prefix length of a home's block: 8,192 addresses. That is twice the number of id ranges for
+/// pods, so that an address is not reused at once.
 pub const PREFIX: u8 = 19;
 
-/// Blocks of that length in `10.0.0.0/8`.
+/// The number of blocks of that length in `10.0.0.0/8`.
 const CANDIDATES: u32 = 1 << (PREFIX - 8);
 
-/// A block for a home that meets none of those in use on the machine. Homes begin to look at different places, so that two
-/// of them, or one before and after a restart, seldom get in each other's way. `None`: there is none left.
+/// Returns a block that overlaps none of those in use on the machine, or `None` if there is none
+/// left. Each home starts its search at a different place, so two homes, or one before and after a
+/// restart, seldom conflict.
 pub fn choose(home_id: &str, taken: &[Block]) -> Option<Block> {
     let hash = home_id
         .bytes()
@@ -35,7 +37,7 @@ mod tests {
         let first = choose("0badcafe", &[]).unwrap();
         assert_eq!((first.prefix(), choose("0badcafe", &[])), (PREFIX, Some(first)));
         assert_ne!(choose("0badcaff", &[]), Some(first));
-        // A default route is in nobody's way; one address inside is.
+        // A default route conflicts with no block. A single address inside a block does.
         assert_eq!(choose("0badcafe", &["0.0.0.0/0".parse().unwrap()]), Some(first));
         let inside = Block::new(first.nth(77).unwrap(), 32);
         let second = choose("0badcafe", &[inside]).unwrap();

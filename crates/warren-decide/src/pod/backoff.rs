@@ -1,4 +1,4 @@
-//! How long a container that ended waits before it is started again.
+//! Computes how long a container that ended waits before it is restarted.
 
 use jiff::SignedDuration;
 
@@ -7,20 +7,21 @@ use super::Exit;
 /// Kubelet's numbers: the first restart at once, then 10 s, doubling up to 5 minutes.
 const FIRST: SignedDuration = SignedDuration::from_secs(10);
 const LONGEST: SignedDuration = SignedDuration::from_secs(300);
-/// A run this long is a success for the back-off (kubelet: twice the longest wait).
+/// A run of this length resets the back-off (kubelet: twice the longest wait).
 const FORGIVEN_AFTER: SignedDuration = SignedDuration::from_secs(600);
 
-/// The wait before restart number `restart + 1`.
+/// Returns the wait before restart number `restart + 1`.
 pub fn restart_delay(restart: u32) -> SignedDuration {
     match restart {
         0 => SignedDuration::ZERO,
-        // 10 s doubled five times is past the cap already; the shift cannot overflow.
+        // 10 s doubled five times exceeds the cap already; the shift cannot overflow.
         more => (FIRST * (1 << (more - 1).min(5))).min(LONGEST),
     }
 }
 
-/// The wait after a run that ended like this. Kubelet keeps its counter in memory and forgets it when it restarts;
-/// ours is the restart count, which survives, so a container that failed often in the past waits long at once.
+/// Returns the wait after a run that ended like this. Kubelet keeps its counter in memory and
+/// forgets it when it restarts. Ours is the restart count, which survives: a container that failed
+/// often in the past waits long at once.
 pub(super) fn delay_after(attempt: u32, exit: &Exit) -> SignedDuration {
     let ran = exit.finished_at.duration_since(exit.started_at);
     if ran >= FORGIVEN_AFTER { SignedDuration::ZERO } else { restart_delay(attempt) }

@@ -1,4 +1,4 @@
-//! A pod's conditions: kubelet's own, and two of ours.
+//! Builds a pod's conditions: kubelet's own, and two of ours.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -7,12 +7,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::status::{Statuses, has_run};
 use super::{Limits, Machine, Role, World, all_containers, pids_limit};
 
-/// The pod condition that says which isolation was reached: a condition because it then rides on the status write that is
-/// made anyway. True when the pod runs; the reason is the level, the message its parts.
+/// The pod condition with the isolation that was reached. A condition needs no write of its own: it
+/// goes with the status. It is True when the pod runs; the reason is the level, the message its
+/// parts.
 pub const ISOLATION_CONDITION: &str = "warren.dev/isolation";
 
-/// The pod condition that appears when a container has run into a limit, also when only a process of it had to pay and
-/// the container runs on. It does not count: a fork bomb must not become a flood of writes.
+/// The pod condition that appears when a container has run into a limit, even if only one of its
+/// processes was affected and the container runs on. It has no count: a fork bomb must not cause a
+/// flood of writes.
 pub const LIMITS_CONDITION: &str = "warren.dev/limit-reached";
 
 const CONDITIONS: [&str; 7] = [
@@ -47,7 +49,7 @@ pub(super) fn conditions(
     statuses: &Statuses,
     now: Timestamp,
 ) -> Vec<PodCondition> {
-    // Not before the pod existed, by the clock of the server that says when that was.
+    // At the earliest the pod's creation time by the server's clock.
     let created = world.pod.metadata.creation_timestamp.as_ref().map_or(now, |Time(created)| *created);
     let before =
         world.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
@@ -70,7 +72,7 @@ pub(super) fn conditions(
             })
         })
         .collect();
-    // Readiness gates and the like belong to others.
+    // Other conditions, such as readiness gates, have other writers.
     all.extend(before.iter().filter(|old| !CONDITIONS.contains(&old.type_.as_str())).cloned());
     all
 }
@@ -126,7 +128,7 @@ fn containers_ready(phase: &str, statuses: &Statuses) -> Verdict {
         "Failed" => return Verdict::no("PodFailed", None),
         _ => {}
     }
-    // Sidecars count; init containers have done their part when others run.
+    // Sidecars count. Init containers have finished when others run.
     let sidecars = statuses.first.iter().filter(|(role, _)| *role == Role::Sidecar).map(|(_, status)| status);
     let unready: Vec<&str> = sidecars
         .chain(&statuses.mains)
@@ -187,7 +189,8 @@ fn readiness_gates(pod: &Pod, conditions: &[PodCondition]) -> Verdict {
     }
 }
 
-/// Which limits the pod's containers have run into. Memory first: it is the one that costs a process its life.
+/// Returns the limits that the pod's containers have run into. Memory comes first: it kills a
+/// process.
 fn limit_reached(world: &World<'_>) -> Option<Verdict> {
     let report = world.machine.report()?;
     let mut reason = None;

@@ -1,5 +1,5 @@
-//! Which containers of a pod are to be started now: init containers one after the other, sidecars among them, then the
-//! others; and each again when it has to be.
+//! Decides which containers of a pod start now: init containers one after the other, sidecars among
+//! them, then the main ones; and each again when it must restart.
 
 use std::collections::BTreeMap;
 
@@ -16,21 +16,21 @@ use super::{
     backoff, container_problem, earlier, restart_delay, status, stopping, volumes,
 };
 
-/// The time from a pod's creation until missing sources of its volumes become a warning.
+/// The time from a pod's creation until missing sources of its volumes cause a warning.
 const SOURCES_PATIENCE: SignedDuration = SignedDuration::from_secs(3);
 
-/// What a container is to its pod.
+/// A container's role in its pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Runs to its end before the next one starts.
     Init,
-    /// Has started before the next one does, and runs beside them until they have ended.
+    /// Starts before the next container, and runs until the main ones have ended.
     Sidecar,
-    /// What the pod is for.
+    /// A container of the pod's own work.
     Main,
 }
 
-/// All containers of a pod with their roles, in the order in which they start.
+/// Returns all containers of a pod with their roles, in the order in which they start.
 pub fn all_containers(pod: &Pod) -> impl Iterator<Item = (Role, &Container)> {
     let spec = pod.spec.as_ref();
     let first = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
@@ -42,39 +42,39 @@ pub fn all_containers(pod: &Pod) -> impl Iterator<Item = (Role, &Container)> {
     first.chain(mains.iter().map(|container| (Role::Main, container)))
 }
 
-/// What is to become of one container.
+/// The next action for one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outlook {
-    /// It runs; leave it.
+    /// It runs: leave it.
     Runs,
-    /// It runs and must not go on.
+    /// It runs and must be stopped.
     Ails(Ailment),
     /// It ran and must not run again.
     Done,
-    /// It waits for something that nobody has to be told of.
+    /// It waits for a condition that needs no event.
     Waits,
     /// Start it.
     StartNow { attempt: u32 },
-    /// It keeps failing: start it then.
+    /// It keeps failing: start it at `at`.
     StartAt { at: Timestamp, delay: SignedDuration },
     /// Its image must be asked for.
     ImageWanted,
     /// Its image is on its way.
     ImageComing,
-    /// Its image could not be had: it is asked for again then.
+    /// Its image could not be fetched: ask for it again at `at`.
     ImageFailing { problem: ContainerProblem, at: Timestamp },
-    /// It cannot be started as its spec has it.
+    /// Its spec prevents a start.
     Blocked(ContainerProblem),
 }
 
 impl Outlook {
-    /// Whether it is on its way to a start.
+    /// Returns true if the container is to be started, now or later.
     fn wants_start(&self) -> bool {
         !matches!(self, Outlook::Runs | Outlook::Ails(_) | Outlook::Done)
     }
 }
 
-/// Starts what should run and does not.
+/// Plans the starts of containers that should run and do not.
 pub(super) fn decide(world: &World<'_>, now: Timestamp) -> Plan {
     if let Machine::Broken { attempts, at, .. } = world.machine {
         let due = *at + restart_delay(*attempts);
@@ -120,7 +120,7 @@ pub(super) fn decide(world: &World<'_>, now: Timestamp) -> Plan {
     plan
 }
 
-/// The steps that the outlooks ask for.
+/// Returns the steps that the outlooks ask for.
 fn carry_on(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>, now: Timestamp) -> Plan {
     let (mut steps, mut fetches, mut ends) = (Vec::new(), Vec::new(), Vec::new());
     let mut notices = Vec::new();
@@ -157,14 +157,14 @@ fn carry_on(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>, now: Timest
             }
         }
     }
-    // Two containers on one image ask once.
+    // Containers that share an image ask for it once.
     fetches.dedup();
     steps.splice(0..0, fetches);
     steps.append(&mut ends);
     Plan { steps, notices, look_again, ..Plan::telling(status::status(world, outlooks, now)) }
 }
 
-/// Says that a container which keeps ending is not started again at once, in kubelet's words.
+/// Returns the event for a container whose restart is delayed, in kubelet's words.
 fn backs_off(pod: &Pod, container: &Container) -> Notice {
     let ObjectMeta { name, namespace, uid, .. } = &pod.metadata;
     let [name, namespace, uid] = [name, namespace, uid].map(|text| text.as_deref().unwrap_or_default());
@@ -173,17 +173,17 @@ fn backs_off(pod: &Pod, container: &Container) -> Notice {
     Notice::warning("BackOff", text).about(container)
 }
 
-/// When a pod has waited long enough for what its volumes are made of, for people to hear of it. Volume claims are made and
-/// bound at about the same time as the pod; times of creation are whole seconds.
+/// Returns when missing volume sources become worth an event. Volume claims are made and bound at
+/// about the same time as the pod, and creation times are whole seconds.
 fn patience_ends(pod: &Pod) -> Option<Timestamp> {
     let Time(created) = pod.metadata.creation_timestamp.as_ref()?;
     created.checked_add(SOURCES_PATIENCE).ok()
 }
 
-/// Each container by itself, and then kept back for those before it.
+/// Computes each container's outlook, then holds it back until those before it are done.
 fn outlooks(world: &World<'_>, now: Timestamp) -> BTreeMap<String, Outlook> {
     let has_run = |container: &Container| matches!(world.machine, Machine::Present(report) if report.containers.contains_key(&container.name));
-    // Once a main container has run here, what came before it has done its part.
+    // Once a main container has run here, the init containers have finished.
     let initialized =
         all_containers(world.pod).any(|(role, container)| role == Role::Main && has_run(container));
     let mut may_start = true;
@@ -207,7 +207,8 @@ fn outlooks(world: &World<'_>, now: Timestamp) -> BTreeMap<String, Outlook> {
     outlooks
 }
 
-/// Whether nothing of the pod will ever start again: all that it is for has ended, or an init container has failed for good.
+/// Returns true if no container of the pod will ever start again: all main containers have ended,
+/// or an init container has failed for good.
 fn is_over(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>) -> bool {
     let done = |container: &Container| outlooks.get(&container.name) == Some(&Outlook::Done);
     let mut mains = all_containers(world.pod).filter(|(role, _)| *role == Role::Main);
@@ -224,7 +225,7 @@ pub(super) fn restart_policy(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always")
 }
 
-/// How a container's run in the sandbox that is there ended.
+/// Returns the end of a container's run in the present sandbox.
 fn reported_exit<'a>(world: &'a World<'_>, container: &Container) -> Option<&'a Exit> {
     let Machine::Present(report) = world.machine else { return None };
     match &report.containers.get(&container.name)?.state {
@@ -233,7 +234,7 @@ fn reported_exit<'a>(world: &'a World<'_>, container: &Container) -> Option<&'a 
     }
 }
 
-/// Decisions need no addresses: they only ask whether a value can be had.
+/// Returns placeholder addresses. Decisions only ask whether a value exists.
 pub(super) fn addresses() -> Addresses<'static> {
     Addresses { node_name: "", host_ip: "", pod_ip: "" }
 }
@@ -260,7 +261,7 @@ fn outlook(world: &World<'_>, role: Role, container: &Container, now: Timestamp)
     let failed = exit.exit_code != 0;
     let again = match (role, restart_policy(world.pod)) {
         (Role::Sidecar, _) => true,
-        // What was initialized is a sandbox. In a new one it is to be done again.
+        // Init containers prepare one sandbox. In a new one they run again.
         (Role::Init, _) if !failed => reported_exit(world, container).is_none(),
         (Role::Init, policy) => policy != "Never",
         (Role::Main, "Never") => false,
@@ -282,7 +283,7 @@ fn outlook(world: &World<'_>, role: Role, container: &Container, now: Timestamp)
     }
 }
 
-/// It is time to start a container; its image decides whether it can.
+/// Decides about a container that is due to start: its image decides whether it can.
 fn start_on_image(world: &World<'_>, container: &Container, attempt: u32, now: Timestamp) -> Outlook {
     match image::readiness(world.images, container, now) {
         Readiness::Wanted => Outlook::ImageWanted,

@@ -1,4 +1,5 @@
-//! What a pod may write to the node's disk. One that writes more is evicted, in kubelet's order and words.
+//! Limits what a pod may write to the node's disk. A pod that writes more is evicted, in kubelet's
+//! order and words.
 
 use std::collections::BTreeMap;
 
@@ -7,24 +8,25 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 
 use super::{Limits, Quantity, Role, all_containers};
 
-/// Bytes of disk for which there is one inode: what `mkfs.ext4` reserves by default (`inode_ratio` in `mke2fs.conf`). A pod
-/// that may fill so many bytes may have so many files, so that files of ordinary sizes use up the bytes first.
+/// Bytes of disk per inode: the default of `mkfs.ext4` (`inode_ratio` in `mke2fs.conf`). A pod's
+/// limit on files is its limit on bytes divided by this, so that files of ordinary sizes use up the
+/// bytes first.
 const BYTES_PER_INODE: u64 = 16 << 10;
-/// The inodes that a pod may have at least, however few bytes it may write: containers, volumes and logs need some for
-/// themselves, and unpacked packages consist of thousands of small files.
+/// The smallest limit on a pod's inodes, however few bytes it may write: containers, volumes and
+/// logs need some for themselves, and unpacked packages consist of thousands of small files.
 const LEAST_INODES: u64 = 16 << 10;
 
-/// An amount of disk: bytes, and the inodes that files, directories and links take.
+/// An amount of disk: bytes and inodes. Files, directories and links take one inode each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Bytes in blocks.
+    /// Bytes in allocated blocks.
     pub bytes: u64,
     /// Inodes.
     pub inodes: u64,
 }
 
 impl Amount {
-    /// Adds each of the two, up to what a number can hold.
+    /// Adds bytes and inodes separately, up to the largest number.
     #[must_use]
     pub fn saturating_add(self, other: Amount) -> Amount {
         Amount {
@@ -33,7 +35,7 @@ impl Amount {
         }
     }
 
-    /// Subtracts each of the two, down to zero.
+    /// Subtracts bytes and inodes separately, down to zero.
     #[must_use]
     pub fn saturating_sub(self, other: Amount) -> Amount {
         Amount {
@@ -46,37 +48,37 @@ impl Amount {
 /// The usage of the node's disk by a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// By container: what it wrote over its image, and its logs.
+    /// By container: files written over its image, and its logs.
     pub containers: BTreeMap<String, Amount>,
-    /// By volume: those that go with the pod.
+    /// By volume: those that are deleted with the pod.
     pub volumes: BTreeMap<String, Amount>,
-    /// Everything else: files that were deleted and are still open, and what the node itself keeps for the pod.
+    /// Everything else: deleted files that are still open, and the node's own files for the pod.
     pub others: Amount,
 }
 
 impl DiskUsage {
-    /// All of it.
+    /// Returns the sum of all parts.
     pub fn total(&self) -> Amount {
         let all = self.containers.values().chain(self.volumes.values());
         all.fold(self.others, |sum, amount| sum.saturating_add(*amount))
     }
 }
 
-/// A pod is taken from the node against its will.
+/// The eviction of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Eviction<'a> {
-    /// Why, for people: the pod's `status.message`.
+    /// The reason, published as the pod's `status.message`.
     pub message: &'a str,
-    /// Whether what it had written is gone. Until then a full disk might not take its status.
+    /// True if the pod's files are gone. Before that a full disk might not take its status.
     pub disk_is_free: bool,
 }
 
-/// How a disk is filled.
+/// The size and free space of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskSpace {
-    /// The size of the disk. A file system that does not count inodes has none.
+    /// The size of the disk. Its inodes are 0 if the file system does not count them.
     pub total: Amount,
-    /// What is left for everybody.
+    /// The free space.
     pub available: Amount,
 }
 
@@ -88,7 +90,7 @@ enum Scarce {
 }
 
 impl Scarce {
-    /// The amount's share of this resource.
+    /// Returns the amount's share of this resource.
     fn of(self, amount: Amount) -> u64 {
         match self {
             Scarce::Bytes => amount.bytes,
@@ -96,7 +98,7 @@ impl Scarce {
         }
     }
 
-    /// The resource's name in kubelet's eviction messages.
+    /// Returns the resource's name in kubelet's eviction messages.
     fn name(self) -> &'static str {
         match self {
             Scarce::Bytes => "ephemeral-storage",
@@ -129,7 +131,7 @@ impl DiskSpace {
     }
 }
 
-/// One limit of a pod.
+/// One limit of a pod, with its usage.
 struct Bound {
     resource: Scarce,
     used: u64,
@@ -137,11 +139,12 @@ struct Bound {
     message: String,
 }
 
-/// The limits of a pod, in the order in which kubelet looks at them; then those on inodes, which kubelet does not have.
+/// Returns the limits of a pod in the order in which kubelet checks them, then those on inodes,
+/// which kubelet does not have.
 fn bounds(pod: &Pod, usage: &DiskUsage) -> Vec<Bound> {
     let mut bounds = Vec::new();
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
-        // What is in memory has no place on the disk, and a size of its own.
+        // A volume in memory uses no disk and has its own size.
         let on_disk = volume.empty_dir.as_ref().filter(|empty| empty.medium.as_deref() != Some("Memory"));
         let Some(text) = on_disk.and_then(|empty| empty.size_limit.as_ref()) else { continue };
         let used = usage.volumes.get(&volume.name).copied().unwrap_or_default().bytes;
@@ -154,7 +157,8 @@ fn bounds(pod: &Pod, usage: &DiskUsage) -> Vec<Bound> {
     let limits: Vec<(Role, &Container, u64)> = all_containers(pod)
         .filter_map(|(role, container)| Some((role, container, Limits::of(container).ok()?.disk_bytes)))
         .collect();
-    // Containers that run beside each other add up; those that run before them have the same room.
+    // Containers that run at the same time add up. Init containers run before them in the same
+    // space.
     let (before, together): (Vec<_>, Vec<_>) = limits.iter().partition(|(role, _, _)| *role == Role::Init);
     let sum = together.iter().fold(0, |sum: u64, (_, _, bytes)| sum.saturating_add(*bytes));
     let limit = before.iter().map(|(_, _, bytes)| *bytes).fold(sum, u64::max);
@@ -180,7 +184,7 @@ fn bounds(pod: &Pod, usage: &DiskUsage) -> Vec<Bound> {
     bounds
 }
 
-/// Why a pod with this much on disk has to go, if it has to.
+/// Returns the eviction message of a pod that uses more disk than it may.
 pub fn disk_eviction(pod: &Pod, usage: &DiskUsage) -> Option<String> {
     bounds(pod, usage).into_iter().find(|bound| bound.used > bound.limit).map(|bound| bound.message)
 }
@@ -195,8 +199,9 @@ pub fn disk_room(pod: &Pod, usage: &DiskUsage) -> Amount {
     Amount { bytes: room(Scarce::Bytes), inodes: room(Scarce::Inodes) }
 }
 
-/// Which pod has to go when the disk is nearly full, and why: the one that uses most of what is scarce. Evicting one that
-/// has next to nothing would not help.
+/// Returns the pod to evict when the disk is nearly full, and the message: the one that uses most
+/// of the scarce resource. A pod that uses next to nothing is never evicted, since that would not
+/// help.
 pub fn low_disk_eviction<'a>(
     space: DiskSpace,
     pods: impl IntoIterator<Item = (&'a Pod, &'a DiskUsage)>,
@@ -232,7 +237,7 @@ fn bytes(text: &Text) -> Option<u64> {
     u64::try_from(text.0.parse::<Quantity>().ok()?.units()).ok()
 }
 
-/// A number of bytes as Kubernetes writes it: in the largest unit of which it is a whole number.
+/// Formats a number of bytes as Kubernetes does: in the largest unit of which it is a whole number.
 fn shown(bytes: u64) -> String {
     let units = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let mut amount = bytes;

@@ -1,5 +1,5 @@
-//! A container's environment: literals, fields of the pod, keys of config maps and secrets, and `$(NAME)` in them and in the
-//! command, as kubelet expands them.
+//! Builds a container's environment: literals, fields of the pod, keys of config maps and secrets.
+//! `$(NAME)` in them and in the command is expanded as in kubelet.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use super::fields::{Addresses, field_value, resource_value};
 use super::sources::{SourceError, Sources};
 
-/// A variable whose value cannot be had.
+/// The error of a variable without a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnvironmentError {
     /// The pod has no such field.
@@ -16,7 +16,7 @@ pub enum EnvironmentError {
     Field {
         /// The variable.
         name: String,
-        /// As the pod has it.
+        /// The path as written in the pod.
         path: String,
     },
     /// A container has no such resource.
@@ -24,18 +24,19 @@ pub enum EnvironmentError {
     Resource {
         /// The variable.
         name: String,
-        /// As the pod has it.
+        /// The resource as written in the pod.
         resource: String,
     },
-    /// A source of a kind that nobody here knows.
+    /// The variable has a source of an unknown kind.
     #[error("env[{0}]: this kind of valueFrom is not supported")]
     Kind(String),
-    /// What it comes from is not there.
+    /// The variable's source is missing.
     #[error(transparent)]
     Source(#[from] SourceError),
 }
 
-/// The variables of a container in the order of the spec, those of whole objects first; the last one of a name wins.
+/// Returns the variables of a container in the order of the spec, those of whole objects first; the
+/// last one of a name wins.
 pub fn environment(
     pod: &Pod,
     container: &Container,
@@ -63,7 +64,7 @@ pub fn environment(
         }
         for (key, value) in entries {
             let name = format!("{prefix}{key}");
-            // What can be no variable is left out, as kubelet does.
+            // Keys that are not valid variable names are skipped, as in kubelet.
             if is_variable_name(&name) {
                 set(&mut values, name, value);
             }
@@ -77,7 +78,7 @@ pub fn environment(
     Ok(order.into_iter().filter_map(|name| values.remove(&name).map(|value| (name, value))).collect())
 }
 
-/// Printable ASCII without the sign that ends a name.
+/// Returns true for printable ASCII without `=`.
 fn is_variable_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=')
 }
@@ -86,7 +87,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// `None`: an optional source is not there, and the variable is not set.
+/// Returns a variable's value. `None`: an optional source is missing, and the variable is not set.
 fn value(
     pod: &Pod,
     container: &Container,
@@ -133,7 +134,8 @@ fn value(
     Ok(found)
 }
 
-/// Replaces `$(NAME)`; `$$` is a dollar, and a name that is not known stays as it is written.
+/// Replaces `$(NAME)` by the variable's value. `$$` becomes a dollar, and an unknown name stays as
+/// it is written.
 pub fn expand(text: &str, values: &HashMap<String, String>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;

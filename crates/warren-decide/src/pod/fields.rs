@@ -1,4 +1,4 @@
-//! Values of a pod's own fields, for its environment and its downward API files.
+//! Reads values of a pod's own fields, for its environment and its downward API files.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 
 use super::{Limits, Quantity, all_containers};
 
-/// Values of pod fields that the object itself does not carry yet when its containers start.
+/// Values of pod fields that the object itself does not have yet when its containers start.
 #[derive(Debug, Clone)]
 pub struct Addresses<'a> {
-    /// The node the pod is on.
+    /// The name of the pod's node.
     pub node_name: &'a str,
     /// The node's address.
     pub host_ip: &'a str,
-    /// The pod's own.
+    /// The pod's own address.
     pub pod_ip: &'a str,
 }
 
-/// A field that has one value; `None` for one that nothing is known of.
+/// Returns the value of a single-valued field; `None` if the field is unknown.
 pub(super) fn field_value(pod: &Pod, path: &str, addresses: &Addresses<'_>) -> Option<String> {
     let meta = &pod.metadata;
     let spec = pod.spec.as_ref();
@@ -45,7 +45,7 @@ pub(super) fn field_value(pod: &Pod, path: &str, addresses: &Addresses<'_>) -> O
     }
 }
 
-/// A field as a file has it: as above, and whole maps.
+/// Returns a field's text for a file: a single value as above, or a whole map.
 pub(super) fn file_value(pod: &Pod, path: &str, addresses: &Addresses<'_>) -> Option<String> {
     match path {
         "metadata.labels" => Some(lines(pod.metadata.labels.as_ref())),
@@ -60,7 +60,7 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
     lines.join("\n")
 }
 
-/// A text between quotes with everything escaped that could end it, as Go does it.
+/// Quotes and escapes a text as Go does.
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
@@ -79,8 +79,8 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// An amount of a container's resources in units of the divisor, rounded up. A limit that the container does not set is
-/// the one that it gets.
+/// Returns a container's resource in units of the divisor, rounded up. A limit that the container
+/// does not set is the default that it runs under.
 pub(super) fn resource_value(
     pod: &Pod,
     own: Option<&Container>,

@@ -1,33 +1,35 @@
-//! Which pods have the node's guest daemon in them, where it runs, and what it calls the base directory.
+//! Decides which pods have the node's guest daemon, in which container it runs, and its base
+//! directory.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use warren_api::annotations;
 
 use super::BuiltInImage;
 
-/// The port of the runtime API. Another program's if a container declares it.
+/// The port of the runtime API. A container that declares this port serves it itself.
 const RUNTIME_PORT: u16 = 8888;
 
-/// The ports of sandboxd's REST and gRPC APIs. They are popular with others, so they must be asked for.
+/// The ports of sandboxd's REST and gRPC APIs. Other programs often use them, so a pod must ask for
+/// them.
 const SANDBOXD_PORTS: [u16; 2] = [8080, 9090];
 
 /// The port of E2B's envd API.
 const ENVD_PORT: u16 = 49983;
 
-/// The base directory in images that have nothing better.
+/// The base directory in images that name no other.
 pub const WORKSPACE: &str = "/workspace";
 
 /// A pod whose annotation about the guest daemon cannot be honoured.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GuestError {
-    /// The annotation has another value.
+    /// The annotation has an unknown value.
     #[error(
         "annotation {key}: must be {enabled:?}, {sandboxd:?}, {e2b:?} or {disabled:?}, and not {0:?}",
         key = annotations::GUEST, enabled = annotations::ENABLED, sandboxd = annotations::SANDBOXD,
         e2b = annotations::E2B, disabled = annotations::DISABLED
     )]
     Value(String),
-    /// Another runtime keeps the pod's containers.
+    /// The pod has a runtime class.
     #[error(
         "annotation {key}: the guest daemon cannot be put into pods with a runtimeClassName",
         key = annotations::GUEST
@@ -38,16 +40,16 @@ pub enum GuestError {
 /// A pod's guest daemon.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Guest<'a> {
-    /// The container that it runs in.
+    /// The container that the guest daemon runs in.
     pub container: &'a Container,
-    /// The ports that it serves.
+    /// The ports that the guest daemon serves.
     pub ports: Vec<u16>,
 }
 
-/// Returns the guest daemon that a pod is to have, if it is to have one.
+/// Returns the guest daemon of a pod, if it should have one.
 ///
-/// The pod's annotation decides. Without it, pods of Sandboxes on the built-in image have one, unless
-/// a container declares the port as its own or another runtime keeps the pod.
+/// The pod's annotation decides. Without it, pods of Sandboxes on the built-in image have one,
+/// unless a container declares the port as its own or the pod has a runtime class.
 pub fn guest(pod: &Pod) -> Result<Option<Guest<'_>>, GuestError> {
     let Some(spec) = &pod.spec else { return Ok(None) };
     let Some(container) = spec.containers.first() else { return Ok(None) };
@@ -81,9 +83,9 @@ pub fn is_of_sandbox(pod: &Pod) -> bool {
     })
 }
 
-/// Returns the directory that paths of the runtime API are relative to: what the container or its image
-/// says (`SANDBOX_BASE_DIR`), `/app` as in the published runtime if the image has that, the container's
-/// working directory unless that is the root, or [`WORKSPACE`].
+/// Returns the directory that paths of the runtime API are relative to. The first of these counts:
+/// `SANDBOX_BASE_DIR` of the container or its image; `/app` as in the published runtime, if the
+/// image has it; the container's working directory, unless that is the root; [`WORKSPACE`].
 pub fn base_directory<'a>(said: Option<&'a str>, has_app: bool, working_directory: &'a str) -> &'a str {
     match (said.filter(|path| path.starts_with('/')), has_app, working_directory) {
         (Some(said), ..) => said,

@@ -1,36 +1,37 @@
-//! How a running container is: what its hooks and probes have said.
+//! Judges a running container by the results of its hooks and probes.
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus};
 
 use super::{ContainerReport, ContainerState, Machine, World, status};
 
-/// What the hooks and probes of a container's run have said so far.
+/// The results of a container's hooks and probes in its present run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Which run: how often the container was started before.
+    /// The run's number: how often the container was started before.
     pub attempt: u32,
-    /// How its hook after the start ended, if it has.
+    /// The result of the `postStart` hook, once it has ended.
     pub post_start: Option<Result<(), String>>,
-    /// Whether it has come up.
+    /// The startup probe's verdict.
     pub startup: Option<bool>,
-    /// Whether it can serve.
+    /// The readiness probe's verdict.
     pub readiness: Option<bool>,
-    /// Whether it still works.
+    /// The liveness probe's verdict.
     pub liveness: Option<bool>,
 }
 
-/// A running container, judged.
+/// The verdict on a running container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Judgement {
-    /// Its hook after the start is done. Until then nobody is told that it runs.
+    /// True once the `postStart` hook is done. Until then the status does not show the container as
+    /// running.
     pub(super) greeted: bool,
     pub(super) started: bool,
     pub(super) ready: bool,
-    /// Why it has to be ended.
+    /// The reason to stop it, if there is one.
     pub(super) ailment: Option<Ailment>,
 }
 
-/// Why a running container has to be ended, for the event that says so.
+/// A reason to stop a running container, for its event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ailment {
     Hook(String),
@@ -38,7 +39,7 @@ pub(super) enum Ailment {
     Liveness,
 }
 
-/// How a container is, if it runs.
+/// Judges a container, if it runs.
 pub(super) fn judge(world: &World<'_>, container: &Container) -> Option<Judgement> {
     let Machine::Present(report) = world.machine else { return None };
     let ContainerReport { attempt, state: ContainerState::Running { .. }, .. } =
@@ -47,7 +48,8 @@ pub(super) fn judge(world: &World<'_>, container: &Container) -> Option<Judgemen
         return None;
     };
     let health = world.health.get(&container.name).filter(|health| health.attempt == *attempt);
-    // A daemon that has just come knows nothing from probes yet. What an earlier one published of this very run holds on.
+    // A daemon that has just started has no probe results yet. The status that an earlier daemon
+    // published for this run still holds.
     let known = status::published(world.pod, &container.name).filter(|known| is_run(known, *attempt));
     let was_started = known.is_some_and(|known| known.started == Some(true));
 
@@ -75,7 +77,7 @@ pub(super) fn judge(world: &World<'_>, container: &Container) -> Option<Judgemen
     Some(Judgement { greeted, started, ready, ailment })
 }
 
-/// Whether a published status tells of this run, and that it runs.
+/// Returns true if a published status shows this run as running.
 fn is_run(known: &ContainerStatus, attempt: u32) -> bool {
     u32::try_from(known.restart_count) == Ok(attempt)
         && known.state.as_ref().is_some_and(|state| state.running.is_some())

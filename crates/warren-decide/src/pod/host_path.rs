@@ -1,4 +1,5 @@
-//! Directories of the host that pods may have as volumes (`hostPath`): those that the node was told to allow, and no others.
+//! Checks `hostPath` volumes: a pod may mount only the host directories that the node was told to
+//! allow.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,16 +8,16 @@ use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 
 use super::all_containers;
 
-/// A directory of the host that pods may have: `DIR` for reading, `DIR:rw` for writing, too.
+/// A host directory that pods may mount: `DIR` for reading, `DIR:rw` for writing, too.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPath {
     /// Absolute, without `.` and `..`.
     pub path: String,
-    /// Whether pods may write there.
+    /// True if pods may write there.
     pub writable: bool,
 }
 
-/// A text that allows nothing.
+/// The error of a text that is not such a directory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is neither DIR nor DIR:rw, with an absolute path")]
 pub struct HostPathError(String);
@@ -40,15 +41,15 @@ impl fmt::Display for HostPath {
     }
 }
 
-/// The names that an absolute path consists of; `None` for one that is not absolute or leads upwards.
+/// Splits an absolute path into its names; `None` for a path that is relative or has `..`.
 fn parts(path: &str) -> Option<Vec<&str>> {
     let parts: Vec<&str> =
         path.strip_prefix('/')?.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
     (!parts.contains(&"..") && !path.contains('\0')).then_some(parts)
 }
 
-/// Which of the allowed directories a path lies in, and where in it: the narrowest, so that one inside another can be allowed
-/// differently.
+/// Returns the allowed directory that contains a path, and the path within it. The innermost
+/// directory wins, so that one inside another can have its own rule.
 pub fn find_host_path<'a>(allowed: &'a [HostPath], path: &str) -> Option<(&'a HostPath, String)> {
     let wanted = parts(path)?;
     let found = allowed.iter().filter_map(|directory| {
@@ -58,7 +59,7 @@ pub fn find_host_path<'a>(allowed: &'a [HostPath], path: &str) -> Option<(&'a Ho
     found.min_by_key(|(_, inside)| inside.len())
 }
 
-/// Why a pod may not have its `hostPath` volume, if it may not.
+/// Returns the reason why a pod may not have its `hostPath` volume, if there is one.
 pub(super) fn refused(pod: &Pod, volume: &Volume, allowed: &[HostPath]) -> Option<String> {
     let source = volume.host_path.as_ref()?;
     if !matches!(source.type_.as_deref().unwrap_or_default(), "" | "Directory" | "File") {

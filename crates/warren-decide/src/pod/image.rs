@@ -1,4 +1,5 @@
-//! The images of a pod's containers: what has to be fetched before a container can start, and what to say meanwhile.
+//! Decides about the images of a pod's containers: which to fetch before a container can start, and
+//! its waiting reason meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +9,31 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::refusal::{BuiltInImage, ContainerProblem};
 use super::restart_delay;
 
-/// What the node has found out about images for one pod, by the name in the container's spec. One that it has not been asked
-/// for yet is not here.
+/// The known images of one pod, by the name in the container's spec. An image that was not asked
+/// for yet is absent.
 pub type Images = BTreeMap<String, ImageState>;
 
-/// What the node knows of an image.
+/// An image's state on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ImageState {
-    /// It is here.
+    /// It is present.
     Present(ImageFacts),
-    /// It is on its way.
+    /// It is being fetched.
     Fetching,
-    /// It could not be had.
+    /// It could not be fetched.
     Failed {
-        /// As kubelet spells it.
+        /// The reason, spelled as in kubelet.
         reason: &'static str,
-        /// For people.
+        /// A readable message.
         message: String,
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
-        /// When it was tried last.
+        /// The time of the last attempt.
         at: Timestamp,
     },
 }
 
-/// What a decision needs to know of an image.
+/// The properties of an image that decisions need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageFacts {
     /// The image by its digest: what the status shows as `imageID`.
@@ -41,19 +42,20 @@ pub struct ImageFacts {
     pub user: String,
 }
 
-/// When to fetch an image.
+/// A pull policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullPolicy {
-    /// For every pod, to learn whether the name means another image by now.
+    /// Resolve the name for every pod: it may mean another image by now.
     Always,
-    /// When it is not here.
+    /// Fetch it if it is not present.
     IfNotPresent,
-    /// Not at all.
+    /// Never fetch it.
     Never,
 }
 
 impl PullPolicy {
-    /// What the container says. The API server fills it in; if it did not, what is here is taken.
+    /// Returns the container's policy. The API server fills it in. If it did not, a present image
+    /// is used.
     pub fn of(container: &Container) -> Self {
         match container.image_pull_policy.as_deref() {
             Some("Always") => PullPolicy::Always,
@@ -63,15 +65,15 @@ impl PullPolicy {
     }
 }
 
-/// How a container's image stands.
+/// The state of a container's image.
 pub(super) enum Readiness<'a> {
-    /// The container can start on it; built-in images have no facts.
+    /// The container can start; built-in images have no facts.
     Ready(Option<&'a ImageFacts>),
-    /// It must be asked for.
+    /// The image must be asked for.
     Wanted,
-    /// It is on its way.
+    /// It is being fetched.
     Coming,
-    /// It failed, and is asked for again then.
+    /// It failed, and is asked for again at this time.
     Failing(ContainerProblem, Timestamp),
 }
 
@@ -100,12 +102,12 @@ pub(super) fn readiness<'a>(images: &'a Images, container: &Container, now: Time
     }
 }
 
-/// An image could not be pulled, in kubelet's word.
+/// Kubelet's reason for an image that could not be pulled.
 const PULL_FAILED: &str = "ErrImagePull";
-/// Kubelet shows a failure until it looks at the pod again, and from then on that it waits.
+/// The time for which a failure is shown as such. After it kubelet shows that the container waits.
 const FRESH: SignedDuration = SignedDuration::from_secs(2);
 
-/// Whether an image that names its own user may run in a pod that must not be root.
+/// Returns the problem of an image whose user may not run in a pod that must not be root.
 pub(super) fn user_problem(pod: &Pod, container: &Container, facts: &ImageFacts) -> Option<ContainerProblem> {
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let own = container.security_context.as_ref();

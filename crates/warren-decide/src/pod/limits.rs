@@ -1,65 +1,69 @@
-//! The limits that a container runs under: its own, or the defaults of this file.
+//! Reads the limits that a container runs under: its own, or the defaults of this file.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use warren_api::annotations;
 
 use super::{Quantity, QuantityError};
 
-/// 4 GiB: what the project's sandbox specification gives a sandbox that asks for nothing.
+/// The default memory limit: 4 GiB, the project's sandbox specification for a sandbox that asks for
+/// nothing.
 pub const DEFAULT_MEMORY_BYTES: u64 = 4 << 30;
-/// Two cores, from the same place.
+/// The default CPU limit: two cores, from the same specification.
 pub const DEFAULT_CPU_MILLIS: u64 = 2000;
-/// 256 processes, from the same place. Kubernetes has no field for it; see [`pids_limit`].
+/// The default process limit: 256, from the same specification. Kubernetes has no field for it; see
+/// [`pids_limit`].
 pub const DEFAULT_PIDS: u64 = 256;
 /// The largest process id of a 64-bit Linux (`PID_MAX_LIMIT`): more processes cannot exist at once.
 const MOST_PIDS: u64 = 4 << 20;
-/// 10 GiB on disk, from the same place: what a container writes over its image, with its logs.
+/// The default disk limit: 10 GiB for files over the image and logs, from the same specification.
 pub const DEFAULT_DISK_BYTES: u64 = 10 << 30;
 
-/// A runtime needs some memory to set a container up in: below this the start itself would be killed.
+/// The smallest memory limit: a runtime needs some memory to set a container up, and below this the
+/// start itself would be killed.
 const LEAST_MEMORY_BYTES: u64 = 4 << 20;
-/// The kernel refuses a CPU quota below one millisecond in its period of 100 ms.
+/// The smallest CPU limit: the kernel refuses a quota below one millisecond in its period of 100
+/// ms.
 const LEAST_CPU_MILLIS: u64 = 10;
 
-/// What a container may use at most.
+/// A container's limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Memory, swap included.
     pub memory_bytes: u64,
     /// Thousandths of a core.
     pub cpu_millis: u64,
-    /// On the node's disk.
+    /// Bytes on the node's disk.
     pub disk_bytes: u64,
 }
 
-/// Limits that cannot be met.
+/// The error of limits that cannot be met.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LimitsError {
-    /// The amount cannot be read.
+    /// The amount cannot be parsed.
     #[error("resources.limits.{resource}: {source}")]
     Unreadable {
         /// Its name, such as `memory`.
         resource: &'static str,
-        /// What is wrong with it.
+        /// The parse error.
         source: QuantityError,
     },
-    /// A resource that nothing here can limit.
+    /// A resource that this node cannot limit.
     #[error("resources.limits.{0} is not supported by this node yet")]
     Unsupported(String),
-    /// The amount is out of what a machine can enforce.
+    /// The amount is too small to enforce.
     #[error("resources.limits.{resource}: {given} is below the least that can be enforced, {least}")]
     TooSmall {
         /// Its name, such as `memory`.
         resource: &'static str,
-        /// As the pod has it.
+        /// The amount as written in the pod.
         given: String,
-        /// What would do.
+        /// The smallest valid amount.
         least: &'static str,
     },
 }
 
 impl Limits {
-    /// The limits of a container.
+    /// Returns the limits of a container.
     pub fn of(container: &Container) -> Result<Limits, LimitsError> {
         let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
         let known = ["cpu", "memory", "ephemeral-storage"];
@@ -109,12 +113,12 @@ impl Limits {
 )]
 pub struct PidsLimitError(String);
 
-/// Returns how many processes and threads each container of the pod may have at once: what the annotation says, or
-/// [`DEFAULT_PIDS`].
+/// Returns how many processes and threads each container of the pod may have at once: the
+/// annotation's value, or [`DEFAULT_PIDS`].
 pub fn pids_limit(pod: &Pod) -> Result<u64, PidsLimitError> {
     let given = pod.metadata.annotations.as_ref().and_then(|all| all.get(annotations::PIDS_LIMIT));
     let Some(text) = given else { return Ok(DEFAULT_PIDS) };
-    // `parse` takes a leading `+`, which is not a plain number.
+    // `parse` accepts a leading `+`, which is not a plain number.
     let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     let number = digits.and_then(|text| text.parse().ok());
     number

@@ -1,28 +1,28 @@
-//! How often a probe asks, and how many answers in a row it takes to believe them.
+//! Reads a probe's timing and counts its results.
 
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Probe;
 
-/// When a probe asks. What the pod leaves out is as the API server would have filled it in.
+/// The timing of a probe, with the API server's defaults for missing fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeTiming {
-    /// From the container's start to the first question.
+    /// The time from the container's start to the first check.
     pub initial_delay: Duration,
-    /// Between questions.
+    /// The time between checks.
     pub period: Duration,
-    /// For an answer.
+    /// The time limit of a check.
     pub timeout: Duration,
-    /// Good answers in a row that make a bad verdict good.
+    /// The successes in a row that turn a bad verdict good.
     pub successes: u32,
-    /// Bad answers in a row that make a good verdict bad.
+    /// The failures in a row that turn a good verdict bad.
     pub failures: u32,
 }
 
 impl ProbeTiming {
-    /// The timing of a probe.
+    /// Returns the timing of a probe.
     pub fn of(probe: &Probe) -> ProbeTiming {
-        // 0 stands for the default, as with the API server; a second is the least there is.
+        // 0 stands for the default, as in the API server. The smallest value is 1.
         let number = |value: Option<i32>, default: u32| {
             value.and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0).unwrap_or(default)
         };
@@ -37,7 +37,7 @@ impl ProbeTiming {
     }
 }
 
-/// Answers in a row.
+/// A count of equal results in a row.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     last: Option<bool>,
@@ -45,7 +45,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts an answer. The verdict, if there are enough of its kind in a row.
+    /// Counts a result. Returns the verdict when there are enough equal results in a row.
     pub fn count(&mut self, good: bool, timing: &ProbeTiming) -> Option<bool> {
         self.in_a_row = if self.last == Some(good) { self.in_a_row.saturating_add(1) } else { 1 };
         self.last = Some(good);

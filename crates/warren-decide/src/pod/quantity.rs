@@ -1,25 +1,25 @@
-//! Kubernetes quantities (`500m`, `2Gi`, `1e3`) as exact thousandths.
+//! Parses Kubernetes quantities (`500m`, `2Gi`, `1e3`) as exact thousandths.
 
 use std::str::FromStr;
 
-/// An amount, in thousandths, rounded up as the API server rounds.
+/// An amount in thousandths, rounded up as in the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quantity {
     thousandths: i128,
 }
 
-/// A quantity that cannot be read.
+/// The error of a text that is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a quantity")]
 pub struct QuantityError(String);
 
 impl Quantity {
-    /// In thousandths: what CPU limits are counted in.
+    /// Returns the amount in thousandths, the unit of CPU limits.
     pub fn thousandths(self) -> i128 {
         self.thousandths
     }
 
-    /// In whole units, rounded up: what bytes and processes are counted in.
+    /// Returns the amount in whole units, rounded up: for bytes and processes.
     pub fn units(self) -> i128 {
         self.thousandths.div_euclid(1000) + i128::from(self.thousandths.rem_euclid(1000) != 0)
     }
@@ -30,7 +30,7 @@ impl FromStr for Quantity {
 
     fn from_str(text: &str) -> Result<Quantity, QuantityError> {
         parse(text).map(|thousandths| Quantity { thousandths }).ok_or_else(|| {
-            // Input of any length ends up in a pod's status: keep its beginning.
+            // The text has any length and ends up in a pod's status: keep its beginning.
             QuantityError(text.chars().take(64).collect())
         })
     }

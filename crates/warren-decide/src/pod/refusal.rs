@@ -1,5 +1,6 @@
-//! What a pod may ask for that this node does not do. Such a pod fails with a reason that names the field: it is never
-//! run with less than it asked for, nor reported Ready without the probe that should say so.
+//! Refuses pods that ask for features which this node does not have. Such a pod fails with a reason
+//! that names the field. It is never run with less than it asked for, nor reported Ready without
+//! the probe that decides it.
 
 use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 
@@ -10,10 +11,10 @@ use super::{
 };
 use crate::network::{AllowList, Mode};
 
-/// The machine's own `/usr`, read-only, under a writable overlay.
+/// The built-in image: the machine's own `/usr`, read-only, under a writable overlay.
 pub const HOST_IMAGE: &str = "warren.dev/host";
 
-/// Names below this are built in and never fetched.
+/// The prefix of built-in images, which are never fetched.
 const BUILT_IN_PREFIX: &str = "warren.dev/";
 
 /// An image that needs no fetching.
@@ -24,22 +25,23 @@ pub enum BuiltInImage {
 }
 
 impl BuiltInImage {
-    /// The built-in image of this name, with or without the tag `latest`.
+    /// Returns the built-in image of this name, with or without the tag `latest`.
     pub fn named(image: &str) -> Option<BuiltInImage> {
         (image.strip_suffix(":latest").unwrap_or(image) == HOST_IMAGE).then_some(BuiltInImage::Host)
     }
 }
 
-/// Why the whole pod cannot run here.
+/// The reason why the whole pod cannot run here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// One word in CamelCase: the pod's `status.reason`.
     pub reason: &'static str,
-    /// For people, naming the field or volume.
+    /// A readable message that names the field or volume.
     pub message: String,
 }
 
-/// A network that cannot be read or cannot be had: a pod gets what it asks for, or does not run.
+/// Refuses a network mode that is invalid or not available: a pod gets what it asks for, or does
+/// not run.
 fn refused_network(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     let message = match (Mode::asked(pod), AllowList::of(pod)) {
         (Err(error), _) => error.to_string(),
@@ -56,16 +58,17 @@ fn refused_network(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     Some(Refusal { reason: "NetworkNotAvailable", message })
 }
 
-/// Why a container cannot be started; it waits with this reason.
+/// The reason why a container waits instead of starting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerProblem {
-    /// As kubelet spells it.
+    /// The reason, spelled as in kubelet.
     pub reason: &'static str,
-    /// For people, naming the image or the field.
+    /// A readable message that names the image or the field.
     pub message: String,
 }
 
-/// What keeps a container from being started; `Err(None)` is something that nobody has looked up yet.
+/// Returns the problem that keeps a container from starting. `Err(None)`: a source has not been
+/// looked up yet.
 pub fn container_problem(
     pod: &Pod,
     container: &Container,
@@ -110,7 +113,7 @@ fn identity_problem(pod: &Pod, container: &Container, ids: u32) -> Option<String
             == Some(true);
     match user {
         Some(0) if must_not_be_root => Some("container's runAsUser breaks non-root policy".to_owned()),
-        // Built-in images run as root; what others do is known when they are here.
+        // Built-in images run as root. The user of other images is known once they are present.
         None if must_not_be_root && is_built_in(container) => {
             Some("container has runAsNonRoot and image will run as root".to_owned())
         }
@@ -122,7 +125,7 @@ fn is_built_in(container: &Container) -> bool {
     container.image.as_deref().is_some_and(|image| BuiltInImage::named(image).is_some())
 }
 
-/// What is wrong with an image name, if anything.
+/// Returns the problem of an image name, if there is one.
 fn image_problem(image: &str) -> Option<ContainerProblem> {
     let shown: String = image.chars().take(256).collect();
     if BuiltInImage::named(image).is_some() {
@@ -139,7 +142,7 @@ fn image_problem(image: &str) -> Option<ContainerProblem> {
     })
 }
 
-/// `[host[:port]/]path[:tag][@digest]`, the way registries spell it.
+/// Returns true for `[host[:port]/]path[:tag][@digest]`, as registries spell it.
 fn is_image_name(image: &str) -> bool {
     let (name, digest) = match image.split_once('@') {
         Some((name, digest)) => (name, Some(digest)),
@@ -179,7 +182,7 @@ fn is_image_name(image: &str) -> bool {
     image.len() <= 512 && first_ok && path_ok && tag_ok && digest_ok
 }
 
-/// A runtime that is not there, or that cannot do what the pod is.
+/// Refuses a runtime class that this node does not have, or that cannot run this pod.
 fn refused_runtime(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     let class = pod.spec.as_ref()?.runtime_class_name.as_deref().filter(|class| !class.is_empty())?;
     let Some(runtime) = node.runtimes.get(class) else {
@@ -198,7 +201,7 @@ fn refused_runtime(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     })
 }
 
-/// Why this pod cannot run here, if it cannot.
+/// Returns the reason why this pod cannot run here, if there is one.
 pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     let spec = pod.spec.as_ref()?;
     if let Some(refusal) = refused_network(pod, node) {
@@ -232,7 +235,7 @@ pub fn refusal(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     })
 }
 
-/// A limit that cannot be read, or that nothing would hold a container to.
+/// Refuses a limit that is invalid or that this node cannot enforce.
 fn refused_limits(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     if let Err(error) = pids_limit(pod) {
         return Some(Refusal { reason: "InvalidLimits", message: error.to_string() });
@@ -255,10 +258,11 @@ fn refused_limits(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     })
 }
 
-/// Capabilities beyond the default that a container may have: the container engines' own defaults, and two that reach
-/// nothing outside the pod's own namespaces. In a user namespace none of them is one over the host.
+/// Capabilities beyond the default that a container may have: the container engines' own defaults,
+/// and two that reach nothing outside the pod's own namespaces. In a user namespace none of them
+/// has power over the host.
 const MORE_CAPABILITIES: [&str; 5] = ["AUDIT_WRITE", "IPC_LOCK", "MKNOD", "NET_RAW", "SYS_PTRACE"];
-/// What a container has anyway; asking for it changes nothing.
+/// Capabilities that every container has: asking for one changes nothing.
 const HAS_ANYWAY: [&str; 11] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -320,7 +324,8 @@ fn refused_container(role: Role, container: &Container, volumes: &[Volume]) -> O
     Some(Refusal { reason: "InvalidLimits", message: at(&limits.to_string()) })
 }
 
-/// A volume that is not there would be an empty directory in silence, so the pod fails.
+/// Refuses a volume that this node cannot provide. Otherwise the container would silently get an
+/// empty directory.
 fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusal> {
     let refused = |what: String| {
         let message = format!("volume \"{}\": {what}", shorten(&volume.name));
@@ -346,7 +351,7 @@ fn refused_volume(pod: &Pod, volume: &Volume, node: &NodeFacts) -> Option<Refusa
     if volume_kind(pod, volume).is_some() {
         return unsupported_field();
     }
-    // The one field that is set names the kind, also for kinds that are added to Kubernetes later.
+    // The one field that is set names the kind, even for kinds that Kubernetes adds later.
     let kind = serde_json::to_value(volume)
         .ok()
         .and_then(|value| value.as_object()?.keys().find(|key| *key != "name").cloned())

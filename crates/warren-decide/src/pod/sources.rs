@@ -1,5 +1,5 @@
-//! What a pod takes from other objects of its namespace: configuration, secrets, volume claims, and tokens of its service
-//! account.
+//! Lists a pod's references to other objects of its namespace: configuration, secrets, volume
+//! claims, and tokens of its service account.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,51 +8,53 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolumeClaim, Pod, Secret};
 
 use super::all_containers;
 
-/// Something beside the pod that it cannot start without, or not without knowing that it is not there.
+/// An object that the pod needs before it starts. For an optional one it must at least be known
+/// that it is missing.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reference {
-    /// By name.
+    /// A ConfigMap, by name.
     ConfigMap(String),
-    /// By name.
+    /// A Secret, by name.
     Secret(String),
-    /// By name.
+    /// A PersistentVolumeClaim, by name.
     Claim(String),
     /// A token of the pod's service account.
     Token(TokenWish),
 }
 
-/// What a token is for.
+/// A request for a token.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenWish {
-    /// Who is to accept it; empty for the API server.
+    /// The token's audience; empty for the API server.
     pub audience: String,
-    /// How long it is to be good for.
+    /// The token's lifetime.
     pub seconds: i64,
 }
 
-/// An hour: what a projected token is good for when the pod says nothing.
+/// The default lifetime of a projected token: an hour.
 const DEFAULT_TOKEN_SECONDS: i64 = 3600;
 
-/// What was found. `None` is a thing that is not there; what is not among them has not been looked up yet.
+/// The results of looking up references. `None`: the object is missing. A reference that is not in
+/// its map has not been looked up yet.
 #[derive(Debug, Clone, Default)]
 pub struct Sources {
-    /// By name.
+    /// ConfigMaps by name.
     pub config_maps: BTreeMap<String, Option<Arc<ConfigMap>>>,
-    /// By name.
+    /// Secrets by name.
     pub secrets: BTreeMap<String, Option<Arc<Secret>>>,
-    /// By name.
+    /// PersistentVolumeClaims by name.
     pub claims: BTreeMap<String, Option<Arc<PersistentVolumeClaim>>>,
-    /// A token, or why there is none.
+    /// Each token, or the reason why there is none.
     pub tokens: BTreeMap<TokenWish, Result<String, String>>,
 }
 
-/// Why something cannot be had.
+/// The reason why a reference cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// Nobody has looked yet.
+    /// It has not been looked up yet.
     #[error("not looked up yet")]
     NotYet,
-    /// It is not there, or not as the pod needs it. In kubelet's words.
+    /// It is missing, or not as the pod needs it; in kubelet's words.
     #[error("{0}")]
     Missing(String),
 }
@@ -76,7 +78,7 @@ impl Sources {
         }
     }
 
-    /// The volume that a claim is bound to, by name.
+    /// Returns the name of the volume that a claim is bound to.
     pub fn bound_volume(&self, claim: &str) -> Result<&str, SourceError> {
         let found = match self.claims.get(claim) {
             None => return Err(SourceError::NotYet),
@@ -102,7 +104,7 @@ impl Sources {
     }
 }
 
-/// Everything that a pod takes from elsewhere.
+/// Returns everything that a pod refers to.
 pub fn references(pod: &Pod) -> BTreeSet<Reference> {
     let mut found = BTreeSet::new();
     let config_map = |name: &str| Reference::ConfigMap(name.to_owned());

@@ -1,4 +1,4 @@
-//! A pod's status, word for word as kubelet writes it, plus two conditions of our own.
+//! Builds a pod's status in kubelet's words, plus two conditions of our own.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use super::{
     World, address_without_network, all_containers, pids_limit,
 };
 
-/// Whether two statuses are the same to a reader of the API, where times have seconds and an empty thing is as good as none:
-/// a real server gives back `lastState: {}` where nothing was written.
+/// Returns true if two statuses are the same to a reader of the API. Times have whole seconds
+/// there, and empty equals absent: a real server returns `lastState: {}` for a missing field.
 pub fn same_status(one: &PodStatus, other: &PodStatus) -> bool {
     match (serde_json::to_value(one), serde_json::to_value(other)) {
         (Ok(one), Ok(other)) => without_empty(one) == without_empty(other),
@@ -47,9 +47,9 @@ fn without_empty(value: Value) -> Value {
 /// The statuses of a pod's containers.
 #[derive(Debug, Default)]
 pub(super) struct Statuses {
-    /// Of those that start first, each with its role.
+    /// The init containers and sidecars, each with its role.
     pub(super) first: Vec<(Role, ContainerStatus)>,
-    /// Of those that the pod is for.
+    /// The main containers.
     pub(super) mains: Vec<ContainerStatus>,
 }
 
@@ -67,18 +67,18 @@ impl Statuses {
     }
 }
 
-/// The status of a pod that may run here.
+/// Returns the status of a pod that may run here.
 pub(super) fn status(world: &World<'_>, outlooks: &BTreeMap<String, Outlook>, now: Timestamp) -> PodStatus {
     let statuses = Statuses::of(world, outlooks, now);
     let phase = match phase(world.pod, &statuses) {
-        // It is not over before everything in it has ended.
+        // The pod is not over before all its containers have ended.
         "Succeeded" | "Failed" if world.machine.runs_anything() => "Running",
         phase => phase,
     };
     build(world, phase, statuses, now)
 }
 
-/// The status of a pod that ran for longer than it said it would.
+/// Returns the status of a pod that exceeded its active deadline.
 pub(super) fn overdue(world: &World<'_>, now: Timestamp) -> PodStatus {
     PodStatus {
         reason: Some("DeadlineExceeded".to_owned()),
@@ -87,7 +87,7 @@ pub(super) fn overdue(world: &World<'_>, now: Timestamp) -> PodStatus {
     }
 }
 
-/// The status of a pod that the node got rid of.
+/// Returns the status of an evicted pod.
 pub(super) fn evicted(world: &World<'_>, message: &str, now: Timestamp) -> PodStatus {
     PodStatus {
         reason: Some("Evicted".to_owned()),
@@ -96,7 +96,7 @@ pub(super) fn evicted(world: &World<'_>, message: &str, now: Timestamp) -> PodSt
     }
 }
 
-/// The status of a pod that cannot run here.
+/// Returns the status of a pod that cannot run here.
 pub(super) fn refused(world: &World<'_>, refusal: &Refusal, now: Timestamp) -> PodStatus {
     PodStatus {
         reason: Some(refusal.reason.to_owned()),
@@ -120,7 +120,7 @@ fn build(world: &World<'_>, phase: &str, statuses: Statuses, now: Timestamp) -> 
             };
             (Some(ip.clone()), Some(vec![PodIP { ip }]))
         }
-        // A pod that has ended keeps the address it had.
+        // A pod that has ended keeps its address.
         _ => (before.pod_ip.clone(), before.pod_ips.clone()),
     };
     PodStatus {
@@ -143,7 +143,8 @@ fn build(world: &World<'_>, phase: &str, statuses: Statuses, now: Timestamp) -> 
     }
 }
 
-/// Ephemeral containers are not started here, and have ended before they began: a client that waits for one hears why.
+/// Returns the statuses of ephemeral containers. They are not supported here, so each is shown as
+/// terminated: a client that waits for one learns why.
 fn ephemeral(pod: &Pod) -> Option<Vec<ContainerStatus>> {
     let containers = pod.spec.as_ref()?.ephemeral_containers.as_deref()?;
     let status = |container: &core::EphemeralContainer| {
@@ -167,7 +168,7 @@ fn ephemeral(pod: &Pod) -> Option<Vec<ContainerStatus>> {
     (!containers.is_empty()).then(|| containers.iter().map(status).collect())
 }
 
-/// Kubelet's `getPhase`.
+/// Returns the phase, as kubelet's `getPhase` does.
 fn phase(pod: &Pod, statuses: &Statuses) -> &'static str {
     let policy = restart_policy(pod);
     let mains_have_run = statuses.mains.iter().any(has_run);
@@ -210,13 +211,14 @@ fn ended_with(status: &ContainerStatus) -> Option<i32> {
     status.state.as_ref()?.terminated.as_ref().map(|ended| ended.exit_code)
 }
 
-/// Whether a container runs or ever ran.
+/// Returns true if a container runs or ever ran.
 pub(super) fn has_run(status: &ContainerStatus) -> bool {
     let ran = |state: &core::ContainerState| state.running.is_some() || state.terminated.is_some();
     status.state.as_ref().is_some_and(ran) || status.last_state.as_ref().is_some_and(ran)
 }
 
-/// How often the container was started before its last run, and how that run ended. `None`: it never ran, or it runs.
+/// Returns the number of starts before the container's last run, and the end of that run. `None`:
+/// it never ran, or it runs.
 pub(super) fn last_exit(world: &World<'_>, container: &Container, now: Timestamp) -> Option<(u32, Exit)> {
     let reported = world.machine.report().and_then(|report| report.containers.get(&container.name));
     match (world.machine, reported) {
@@ -232,13 +234,13 @@ pub(super) fn last_exit(world: &World<'_>, container: &Container, now: Timestamp
     }
 }
 
-/// What the API knows about a run whose traces on the machine are gone.
+/// Returns the published end of a run that the machine has no record of.
 fn published_exit(pod: &Pod, name: &str, now: Timestamp) -> Option<(u32, Exit)> {
     let status = published(pod, name)?;
     let attempt = u32::try_from(status.restart_count).unwrap_or(0);
     let state = status.state.as_ref();
     if let Some(running) = state.and_then(|state| state.running.as_ref()) {
-        // It ended at a time that nobody knows. The start is the one moment that stays the same however often we ask.
+        // The time of its end is not known. The start time is the same in every decision.
         let started = running.started_at.as_ref().map_or(now, |time| time.0);
         return Some((attempt, unknown_exit(started, started)));
     }
@@ -247,7 +249,7 @@ fn published_exit(pod: &Pod, name: &str, now: Timestamp) -> Option<(u32, Exit)> 
     Some((attempt, exit_from(ended, now)))
 }
 
-/// What the API has of a container.
+/// Returns the published status of a container.
 pub(super) fn published<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
     let lists = [&status.init_container_statuses, &status.container_statuses];
@@ -348,13 +350,13 @@ fn container_status(
     }
 }
 
-/// Why a container waits that has not run yet.
+/// Returns the waiting reason of a container that has not run yet.
 fn first_reason(pod: &Pod) -> &'static str {
     let has_first = all_containers(pod).next().is_some_and(|(role, _)| role != Role::Main);
     if has_first { "PodInitializing" } else { "ContainerCreating" }
 }
 
-/// The image that a container ran on: what the node found, or what was published by one that found it.
+/// Returns the image that a container ran on: from the node's images, or from the published status.
 fn image_id(world: &World<'_>, container: &Container) -> String {
     let name = container.image.clone().unwrap_or_default();
     match world.images.get(&name) {
@@ -366,7 +368,8 @@ fn image_id(world: &World<'_>, container: &Container) -> String {
     }
 }
 
-/// How the run before run number `attempt` ended: from the shim, or from what was published.
+/// Returns the end of the run before run number `attempt`: from the shim, or from the published
+/// status.
 fn previous(
     pod: &Pod,
     container: &Container,
@@ -435,14 +438,14 @@ fn terminated(
     core::ContainerState { terminated: Some(ended), ..Default::default() }
 }
 
-/// `name_namespace(uid)`: how kubelet names a pod in its messages.
+/// Returns `name_namespace(uid)`, kubelet's name for a pod in its messages.
 fn full_name(pod: &Pod) -> String {
     let meta = &pod.metadata;
     let or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
     format!("{}_{}({})", or_empty(&meta.name), or_empty(&meta.namespace), or_empty(&meta.uid))
 }
 
-/// The API server works this out on creation; this is for servers that do not.
+/// Returns the QoS class. The API server computes it on creation; this is for servers that do not.
 fn qos_class(pod: &Pod) -> &'static str {
     let mut any = false;
     let mut guaranteed = true;

@@ -1,4 +1,5 @@
-//! How containers are ended: asked first, with time to go, the pod's sidecars after all others; then killed.
+//! Stops containers: first by request, with a grace period, the sidecars after all others; then by
+//! force.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +9,15 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::health::Ailment;
 use super::{Notice, Role, Step, World, all_containers};
 
-/// What a container has left after its hook used up its time (kubelet's number).
+/// The time that a container still has after its hook used up the grace period (kubelet's number).
 const AFTER_HOOK: SignedDuration = SignedDuration::from_secs(2);
 
-/// Seconds that the pod gives its containers.
+/// Returns the pod's grace period in seconds.
 pub(super) fn grace(pod: &Pod) -> i64 {
     pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30).max(0)
 }
 
-/// Steps that end all containers within `grace` seconds.
+/// Returns the steps that end all containers within `grace` seconds.
 pub(super) fn stop(world: &World<'_>, grace: i64, now: Timestamp) -> (Vec<Step>, Option<Timestamp>) {
     let running: Vec<(Role, &Container)> =
         all_containers(world.pod).filter(|(_, container)| world.machine.runs(&container.name)).collect();
@@ -26,14 +27,14 @@ pub(super) fn stop(world: &World<'_>, grace: i64, now: Timestamp) -> (Vec<Step>,
     if grace == 0 {
         return (vec![Step::Kill { names: names(&running) }], None);
     }
-    // The node's own clock, as kubelet does it: the deletion timestamp is the API server's.
+    // Use the node's own clock, as kubelet does: the deletion timestamp is from the API server's.
     let begun = world.stopping.values().min().copied().unwrap_or(now);
     let hooks = running.iter().any(|(_, container)| has_hook(container));
     let deadline = begun + time_to_go(grace, hooks);
     if now >= deadline {
         return (vec![Step::Kill { names: names(&running) }], None);
     }
-    // Sidecars serve the others to the end, and each the ones that were started after it.
+    // Sidecars serve the other containers to the end, so they stop in reverse order of their start.
     let others: Vec<(Role, &Container)> =
         running.iter().filter(|(role, _)| *role != Role::Sidecar).copied().collect();
     let wave = if others.is_empty() { running.last().copied().into_iter().collect() } else { others };
@@ -43,7 +44,7 @@ pub(super) fn stop(world: &World<'_>, grace: i64, now: Timestamp) -> (Vec<Step>,
     (steps, Some(deadline))
 }
 
-/// Steps that end one container which is to be started again.
+/// Returns the steps that stop one container before its restart.
 pub(super) fn end_ailing(
     world: &World<'_>,
     container: &Container,
@@ -77,7 +78,7 @@ fn has_hook(container: &Container) -> bool {
 }
 
 impl Ailment {
-    /// What is said when a container is ended for it.
+    /// Returns the event for a container that is stopped for this reason.
     pub(super) fn notice(&self, container: &Container) -> Notice {
         let name = &container.name;
         let notice = match self {

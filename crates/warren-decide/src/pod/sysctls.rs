@@ -1,10 +1,11 @@
-//! Kernel parameters of a pod's own namespaces (`securityContext.sysctls`).
+//! Reads kernel parameters of a pod's own namespaces (`securityContext.sysctls`).
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::refusal::{Refusal, shorten};
 
-/// Kubelet's list of safe parameters: each belongs to the pod's own namespaces, and none affects another pod.
+/// Kubelet's list of safe parameters: each belongs to the pod's own namespaces, and none affects
+/// another pod.
 const SAFE: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -19,7 +20,7 @@ const SAFE: [&str; 12] = [
     "net.ipv4.tcp_syncookies",
     "net.ipv4.tcp_wmem",
 ];
-/// Longer than the value of any parameter of the list.
+/// Longer than any valid value of these parameters.
 const LONGEST_VALUE: usize = 1024;
 
 /// Returns the parameters that a pod sets: names with dots, and values.
@@ -29,7 +30,8 @@ pub fn sysctls(pod: &Pod) -> Vec<(String, String)> {
     wanted.iter().map(|wanted| (with_dots(&wanted.name), wanted.value.clone())).collect()
 }
 
-/// Writes a name with dots. Names come with dots or with slashes, and the first separator says which of the two it is.
+/// Returns a name with dots as separators. Names come with dots or with slashes, and the first
+/// separator says which of the two it is.
 fn with_dots(name: &str) -> String {
     match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
         Some(b'/') => name

@@ -1,4 +1,5 @@
-//! Each case is a pod, what the machine says and a time; what comes out is shown whole, shortened for reading.
+//! Tests pods: each case is a pod, the machine's report and a time. The result is shown whole, in
+//! short form.
 
 use std::fmt::Write as _;
 
@@ -113,7 +114,7 @@ fn plan_with(pod: &Pod, machine: &Machine, images: &Images, asked_to_stop: Optio
     decide(&world, at(now))
 }
 
-/// What a plan does, says and waits for.
+/// Formats a plan's steps, notices and wake-up.
 fn doings(plan: &Plan) -> String {
     let mut shown = String::new();
     for step in &plan.steps {
@@ -128,7 +129,8 @@ fn doings(plan: &Plan) -> String {
     shown
 }
 
-/// The plan in a few lines: steps, when to look again, and the parts of the status that cases differ in.
+/// Checks the plan in a few lines: steps, the next wake-up, and the parts of the status that cases
+/// differ in.
 fn check(plan: &Plan, expected: Expect) {
     let mut shown = doings(plan);
     if let Some(status) = &plan.status {
@@ -161,7 +163,7 @@ fn check(plan: &Plan, expected: Expect) {
     expected.assert_eq(&shown);
 }
 
-/// A sandbox with several containers.
+/// Builds a sandbox with several containers.
 fn present_all(containers: &[(&str, ContainerReport)]) -> Machine {
     let named = |(name, report): &(&str, ContainerReport)| ((*name).to_owned(), report.clone());
     Machine::Present(Report {
@@ -171,7 +173,7 @@ fn present_all(containers: &[(&str, ContainerReport)]) -> Machine {
     })
 }
 
-/// The plan for a world with everything in it.
+/// Returns the plan for a full world.
 fn plan_of(
     pod: &Pod,
     machine: &Machine,
@@ -195,7 +197,7 @@ fn plan_of(
     decide(&world, at(now))
 }
 
-/// The plan in fewer lines: steps, notices, phase, and how each container waits, runs or ended.
+/// Formats the plan in fewer lines: steps, notices, phase, and each container's state.
 fn brief(plan: &Plan) -> String {
     let mut shown = doings(plan);
     let Some(status) = &plan.status else { return shown };

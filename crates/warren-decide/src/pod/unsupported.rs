@@ -1,5 +1,5 @@
-//! Fields that change what a pod is and that this node does not have. A pod that sets one is refused by the field's name.
-//! `tests/every_field.rs` says of every field of a pod whether it is honoured, refused or without effect here.
+//! Refuses fields that this node does not support, by the field's name. `tests/every_field.rs` says
+//! of every field of a pod whether it is honoured, refused or without effect here.
 
 use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, ContainerPort, Pod, PodSpec, SELinuxOptions, SeccompProfile, Volume,
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use super::refusal::{Refusal, not_isolated, shorten, unsupported};
 use super::{NodeFacts, sysctls};
 
-/// Checks what a pod says besides its containers and volumes.
+/// Checks the pod's fields except containers and volumes.
 pub(super) fn of_pod(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
     let spec = pod.spec.as_ref()?;
     if let Some(os) = spec.os.as_ref().filter(|os| os.name != "linux") {
@@ -22,7 +22,7 @@ pub(super) fn of_pod(pod: &Pod, node: &NodeFacts) -> Option<Refusal> {
         (spec.set_hostname_as_fqdn == Some(true), "setHostnameAsFQDN"),
         (is_some(spec.resource_claims.as_ref()), "resourceClaims"),
         (has_limits(spec), "resources.limits"),
-        // On a cluster it is the scheduler that has honoured it before the node sees the pod.
+        // On a cluster the scheduler has honoured it before the node sees the pod.
         (spec.scheduling_group.is_some() && node.bind_unassigned, "schedulingGroup"),
     ];
     if let Some((_, field)) = asked.into_iter().find(|(asked, _)| *asked) {
@@ -85,7 +85,7 @@ pub(super) fn of_container(container: &Container, at: impl Fn(&str) -> String) -
         .or_else(|| mounts.iter().find_map(|mount| of_mount(mount, &at)))
 }
 
-/// Returns the field of a probe or hook that asks for a protocol which this node does not speak.
+/// Returns the field of a probe or hook that asks for a protocol that this node does not support.
 fn other_protocol(container: &Container) -> Option<String> {
     let probes = [
         ("livenessProbe", &container.liveness_probe),
@@ -139,7 +139,8 @@ fn of_mount(mount: &VolumeMount, at: impl Fn(&str) -> String) -> Option<Refusal>
     Some(unsupported(format!("{} `{}`", field("bindMountOptions"), shorten(unknown))))
 }
 
-/// Returns the field of a volume that cannot be honoured. The volume's kind is known to be supported.
+/// Returns the field of a volume that cannot be honoured. The volume's kind is known to be
+/// supported.
 pub(super) fn of_volume(volume: &Volume) -> Option<&'static str> {
     if let Some(empty) = &volume.empty_dir {
         return empty.mode.map(|_| "emptyDir.mode");
@@ -188,7 +189,8 @@ fn first<const N: usize>(fields: [(bool, &'static str); N]) -> Option<&'static s
     fields.into_iter().find_map(|(asked, field)| asked.then_some(field))
 }
 
-/// Profiles of security modules. Containers have a seccomp filter of their own, and no other profile.
+/// Profiles of security modules. Containers have a seccomp filter of their own and no other
+/// profile.
 struct Profiles<'a> {
     app_armor: Option<&'a AppArmorProfile>,
     seccomp: Option<&'a SeccompProfile>,
@@ -205,7 +207,7 @@ impl Profiles<'_> {
                 return Some(unsupported(at(&format!("seccompProfile.type {}", shorten(other)))));
             }
         }
-        // No profile is in force here, which is what `Unconfined` asks for.
+        // No profile is active here, which is what `Unconfined` asks for.
         if let Some(profile) = self.app_armor.filter(|profile| profile.type_ != "Unconfined") {
             return Some(unsupported(at(&format!("appArmorProfile.type {}", shorten(&profile.type_)))));
         }

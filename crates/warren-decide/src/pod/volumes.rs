@@ -1,4 +1,5 @@
-//! What the volumes of a pod are made of, and what is in those that show other objects as files.
+//! Decides what a pod's volumes are made of, and computes the content of volumes that show other
+//! objects as files.
 
 use std::collections::BTreeMap;
 
@@ -10,31 +11,31 @@ use super::fields::{Addresses, file_value, resource_value};
 use super::sources::{SourceError, Sources, token_wish};
 use super::{Limits, Quantity, all_containers};
 
-/// What a volume is made of.
+/// A volume's backing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeKind {
     /// A directory that lives as long as the pod.
     Directory,
     /// Memory that lives as long as the pod's sandbox.
     Memory {
-        /// How much fits in.
+        /// Its size limit.
         bytes: u64,
     },
-    /// Files whose content is said elsewhere ([`volume_files`]) and follows it.
+    /// Files with the content of [`volume_files`], updated when that changes.
     Files {
-        /// They are never on a disk.
+        /// True if the files must never be on a disk.
         in_memory: bool,
     },
-    /// What a claim stands for; it outlives the pod.
+    /// A persistent volume claim; it outlives the pod.
     Claim {
         /// The claim's name.
         name: String,
-        /// The pod may not write to it.
+        /// True if the pod may not write to it.
         read_only: bool,
     },
-    /// A place on the host; it outlives the pod.
+    /// A directory of the host; it outlives the pod.
     Host {
-        /// As the pod names it.
+        /// The path as written in the pod.
         path: String,
     },
 }
@@ -42,22 +43,22 @@ pub enum VolumeKind {
 /// One file of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeFile {
-    /// Relative, in the volume, without `..`.
+    /// Its path within the volume: relative, without `..`.
     pub path: String,
-    /// What is in it.
+    /// Its content.
     pub data: Vec<u8>,
     /// Its permissions.
     pub mode: u32,
-    /// Whose it is, if not root's.
+    /// Its owner, if not root.
     pub owner: Option<u32>,
 }
 
-/// Everybody may read, its owner may write.
+/// The default permissions: readable for all, writable for the owner.
 const DEFAULT_MODE: i32 = 0o644;
-/// What `fsGroup` adds to files that nobody is to write: that the group may read them.
+/// The permission bits that `fsGroup` adds to read-only files: group read.
 const GROUP_READS: u32 = 0o440;
 
-/// What a volume is made of; `None` for kinds that this node does not have.
+/// Returns the backing of a volume; `None` for kinds that this node does not have.
 pub fn volume_kind(pod: &Pod, volume: &Volume) -> Option<VolumeKind> {
     if let Some(empty) = &volume.empty_dir {
         if empty.medium.as_deref() != Some("Memory") {
@@ -65,7 +66,8 @@ pub fn volume_kind(pod: &Pod, volume: &Volume) -> Option<VolumeKind> {
         }
         let limit = empty.size_limit.as_ref().and_then(|limit| limit.0.parse::<Quantity>().ok());
         let limit = limit.and_then(|limit| u64::try_from(limit.units()).ok()).filter(|limit| *limit > 0);
-        // What containers put there counts as their memory: more than they may have together is of no use.
+        // Files in it count as the containers' memory: a size above the sum of their limits has no
+        // use.
         let most = all_containers(pod)
             .filter_map(|(_, container)| Limits::of(container).ok())
             .fold(0, |sum: u64, limits| sum.saturating_add(limits.memory_bytes));
@@ -85,7 +87,7 @@ pub fn volume_kind(pod: &Pod, volume: &Volume) -> Option<VolumeKind> {
     plain.then_some(VolumeKind::Files { in_memory: false })
 }
 
-/// Whether every volume of a pod can be had, and if not, what is missing: by volume.
+/// Returns the volumes of a pod whose sources are missing, each with the reason.
 pub(super) fn missing(pod: &Pod, addresses: &Addresses<'_>, sources: &Sources) -> Vec<(String, SourceError)> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes
@@ -100,7 +102,7 @@ pub(super) fn missing(pod: &Pod, addresses: &Addresses<'_>, sources: &Sources) -
         .collect()
 }
 
-/// The files of a volume that shows other objects.
+/// Returns the files of a volume that shows other objects.
 pub fn volume_files(
     pod: &Pod,
     volume: &Volume,
@@ -133,7 +135,7 @@ pub fn volume_files(
     Ok(files.found.into_values().collect())
 }
 
-/// Files as they come together; a later one takes the place of an earlier one of its name.
+/// Files being collected; a later one replaces an earlier one of the same name.
 struct Files<'a> {
     pod: &'a Pod,
     addresses: &'a Addresses<'a>,
@@ -152,7 +154,7 @@ impl Files<'_> {
         let inside = !path.is_empty()
             && !path.starts_with('/')
             && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
-            // Names of our own begin so.
+            // Names of our own begin like this.
             && !path.starts_with("..")
             && !path.contains('\0');
         if !inside {
@@ -167,7 +169,7 @@ impl Files<'_> {
         Ok(())
     }
 
-    /// Entries under their own names, or only those that are asked for.
+    /// Returns all entries under their own names, or only the listed ones.
     fn entries(
         &mut self,
         entries: BTreeMap<&String, Vec<u8>>,
@@ -243,7 +245,7 @@ impl Files<'_> {
             let wish = token_wish(token.audience.as_deref(), token.expiration_seconds);
             let found = sources.tokens.get(&wish).ok_or(SourceError::NotYet)?;
             let found = found.clone().map_err(SourceError::Missing)?;
-            // A token is for the one who runs in the pod, where that is known.
+            // A token belongs to the user that the pod runs as, where that is known.
             let owner = common_user(self.pod);
             let closed = owner.is_some() || fs_group(self.pod).is_some();
             self.add(&token.path, found.into_bytes(), closed.then_some(0o600), owner)?;
@@ -256,7 +258,7 @@ fn fs_group(pod: &Pod) -> Option<i64> {
     pod.spec.as_ref()?.security_context.as_ref()?.fs_group
 }
 
-/// The user that all containers of a pod run as, if the pod says so.
+/// Returns the user that all containers of a pod run as, if the pod sets one.
 fn common_user(pod: &Pod) -> Option<u32> {
     let of_pod = pod.spec.as_ref()?.security_context.as_ref().and_then(|security| security.run_as_user);
     let mut users = all_containers(pod).map(|(_, container)| {

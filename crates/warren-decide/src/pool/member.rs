@@ -1,4 +1,4 @@
-//! A new member of a pool, and what a member says about itself.
+//! Builds a new member of a pool, and reads a member's properties.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use crate::ownership;
 use crate::secure_defaults;
 use crate::staleness::{Hashes, Yardstick};
 
-/// A member with what is asked about it more than once. Finding that out is reading memory all over the place, which for a thousand
-/// members is most of what a pass costs, so it is done once.
+/// A member with its derived properties. Computing them touches scattered memory, which for a
+/// thousand members is most of the cost of a reconcile, so it is done once.
 #[derive(Clone, Copy)]
 pub(super) struct Member<'a> {
     pub(super) sandbox: &'a Sandbox,
-    /// Whether it is of another template than the present one; without any, it is not.
+    /// True if it is of another template than the present one; false if there is no template.
     pub(super) is_stale: bool,
     pub(super) is_ready: bool,
-    /// What says so.
+    /// Its Ready condition, if it is ready.
     pub(super) ready: Option<&'a Condition>,
     pub(super) created: Option<Timestamp>,
 }
@@ -39,7 +39,7 @@ impl<'a> Member<'a> {
     }
 }
 
-/// The sandbox that a pool creates, before the server names it.
+/// Builds the sandbox that a pool creates, before the server names it.
 pub(super) fn new(
     pool: &SandboxWarmPool,
     template: &SandboxTemplate,

@@ -1,4 +1,5 @@
-//! What a pool remembers between passes. Its times are uptimes: were they times of day, setting the clock would end every wait.
+//! A pool's memory between reconciles. Its times are uptimes: with times of day, setting the clock
+//! would end every wait.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,56 +12,59 @@ use super::Settings;
 use crate::bounded::{LONGEST_NOTE, bounded};
 use crate::step::{Note, Severity};
 
-/// After this long an event that has not come is not waited for any more, and the members are counted at the server.
+/// The time after which a missing event is no longer awaited, and the members are counted at the
+/// server.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
-/// What rounding may take from a token.
+/// Tolerance for rounding when tokens are counted.
 const ROUNDING: f64 = 1e-6;
-/// Nobody is asked to look again sooner than this; looking again after nothing would be never.
+/// The shortest wake-up delay: a delay of zero would mean never.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
-/// After a claim has taken a member, its pool is left alone for at least this long: the claim comes first.
+/// The shortest time that a pool rests after a claim has adopted a member: claims come first.
 const SHORTEST_GATHER: Duration = Duration::from_millis(100);
-/// And for at most this long, so that the pool's status is not further behind.
+/// The longest such rest, so that the pool's status does not fall further behind.
 const LONGEST_GATHER: Duration = Duration::from_secs(1);
 
-/// Two statuses of a pool are so far apart, at least: its members come and go by hundreds a second, and it is read by people.
+/// The shortest time between two statuses of a pool: hundreds of members can come and go per
+/// second, and people read it.
 const BETWEEN_STATUSES: Duration = Duration::from_millis(250);
 
-/// How long a creation is waited for that may not have happened: much longer than a watch is behind, as a rule.
+/// The time for which a creation without a clear answer is awaited: usually much longer than a
+/// watch is behind.
 const DOUBT: Duration = Duration::from_secs(30);
 
-/// Writes of the pool's own that the cache has not shown yet. While there are any, the pool neither creates nor removes
-/// for its size: it would count wrongly.
+/// The pool's own writes that the cache has not shown yet. While there are any, the pool neither
+/// creates nor removes members for its size: it would count wrongly.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Expectations {
     creations: u32,
     deletions: BTreeSet<String>,
-    /// When it is waited for no longer.
+    /// The time when the wait ends.
     give_up_at: Option<Duration>,
 }
 
 impl Expectations {
-    /// Whether everything the pool did has been seen.
+    /// Returns true if all of the pool's writes have been seen.
     #[must_use]
     pub fn are_met(&self) -> bool {
         self.creations == 0 && self.deletions.is_empty()
     }
 
-    /// Whether something was waited for in vain. What became of it only the server knows: going by the cache, a pool whose
-    /// watch stands still would be filled once more each time that patience ends.
+    /// Returns true if a write was awaited for too long. Only the server knows its outcome. A pool
+    /// that trusted a stalled watch would be filled once more after each wait.
     #[must_use]
     pub fn are_overdue(&self, uptime: Duration) -> bool {
         !self.are_met() && self.give_up_at.is_none_or(|end| uptime >= end)
     }
 
-    /// Whether this deletion was asked for and not seen yet.
+    /// Returns true if this deletion was requested and has not been seen yet.
     #[must_use]
     pub fn is_deleting(&self, uid: &str) -> bool {
         self.deletions.contains(uid)
     }
 
-    /// That many creations are about to be asked for.
+    /// Records that this many creations are about to be requested.
     pub fn expect_creations(&mut self, count: u32, uptime: Duration) {
         if count > 0 {
             self.be_patient(uptime);
@@ -68,7 +72,7 @@ impl Expectations {
         }
     }
 
-    /// This deletion is about to be asked for.
+    /// Records that this deletion is about to be requested.
     pub fn expect_deletion(&mut self, uid: &str, uptime: Duration) {
         if !uid.is_empty() {
             self.be_patient(uptime);
@@ -76,28 +80,29 @@ impl Expectations {
         }
     }
 
-    /// The members were counted at the server, so there is nothing left to wait for.
+    /// Ends all waits: the members were counted at the server.
     pub fn recounted(&mut self) {
         *self = Self::default();
     }
 
-    /// Nobody knows whether a creation happened. If it did, the watch tells; if not, waiting for it ends soon.
+    /// Records that the outcome of a creation is unknown. If it happened, the watch will show it;
+    /// otherwise the wait for it ends soon.
     pub fn creation_in_doubt(&mut self, uptime: Duration) {
         let soon = uptime + DOUBT;
         self.give_up_at = Some(self.give_up_at.map_or(soon, |end| end.min(soon)));
     }
 
-    /// A creation was seen, or did not happen.
+    /// Records that a creation was seen, or did not happen.
     pub fn creation_settled(&mut self) {
         self.creations = self.creations.saturating_sub(1);
     }
 
-    /// A deletion was seen, or did not happen. Says whether it was waited for.
+    /// Records that a deletion was seen, or did not happen. Returns true if it was awaited.
     pub fn deletion_settled(&mut self, uid: &str) -> bool {
         self.deletions.remove(uid)
     }
 
-    /// The wait begins with the first thing that is waited for.
+    /// Starts the wait with the first awaited write.
     fn be_patient(&mut self, uptime: Duration) {
         if self.are_met() {
             self.give_up_at = Some(uptime + PATIENCE);
@@ -105,44 +110,46 @@ impl Expectations {
     }
 }
 
-/// Everything a pool remembers.
+/// A pool's memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
-    /// Its own writes that have not been seen yet.
+    /// The pool's own writes that have not been seen yet.
     pub expectations: Expectations,
-    /// No refilling before this time.
+    /// The time before which the pool is not refilled.
     hold_until: Option<Duration>,
-    /// How many members there should be, after the last pass and what it created; nothing before the first pass.
+    /// The expected number of members after the last reconcile, including its creations; `None`
+    /// before the first.
     last_count: Option<usize>,
-    /// How many members are left, of those that there were at the last pass.
+    /// The number of members that are left of those at the last reconcile.
     left: usize,
-    /// When the last status was published.
+    /// The time of the last published status.
     last_status: Option<Duration>,
-    /// The tokens left for creating, and when that was.
+    /// The tokens for creations, and the time when they were counted.
     tokens: Option<(f64, Duration)>,
-    /// Whether the pool was reported as stuck.
+    /// True if the pool was reported as stuck.
     pub(super) not_progressing: bool,
-    /// When a member of the present template last became ready, also of those that are claimed by now.
+    /// The time when a member of the present template last became ready, including claimed ones.
     pub(super) last_progress: Option<Timestamp>,
-    /// What was reported as wrong with the pool's annotations.
+    /// The reported problem of the pool's annotations.
     pub(super) nonsense: Option<String>,
-    /// Why members could not be created the last time that was tried.
+    /// The reason why the last creations failed.
     pub(super) refusal: Option<String>,
-    /// The template of which the server has refused members as invalid, by uid and generation.
+    /// The template whose members the server has refused as invalid, by uid and generation.
     pub(super) invalid: Option<(Option<String>, Option<i64>)>,
 }
 
-/// How fast a pool is refilled.
+/// The pace of refilling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pace {
-    /// How many members may be on their way at a time; nothing is no limit.
+    /// The most members that may be starting at a time; `None`: no limit.
     pub(super) most: Option<usize>,
-    /// For how long that holds; zero is until something happens.
+    /// The time for which this pace holds; zero: until the next event.
     pub(super) rest: Duration,
 }
 
 impl Memory {
-    /// Takes note of members that could not be created, or that all could. Gives the event of a reason that is new.
+    /// Records members that could not be created, or that all could. Returns the event of a new
+    /// reason.
     pub fn creations_tried(&mut self, refusal: Option<&str>) -> Option<Note> {
         let text = refusal.map(|text| bounded(text, LONGEST_NOTE).into_owned());
         let known = std::mem::replace(&mut self.refusal, text.clone());
@@ -154,22 +161,25 @@ impl Memory {
         })
     }
 
-    /// Takes note that the server refuses members of this template as invalid. None is made until it changes.
+    /// Records that the server refuses members of this template as invalid. No member is created
+    /// until it changes.
     pub fn refuse(&mut self, template: &SandboxTemplate) {
         self.invalid = Some((template.metadata.uid.clone(), template.metadata.generation));
     }
 
-    /// Returns whether the server has refused members of the template as it is.
+    /// Returns true if the server has refused members of the present template.
     pub(super) fn is_refused(&self, template: &SandboxTemplate) -> bool {
         self.invalid == Some((template.metadata.uid.clone(), template.metadata.generation))
     }
 
-    /// Takes note of the members that are there, and says how fast to refill.
+    /// Records the present members and returns the pace of refilling.
     ///
-    /// Fewer members than last time mean that claims are taking them: then refilling waits, so that it does not compete
-    /// with more claims. The first look after a start never waits, and a pool that is down to its reserve is refilled beside them: the
-    /// emptier it is, the faster, so that it ends up as fast as claims come. After a wait refilling begins with one start, and twice as many
-    /// may be on their way each time that no claim has come for as long again: a short pause is no sign that there will be a long one.
+    /// Fewer members than last time mean that claims are adopting them. Then refilling waits, so
+    /// that it does not compete with more claims. The first reconcile after a start never waits. A
+    /// pool below its reserve is refilled at the same time: the emptier it is, the faster, until it
+    /// keeps up with the claims. After a wait, refilling begins with one start. The limit doubles
+    /// each time that the pause in claims has lasted as long again: a short pause does not predict
+    /// a long one.
     pub(super) fn pace(
         &mut self,
         active: usize,
@@ -189,7 +199,8 @@ impl Memory {
         let most = match rest.is_zero() {
             true => settings.max_starting.map(|most| most.min(self.ramp(settings, uptime))),
             false if (active as f64) < reserve => {
-                // By the square: little for as long as there are many, everything for claims that would find none.
+                // Quadratic: slow while there are many members, at full speed when claims would
+                // find none.
                 let missing = 1.0 - active as f64 / reserve;
                 settings.max_starting.map(|most| (most as f64 * missing * missing).ceil() as usize)
             }
@@ -198,15 +209,15 @@ impl Memory {
         Pace { most, rest }
     }
 
-    /// How many members may be on their way by how long no claim has come.
+    /// Returns how many members may be starting, by the time since the last claim.
     fn ramp(&self, settings: &Settings, uptime: Duration) -> usize {
         let Some(until) = self.hold_until else { return usize::MAX };
         let doublings = uptime.saturating_sub(until).div_duration_f64(settings.replenish_delay) as u32;
         1_usize.checked_shl(doublings).unwrap_or(usize::MAX)
     }
 
-    /// Takes note of a member that a claim has taken, and says how long the pool need not be looked at for it: as long as there are
-    /// others, that claims are served comes first.
+    /// Records a member that a claim has adopted. Returns for how long the pool may rest: while it
+    /// has other members, serving claims comes first.
     pub fn member_taken(&mut self, settings: &Settings) -> Duration {
         match self.left.checked_sub(1) {
             Some(left) => {
@@ -217,7 +228,7 @@ impl Memory {
         }
     }
 
-    /// How long a new status has to wait; if not at all, it is published now.
+    /// Returns the time until a new status may be published; `None`: publish now.
     pub(super) fn wait_to_publish(&mut self, uptime: Duration) -> Option<Duration> {
         let due = self.last_status.map_or(Duration::ZERO, |last| last + BETWEEN_STATUSES);
         let rest = due.checked_sub(uptime).filter(|rest| !rest.is_zero());
@@ -227,7 +238,7 @@ impl Memory {
         rest
     }
 
-    /// Takes tokens for up to `wanted` creations; or says when the next one can be had.
+    /// Takes tokens for up to `wanted` creations, or returns the time of the next token.
     pub(super) fn take_tokens(
         &mut self,
         wanted: usize,
@@ -245,7 +256,7 @@ impl Memory {
                 (tokens + uptime.saturating_sub(since).as_secs_f64() * rate).min(capacity)
             }
         };
-        // A token that is whole but for rounding is whole.
+        // A token that is whole except for rounding counts.
         let granted = ((available + ROUNDING).floor() as usize).min(wanted);
         self.tokens = Some(((available - granted as f64).max(0.0), uptime));
         if granted == 0 {
@@ -255,12 +266,12 @@ impl Memory {
         Ok(granted)
     }
 
-    /// That many members were just asked for.
+    /// Records that this many members were requested.
     pub(super) fn created(&mut self, count: usize) {
         self.last_count = self.last_count.map(|last| last + count);
     }
 
-    /// One of them was not made: neither is its coming waited for, nor is it missed as if a claim had taken it.
+    /// Records that one of them was not created: it is neither awaited nor counted as adopted.
     pub fn creation_failed(&mut self) {
         self.expectations.creation_settled();
         self.last_count = self.last_count.map(|last| last.saturating_sub(1));

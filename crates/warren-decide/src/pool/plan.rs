@@ -1,4 +1,4 @@
-//! Counts a pool's members and plans what is missing or too many.
+//! Counts a pool's members and plans creations and deletions.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -18,38 +18,40 @@ use crate::ownership;
 use crate::staleness::Yardstick;
 use crate::step::{Action, Kind, Note, Object, Propagation, Severity, Stage, Step};
 
-/// A pass that may not create yet looks again after this long, should no event wake it.
+/// The delay of the next reconcile if a pool may not create yet and no event wakes it.
 const EXPECTATION_FALLBACK: Duration = Duration::from_secs(30);
-/// A member that is not ready after this long, whole seconds included, is not being started but waits for something: an image, or room.
+/// The time after which a member that is not ready no longer counts as starting: it waits for an
+/// image or for room. Creation times are whole seconds.
 const STARTING: Duration = Duration::from_secs(3);
-/// A member is looked at this long after its grace, so that rounding never wakes us too early.
+/// The delay after a member's grace period before it is checked, so that rounding never wakes us
+/// too early.
 const GRACE_SLACK: Duration = Duration::from_secs(2);
-/// How far the wake-up for a grace period is spread, at most.
+/// The largest random part that is added to the wake-up for a grace period.
 const GRACE_JITTER: f64 = 0.5;
 
-/// What to do about a pool.
+/// A plan for one pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Repairs and removals of single members, which do not depend on each other.
+    /// Repairs and removals of single members, independent of each other.
     pub repairs: Vec<Step>,
     /// New members, all alike; to be created with a slow start.
     pub creations: Vec<Step>,
-    /// Members too many, to be deleted with a slow start.
+    /// Surplus members, to be deleted with a slow start.
     pub removals: Vec<Step>,
-    /// The status write; only when everything above has worked.
+    /// The status write, carried out only if everything above succeeded.
     pub status: Option<Step>,
-    /// How the rollout of the template stands, written whether or not anything above has worked.
+    /// The write of the template's rollout state, carried out even if something above failed.
     pub verdict: Option<Step>,
-    /// Events to record when that has been written.
+    /// Events to record when the verdict has been written.
     pub verdict_notes: Vec<Note>,
-    /// Whether the members have to be counted at the server before the pool can go on, and its memory told so with
-    /// [`super::Expectations::recounted`].
+    /// True if the members must be counted at the server before the pool can go on. The caller then
+    /// calls [`super::Expectations::recounted`].
     pub recount: bool,
     /// Events to record.
     pub notes: Vec<Note>,
-    /// When to look again without being woken.
+    /// The delay of the next reconcile if no event wakes the pool.
     pub look_again: Option<Duration>,
-    /// The part of the pool, from 0 to 1, that claims do not find: members that are not there, or are only being started.
+    /// The missing part of the pool, from 0 to 1: members that do not exist, or are only starting.
     pub missing: f64,
 }
 
@@ -66,8 +68,8 @@ impl Count<'_> {
     }
 }
 
-/// Plans for a pool. The memory is changed as if every step were carried out; what fails is settled afterwards with
-/// [`super::Expectations`].
+/// Plans for a pool. The memory is changed as if every step succeeds; failures are corrected
+/// afterwards with [`super::Expectations`].
 #[must_use]
 pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
     let mut plan = Plan::default();
@@ -102,7 +104,7 @@ pub fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Time
             return None;
         }
         let name = world.pool.metadata.name.clone().unwrap_or_default();
-        // Guarded by the version: of a status patch the server does not look at the uid.
+        // Guarded by the version: for a status patch the server ignores the uid.
         let body =
             json!({"metadata": {"resourceVersion": world.pool.metadata.resource_version}, "status": patch});
         Some(Step::new(Stage::Subject, Action::MergeStatus { kind: Kind::SandboxWarmPool, name, body }))
@@ -133,8 +135,8 @@ fn classify<'a>(
         if memory.expectations.is_deleting(member_uid) || metadata.deletion_timestamp.is_some() {
             count.terminating += usize::from(mine);
             if metadata.deletion_timestamp.is_some() {
-                // It has been seen, and nobody can take it any more. What else the pool needs does not wait for its end, which a
-                // finalizer may put off for long.
+                // The deletion has been seen, and no claim can adopt the member any more. The pool
+                // does not wait for its end, which a finalizer may delay for long.
                 memory.expectations.deletion_settled(member_uid);
             }
         } else if orphan {
@@ -166,9 +168,9 @@ fn classify<'a>(
     count
 }
 
-/// A rolling update: outdated members go, those that are not ready at once, as nobody can use them, and of the others, the
-/// oldest first, as many as may be unavailable. Whatever else is missing or not ready counts against it, so an update to
-/// something that never becomes ready stops by itself.
+/// Plans a rolling update. Outdated members that are not ready go at once, since no claim can use
+/// them. Of the ready ones, the oldest go first, as many as may be unavailable. Other missing or
+/// unready members count against that limit, so an update to a broken template stops by itself.
 fn roll(world: &World, rules: &Rules, memory: &mut Memory, count: &mut Count<'_>, plan: &mut Plan) {
     let Strategy::RollingUpdate { max_unavailable } = rules.strategy else { return };
     let mut budget = max_unavailable.saturating_sub(rules.desired.saturating_sub(count.ready()));
@@ -187,8 +189,9 @@ fn roll(world: &World, rules: &Rules, memory: &mut Memory, count: &mut Count<'_>
     }
 }
 
-/// Members that have had their time to become ready and have not: replaced, unless the cluster has no room for them, in
-/// which case a replacement would have none either. Their time begins with their creation, or when room was found for them.
+/// Replaces members that did not become ready within the grace period, unless the cluster has no
+/// room for them: then a replacement would have none either. The period begins with their creation,
+/// or when room was found for them.
 fn collect_stuck(
     world: &World,
     memory: &mut Memory,
@@ -206,7 +209,7 @@ fn collect_stuck(
             return true;
         }
         let pod = pod_of(world, member.sandbox);
-        // It cannot begin to start before it has a place.
+        // A pod starts only after it has been scheduled.
         let begun = member.created.max(pod.and_then(placed_at));
         let age = Duration::try_from(now.duration_since(begun.unwrap_or(now))).unwrap_or_default();
         if age <= grace {
@@ -215,7 +218,7 @@ fn collect_stuck(
             return true;
         }
         let is_held = pod.is_some_and(is_unschedulable);
-        // The server would refuse the pod of a replacement, too.
+        // The server would also refuse the pod of a replacement.
         let is_invalid = !member.is_stale
             && member.ready.is_some_and(|ready| ready.reason == Reason::InvalidConfiguration.as_str());
         if is_invalid {
@@ -251,7 +254,7 @@ fn size(
 ) {
     let desired = rules.desired;
     let active = count.active.len();
-    // Replacements of members that were found stale or stuck in this very pass wait until their deletion was seen.
+    // Replacements of members that this reconcile removes wait until their deletion was seen.
     let met = memory.expectations.are_met();
     let pace = memory.pace(active, desired, settings, world.uptime);
     if memory.expectations.are_overdue(world.uptime) {
@@ -303,22 +306,24 @@ fn size(
     }
 }
 
-/// How long each of the members that are being started has left of its time.
+/// Returns the remaining starting time of each member that is starting.
 fn starting(count: &Count<'_>, now: Timestamp) -> impl Iterator<Item = Duration> {
     let waiting = count.active.iter().filter(|member| !member.is_ready);
     waiting.filter_map(move |member| {
-        // One from the future was made before the clock was set; nobody knows when.
+        // A creation time in the future means that the clock was set back: the member's age is
+        // unknown.
         let age = Duration::try_from(now.duration_since(member.created.unwrap_or(now))).ok()?;
         STARTING.checked_sub(age).filter(|left| !left.is_zero())
     })
 }
 
-/// How many more members may be started now.
+/// Returns how many more members may be started now.
 fn free_starts(count: &Count<'_>, most: Option<usize>, now: Timestamp) -> usize {
     most.map_or(usize::MAX, |most| most.saturating_sub(starting(count, now).count()))
 }
 
-/// How long until another member may be started, should none of those under way become ready; nothing when one may be now.
+/// Returns the time until another member may start if none of the starting ones becomes ready;
+/// `None` if one may start now.
 fn crowded(count: &Count<'_>, most: Option<usize>, now: Timestamp) -> Option<Duration> {
     (free_starts(count, most, now) == 0).then(|| starting(count, now).min()).flatten()
 }
@@ -354,7 +359,7 @@ fn progress_notes(world: &World, memory: &mut Memory, held: usize) -> Vec<Note> 
     vec![Note { severity, reason: reason.as_str(), action: EventAction::Reconciling.as_str(), text }]
 }
 
-/// The event of annotations that mean nothing to us, once for each thing that is wrong.
+/// Returns the event of invalid annotations, once for each problem.
 fn nonsense_note(rules: &Rules, memory: &mut Memory) -> Option<Note> {
     let text = (!rules.nonsense.is_empty()).then(|| rules.nonsense.join("; "));
     let known = std::mem::replace(&mut memory.nonsense, text.clone());
@@ -366,7 +371,7 @@ fn nonsense_note(rules: &Rules, memory: &mut Memory) -> Option<Note> {
     })
 }
 
-/// The earliest of several times to look again.
+/// The earliest of several wake-ups.
 #[derive(Default)]
 struct Wake(Option<Duration>);
 
@@ -382,7 +387,7 @@ fn remove(member: &Sandbox, memory: &mut Memory, uptime: Duration, steps: &mut V
     let uid = member.metadata.uid.clone().unwrap_or_default();
     memory.expectations.expect_deletion(&uid, uptime);
     let name = member.metadata.name.clone().unwrap_or_default();
-    // Guarded: a claim may take it at this moment, and then it is no longer ours to delete.
+    // Guarded: if a claim adopts it at this moment, it is no longer ours to delete.
     let version = member.metadata.resource_version.clone();
     let action =
         Action::Delete { kind: Kind::Sandbox, name, uid, version, propagation: Propagation::Background };
@@ -397,7 +402,7 @@ fn adopt_orphan(world: &World, orphan: &Sandbox) -> Action {
         json!({"metadata": {
             "ownerReferences": references,
             "labels": {labels::LAUNCH_TYPE: labels::LAUNCH_TYPE_WARM},
-            // Guarded: it had no owner when we looked, and must have none when this arrives.
+            // Guarded: it had no owner in the cache and must have none when this arrives.
             "resourceVersion": orphan.metadata.resource_version,
         }}),
     )
@@ -412,7 +417,7 @@ fn pod_of<'a>(world: &'a World, member: &Sandbox) -> Option<&'a Pod> {
     world.pods.get(member.metadata.name.as_deref()?).map(|pod| &**pod)
 }
 
-/// What the scheduler has to say.
+/// Returns the scheduler's condition.
 fn scheduling(pod: &Pod) -> Option<&PodCondition> {
     let conditions = pod.status.as_ref()?.conditions.as_deref()?;
     conditions.iter().find(|condition| condition.type_ == "PodScheduled")

@@ -1,9 +1,11 @@
-//! The verdict on a pool's template: whether members made from it become ready, and all members come from it.
+//! Judges a pool's template: whether members made from it become ready, and whether all members
+//! come from it.
 //!
-//! The schema has no place for it, so it is an annotation on the pool, a condition in JSON, as a Deployment's `Progressing`:
-//! True while there is hope, False when no member has become ready for too long. It is about the template, not about the
-//! pool's fullness: once a pool has been full of ready members of a template, claims that empty it change nothing. What is
-//! written changes only with the verdict, so a pool at work costs no writes for it.
+//! The schema has no field for the verdict, so it is an annotation on the pool: a condition in
+//! JSON, like a Deployment's `Progressing`. It is False when no member has become ready for too
+//! long, else True. It is about the template, not about the pool's size: once a pool has been full
+//! of ready members of a template, claims that empty it change nothing. It is written only when the
+//! verdict changes, so a busy pool costs no writes for it.
 
 use std::time::Duration;
 
@@ -22,10 +24,10 @@ use crate::ownership;
 use crate::staleness::Yardstick;
 use crate::step::{Action, Kind, Note, Severity, Stage, Step};
 
-/// How much of what keeps a member from being ready is repeated.
+/// The longest part of a member's problem that is repeated.
 const LONGEST_CAUSE: usize = 256;
 
-/// What the annotation holds.
+/// The annotation's content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Verdict {
@@ -35,13 +37,13 @@ struct Verdict {
     reason: String,
     message: String,
     last_transition_time: Timestamp,
-    /// Which template this is about: its name and the hash of what it says.
+    /// The template: its name and the hash of its content.
     template: String,
-    /// When members of it were first wanted.
+    /// The time when members of it were first wanted.
     started_at: Timestamp,
 }
 
-/// What a pass gives besides the pool's size and status.
+/// The judgement's part of a plan.
 #[derive(Default)]
 pub(super) struct Judgement {
     pub(super) step: Option<Step>,
@@ -49,14 +51,14 @@ pub(super) struct Judgement {
     pub(super) look_again: Option<Duration>,
 }
 
-/// The members of a pool, by what the rollout cares about.
+/// Counts of a pool's members, by the properties that matter to a rollout.
 struct Tally {
     active: usize,
     updated: usize,
     updated_ready: usize,
-    /// When a member of the present template last became ready, of those that are here.
+    /// The time when one of these members of the present template last became ready.
     last_ready: Option<Timestamp>,
-    /// What keeps one of the others from it.
+    /// The problem of one that is not ready.
     cause: Option<String>,
 }
 
@@ -80,7 +82,8 @@ impl Tally {
     }
 }
 
-/// Judges the rollout of the pool's template. `active` are the members that stay after this pass.
+/// Judges the rollout of the pool's template. `active` are the members that stay after this
+/// reconcile.
 pub(super) fn judge(
     world: &World,
     rules: &Rules,
@@ -102,7 +105,7 @@ pub(super) fn judge(
     let started_at = same.map_or(now, |stored| stored.started_at);
     let was_complete = same.is_some_and(|stored| stored.reason == Reason::Complete.as_str());
     if rules.desired == 0 && tally.active == 0 && !was_complete {
-        // Nobody has tried this template. Its time begins when members of it are wanted.
+        // The template is not in use. Its time begins when members of it are wanted.
         let none = [(annotations::PROGRESSING, None), (annotations::UPDATED_REPLICAS, None)];
         return Judgement { step: annotate(world, none), ..Judgement::default() };
     }
@@ -110,12 +113,13 @@ pub(super) fn judge(
     memory.last_progress = memory.last_progress.max(tally.last_ready).max(Some(started_at));
 
     let is_full = tally.updated_ready >= rules.desired;
-    // Nothing is left to do but what claims do: everything is there, ready as far as it is of this template.
+    // Only claims can make further progress: all members exist, and those of the present template
+    // are ready.
     let is_waiting = rules.strategy == Strategy::OnReplenish
         && tally.active >= rules.desired
         && tally.updated == tally.updated_ready;
     let since = memory.last_progress.unwrap_or(started_at).max(started_at);
-    // What lies behind the end of time never comes.
+    // A deadline beyond the largest timestamp never comes.
     let end = since.checked_add(rules.progress_deadline).ok();
     let mut judgement = if outdated == 0 && (is_full || was_complete) {
         let text = || format!("the pool is up to date with template {name}");
@@ -147,7 +151,7 @@ pub(super) fn judge(
     judgement
 }
 
-/// Writes the verdict down if it is a new one. Its text is made only then, so that words about a moment stay as they are.
+/// Writes the verdict if it changed. The text is made only then, so that it describes that moment.
 fn conclude(
     world: &World,
     stored: Option<Verdict>,
@@ -157,7 +161,7 @@ fn conclude(
     updated: Option<usize>,
     now: Timestamp,
 ) -> Judgement {
-    // As in every condition, times have seconds.
+    // As in every condition, times have whole seconds.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let is_known = |stored: &Verdict| stored.template == template && stored.reason == reason.as_str();
     let verdict = match stored.clone().filter(is_known) {
@@ -194,7 +198,7 @@ fn conclude(
     Judgement { step: annotate(world, wanted), notes, look_again: None }
 }
 
-/// Writes annotations of the pool, or takes them away, where they are not so already.
+/// Plans to set or remove annotations of the pool that differ.
 fn annotate(world: &World, wanted: impl IntoIterator<Item = (&'static str, Option<String>)>) -> Option<Step> {
     let metadata = &world.pool.metadata;
     let news =
@@ -208,7 +212,8 @@ fn annotate(world: &World, wanted: impl IntoIterator<Item = (&'static str, Optio
     })
 }
 
-/// What was written down before. What cannot be read was not written by us, and is written anew.
+/// Returns the stored verdict. An annotation that cannot be parsed is not ours and is written
+/// again.
 fn stored(world: &World) -> Option<Verdict> {
     serde_json::from_str(ownership::annotation(&world.pool.metadata, annotations::PROGRESSING)?).ok()
 }

@@ -1,4 +1,4 @@
-//! By which rules a pool is kept: its spec, our annotations on it, and the settings of all pools, put together once.
+//! Combines a pool's spec, its annotations and the settings of all pools into its rules.
 
 use std::time::Duration;
 
@@ -9,25 +9,26 @@ use super::Settings;
 use crate::bounded::bounded;
 use crate::ownership;
 
-/// Which part of its members, in percent, a rolling update may take away at a time when the pool does not say; a Deployment's number.
+/// The percentage of members that a rolling update may take away at a time by default; a
+/// Deployment's number.
 const DEFAULT_MAX_UNAVAILABLE_PERCENT: usize = 25;
 
-/// What becomes of members that are not what the template says any more.
+/// The treatment of members that differ from the present template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// They wait to be claimed like the others; only new ones come from the new template.
+    /// Keep them until they are claimed; only new ones come from the new template.
     OnReplenish,
-    /// They go at once, and are not handed out meanwhile.
+    /// Delete them at once. They are not handed out meanwhile.
     Recreate,
-    /// They go a few at a time, and are handed out meanwhile.
+    /// Delete a few at a time. They are handed out meanwhile.
     RollingUpdate {
-        /// How many members may be missing or not ready because of it; at least one.
+        /// The most members that may be missing or not ready because of the update; at least one.
         max_unavailable: usize,
     },
 }
 
 impl Strategy {
-    /// The strategy of a pool.
+    /// Returns the strategy of a pool.
     #[must_use]
     pub fn of(pool: &SandboxWarmPool) -> Self {
         Rules::of(pool, &Settings::default()).strategy
@@ -37,11 +38,11 @@ impl Strategy {
 /// The rules of one pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rules {
-    /// How many members it should have: what it asks for, within the caps.
+    /// The number of members that the pool should have: the one it asks for, within the caps.
     pub(super) desired: usize,
     pub(super) strategy: Strategy,
     pub(super) progress_deadline: Duration,
-    /// What is wrong with its annotations; each of them is ignored.
+    /// The problems of its annotations; each such annotation is ignored.
     pub(super) nonsense: Vec<String>,
 }
 
@@ -82,7 +83,7 @@ impl Rules {
         });
         let strategy = match (rolling, pool.spec.update_strategy_type()) {
             (true, _) => Strategy::RollingUpdate {
-                // With none the update would never begin.
+                // With zero the update would never begin.
                 max_unavailable: max_unavailable
                     .unwrap_or(desired * DEFAULT_MAX_UNAVAILABLE_PERCENT / 100)
                     .max(1),
@@ -99,7 +100,7 @@ impl Rules {
     }
 }
 
-/// A number, or a percentage of `whole`, rounded down.
+/// Parses a number, or a percentage of `whole`, rounded down.
 fn share_of(text: &str, whole: usize) -> Option<usize> {
     match text.strip_suffix('%') {
         None => text.parse().ok(),

@@ -1,4 +1,5 @@
-//! Each case is a pool as data and what is decided about it. Rows are those of the behaviour file's "easy to get wrong".
+//! Tests pools: each case is a pool as data and the resulting plan. Row numbers are those of the
+//! table "easy to get wrong".
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ fn template(image: &str) -> SandboxTemplate {
     .unwrap()
 }
 
-/// A member made from a template at a second, ready or not; its uid is its name.
+/// Builds a member that was made from a template at a second, ready or not; its uid is its name.
 fn member(name: &str, from: &SandboxTemplate, created: i64, ready: bool) -> Sandbox {
     let hashes = Hashes::of(from);
     let mut sandbox: Sandbox = serde_json::from_value(json!({
@@ -60,7 +61,7 @@ fn world(spec: Value, members: Vec<Sandbox>) -> World {
     }
 }
 
-/// The same pool with a status that says so many, all of them ready.
+/// Returns the pool with a status of this many members, all of them ready.
 fn told(mut world: World, count: usize) -> World {
     let status = json!({"replicas": count, "readyReplicas": count,
         "selector": "agents.x-k8s.io/warm-pool-sandbox=59733166", "observedGeneration": 4});
@@ -68,13 +69,13 @@ fn told(mut world: World, count: usize) -> World {
     world
 }
 
-/// Decides at a moment by both clocks.
+/// Decides at a moment of both clocks.
 fn decide_at(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
     let uptime = Duration::try_from(now.duration_since(at(-1_000))).unwrap();
     super::decide(&World { uptime, ..world.clone() }, memory, settings, now)
 }
 
-/// The same without the deadline of a rollout, which is no matter of a pool's size.
+/// Decides without the deadline of a rollout, which does not affect a pool's size.
 fn decide(world: &World, memory: &mut Memory, settings: &Settings, now: Timestamp) -> Plan {
     let settings = Settings { progress_deadline: Duration::MAX, ..settings.clone() };
     decide_at(world, memory, &settings, now)
@@ -110,7 +111,7 @@ fn an_empty_pool_is_filled_and_what_is_expected_is_waited_for() {
         create 3
         status: - of which - ready"#]]
     .assert_eq(&render(&empty, &mut memory, &Settings::default(), at(0)));
-    // Nothing has been seen of the three yet: nothing more is created.
+    // None of the three creations has been seen yet: no more are made.
     expect![[r#"
         status: - of which - ready
         look again in 30s"#]]
@@ -121,7 +122,8 @@ fn an_empty_pool_is_filled_and_what_is_expected_is_waited_for() {
         status: 3 of which - ready
         look again in 300s"#]]
     .assert_eq(&render(&world(json!({"replicas": 3}), members), &mut memory, &Settings::default(), at(2)));
-    // Should the events never come, patience ends after five minutes, and the server is asked how many there are.
+    // If the events never come, the wait ends after five minutes, and the server is asked for the
+    // count.
     let mut forgotten = Memory::default();
     let _ = decide(&empty, &mut forgotten, &Settings::default(), at(0));
     assert!(render(&empty, &mut forgotten, &Settings::default(), at(299)).contains("look again"));
@@ -158,7 +160,7 @@ fn a_member_that_does_not_end_holds_up_nobody_else() {
     let surplus =
         render(&world(json!({"replicas": 1}), members.clone()), &mut memory, &Settings::default(), at(0));
     assert!(surplus.contains("surplus: "), "{surplus}");
-    // A finalizer keeps it. The pool is made larger meanwhile.
+    // A finalizer keeps it. The pool grows meanwhile.
     let dying = |mut member: Sandbox| {
         member.metadata.deletion_timestamp = serde_json::from_value(json!("2027-01-15T08:00:00Z")).unwrap();
         member
@@ -183,7 +185,7 @@ fn row_25_recreate_rolls_stale_members_and_on_replenish_keeps_them() {
         repair: delete Sandbox old
         status: 1 of which 1 ready"#]]
     .assert_eq(&render(&recreate(members()), &mut memory, &Settings::default(), at(0)));
-    // Its end has not been seen: it still counts, and is not deleted twice.
+    // Its deletion has not been seen: it still counts, and is not deleted twice.
     expect!["status: 1 of which 1 ready"].assert_eq(&render(
         &recreate(members()),
         &mut memory,
@@ -207,7 +209,7 @@ fn row_26_a_member_has_its_grace_from_creation_and_an_unschedulable_one_is_held(
     let old =
         || vec![member("stuck", &template("a"), -301, false), member("fine", &template("a"), -301, true)];
     let mut stuck = world(json!({"replicas": 2}), old());
-    // That it was ready meanwhile, and has only just ceased to be, gives it no more time.
+    // A member that was ready for a while does not get more time.
     let conditions = &mut Arc::make_mut(&mut stuck.members[0]).status.as_mut().unwrap().conditions;
     conditions[0].last_transition_time = Time(at(-1));
     check(
@@ -228,7 +230,7 @@ fn row_26_a_member_has_its_grace_from_creation_and_an_unschedulable_one_is_held(
         status: 2 of which 1 ready
         look again in 60s"#]]
     .assert_eq(&render(&stuck, &mut memory, &Settings::default(), at(1)));
-    // Room is found: it has the time to start that others have.
+    // Once it is scheduled, it has the usual time to start.
     let placed = |since| {
         let condition =
             json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": at(since).to_string()});
@@ -294,7 +296,8 @@ fn row_27_orphans_are_taken_in_if_they_are_what_the_template_says() {
             repair: delete Sandbox forged
             status: 1 of which 1 ready"#]],
     );
-    // Until one that has to go is on its way out, somebody else may take it in; after that, nobody waits for its end.
+    // Until the deletion of an orphan is under way, another owner may adopt it. After that its end
+    // is not awaited.
     let (mut memory, settings) = (Memory::default(), Settings::default());
     let mut of_old = orphan("old", "b");
     let mut decided = |old: &Sandbox| {

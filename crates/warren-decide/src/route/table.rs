@@ -9,24 +9,24 @@ use warren_api::labels::{SANDBOX_NAME_HASH, WARM_POOL_SANDBOX};
 
 use super::{Wanted, can_be_a_pods};
 
-/// The API group of Sandbox, of whatever version.
+/// The API group of Sandbox, in any version.
 const SANDBOX_GROUP: &str = "agents.x-k8s.io";
 
-/// A sandbox pod that answers.
+/// A ready sandbox pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
     /// The pod's namespace.
     pub namespace: String,
     /// The pod's name, which is the Sandbox's.
     pub name: String,
-    /// The pod's UID. A pod of the same name that comes later has another.
+    /// The pod's UID. A later pod of the same name has another.
     pub pod_uid: String,
     /// The UID of the Sandbox that owns the pod.
     pub sandbox_uid: String,
     /// The pod's address, IPv4 if it has both. None where pods have no addresses.
     pub address: Option<IpAddr>,
-    /// The pod still waits in a pool. Its Sandbox may have been claimed already: the label is taken
-    /// off the Sandbox first, and off the pod a moment later.
+    /// True while the pod waits in a pool. Its Sandbox may have been claimed already: the label is
+    /// removed from the Sandbox first, and from the pod a moment later.
     pub is_in_pool: bool,
 }
 
@@ -64,26 +64,26 @@ impl Route {
     }
 }
 
-/// Returns a pod's address, IPv4 before IPv6. One that no pod can have is none.
+/// Returns a pod's address, IPv4 before IPv6. An address that no pod can have is ignored.
 fn address(pod: &Pod) -> Option<IpAddr> {
     let status = pod.status.as_ref()?;
     let several = status.pod_ips.iter().flatten().map(|it| it.ip.as_str());
     let known = several.chain(status.pod_ip.as_deref()).filter_map(|text| text.parse::<IpAddr>().ok());
     let mut known: Vec<_> =
         known.map(|address| address.to_canonical()).filter(|address| can_be_a_pods(*address)).collect();
-    // Stable: the first of each kind stays first.
+    // The sort is stable: the first of each kind stays first.
     known.sort_by_key(IpAddr::is_ipv6);
     known.first().copied()
 }
 
-/// The outcome of looking for a request's target.
+/// The result of resolving a request's target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resolution {
-    /// The pod to send it to.
+    /// The pod to route to.
     Found(Arc<Route>),
     /// The table has no pod of this name.
     Unknown,
-    /// The table's pod of this name waits in a pool: only its UID or its address lead there.
+    /// The pod of this name waits in a pool: it is reachable only by its UID or its address.
     InPool,
     /// The sandbox's pod has another address than the request says.
     AnotherAddress,
@@ -98,7 +98,7 @@ pub struct RouteTable {
 }
 
 impl RouteTable {
-    /// Takes note of a pod, as it is now. One that cannot be routed to any more is removed.
+    /// Updates a pod. One that can no longer be routed to is removed.
     pub fn update(&mut self, pod: &Pod, addressless: bool) {
         match Route::of(pod, addressless) {
             Some(route) => self.insert(route),
@@ -106,8 +106,7 @@ impl RouteTable {
         }
     }
 
-    /// Adds a route, or puts it in place of what was known of its pod. Of two pods with the same name
-    /// the one that was seen last counts.
+    /// Adds or replaces the route of a pod. If two pods have the same name, the last one wins.
     pub fn insert(&mut self, route: Route) {
         self.remove(&route.pod_uid.clone());
         let route = Arc::new(route);
@@ -116,7 +115,7 @@ impl RouteTable {
         self.by_pod.insert(route.pod_uid.clone(), route);
     }
 
-    /// Removes a pod, by its UID. What another pod of the same Sandbox or name has since stays.
+    /// Removes a pod by its UID. A newer pod of the same Sandbox or name stays.
     pub fn remove(&mut self, pod_uid: &str) {
         let Some(route) = self.by_pod.remove(pod_uid) else { return };
         let is_its = |known: &mut Arc<Route>| Arc::ptr_eq(known, &route);
@@ -135,18 +134,19 @@ impl RouteTable {
         gone.iter().for_each(|uid| self.remove(uid));
     }
 
-    /// Returns how many pods can be routed to.
+    /// Returns the number of pods that can be routed to.
     pub fn len(&self) -> usize {
         self.by_pod.len()
     }
 
-    /// Returns whether no pod can be routed to.
+    /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.by_pod.is_empty()
     }
 
-    /// Returns the pod that a request is for: the one of the Sandbox with this UID, namespace and name,
-    /// else the one with this namespace and name. An address in the request must be that pod's.
+    /// Returns the pod that a request is for: the one of the Sandbox with this UID, namespace and
+    /// name, else the one with this namespace and name. An address in the request must be that
+    /// pod's.
     pub fn resolve(&self, wanted: &Wanted) -> Resolution {
         let by_uid = wanted.uid.as_ref().and_then(|uid| self.by_sandbox.get(uid));
         let by_uid = by_uid.filter(|route| route.namespace == wanted.namespace && route.name == wanted.id);
@@ -160,7 +160,8 @@ impl RouteTable {
         if wanted.pod_ip.is_some() && wanted.pod_ip != route.address {
             return Resolution::AnotherAddress;
         }
-        // Names of pool members can be guessed; a UID or an address comes from the claim that has it.
+        // Names of pool members can be guessed. A UID or an address comes from the claim that has
+        // the sandbox.
         if route.is_in_pool && !knows_uid && wanted.pod_ip.is_none() {
             return Resolution::InPool;
         }

@@ -65,7 +65,7 @@ fn addresses_that_no_pod_can_have_are_refused_in_every_notation() {
         "224.0.0.1",
         "ff02::1",
         "255.255.255.255",
-        // No notation of an address at all, whatever a resolver makes of it.
+        // Not a standard notation of an address, even if some resolvers accept it.
         "2130706433",
         "0x7f000001",
         "0177.0.0.1",
@@ -97,7 +97,7 @@ fn a_timeout_is_a_positive_number_of_seconds_and_anything_else_is_ignored() {
     }
 }
 
-/// A Ready pod of a sandbox; `change` edits its JSON.
+/// Builds a Ready pod of a sandbox; `change` edits its JSON.
 fn pod(name: &str, uid: &str, address: &str, change: impl FnOnce(&mut Value)) -> Pod {
     let mut value = json!({
         "metadata": {
@@ -145,7 +145,7 @@ fn only_ready_pods_of_sandboxes_with_an_address_are_routed_to() {
     assert!(!routed(|pod| pod["metadata"]["ownerReferences"][0]["apiVersion"] = "apps/v1".into()));
     assert!(!routed(|pod| pod["status"]["conditions"][0]["status"] = "False".into()));
     assert!(!routed(|pod| pod["status"] = json!({"conditions": pod["status"]["conditions"]})));
-    // A status that names the router's own machine leads nowhere.
+    // An address of the router's own machine is ignored.
     assert_eq!(Route::of(&pod("box", "p", "127.0.0.1", |_| {}), false), None);
     let without = pod("box", "p", "", |_| {});
     assert_eq!(Route::of(&without, true).map(|route| route.address), Some(None));
@@ -178,7 +178,7 @@ fn an_address_must_be_that_of_the_sandbox_that_is_named() {
     for (address, outcome) in [
         ("10.0.0.1", "a"),
         ("::ffff:10.0.0.1", "a"),
-        // Of another sandbox, of one in another namespace, of none.
+        // An address of another sandbox, of one in another namespace, of none.
         ("10.0.0.2", "AnotherAddress"),
         ("10.0.0.3", "AnotherAddress"),
         ("8.8.8.8", "AnotherAddress"),

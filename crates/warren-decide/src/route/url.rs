@@ -1,23 +1,23 @@
-//! Sandboxes that are named by a URL: in its path, or in the name of its host. Browsers need this, because a page
-//! cannot add headers to navigations and WebSocket handshakes.
+//! Parses URLs that name a sandbox, in the path or in the host name. Browsers need this, because a
+//! page cannot add headers to navigations and WebSocket handshakes.
 
 use super::{BadRequest, Wanted, is_label, parse_port};
 
-/// The sandbox that a URL names, and the part of the path that is for the sandbox.
+/// A sandbox named by a URL, and the part of the path that is for the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UrlRoute {
-    /// The sandbox and port that are asked for. It has no address, no UID and no timeout: a URL
-    /// carries none of them.
+    /// The requested sandbox and port. A URL carries no address, UID or timeout.
     pub wanted: Wanted,
-    /// The beginning of the path, which the sandbox does not get. Empty if the host names the sandbox.
+    /// The prefix of the path, which is not sent to the sandbox. Empty if the host names the
+    /// sandbox.
     pub base: String,
-    /// The path that the sandbox gets, byte for byte as it was sent. It begins with `/`.
+    /// The path that is sent to the sandbox, byte for byte as received. It begins with `/`.
     pub path: String,
 }
 
 impl UrlRoute {
-    /// Reads `<prefix>/<namespace>/<id>/<port>/…`. `None`: the path does not begin with the prefix. A path that
-    /// does is never given to the headers, even if it is malformed.
+    /// Parses `<prefix>/<namespace>/<id>/<port>/…`. `None`: the path does not begin with the
+    /// prefix. For a path that does, headers are never used, even if it is malformed.
     pub fn by_path(prefix: &str, path: &str) -> Option<Result<UrlRoute, BadRequest>> {
         let rest = path.strip_prefix(prefix)?.strip_prefix('/')?;
         let mut parts = rest.splitn(4, '/');
@@ -34,10 +34,10 @@ impl UrlRoute {
         Some(Ok(UrlRoute { wanted, base, path }))
     }
 
-    /// Reads the host `<port>-<sandbox>.<namespace>.<domain>`, with or without a port of its own. `None`: the host
-    /// is not below the domain.
+    /// Parses the host `<port>-<sandbox>.<namespace>.<domain>`, with or without a port of its own.
+    /// `None`: the host is not below the domain.
     pub fn by_host(domain: &str, host: &str, path: &str) -> Option<Result<UrlRoute, BadRequest>> {
-        // An address in brackets has no name below a domain.
+        // An IPv6 address in brackets is never below a domain.
         let name = host.split(':').next().unwrap_or_default().to_ascii_lowercase();
         let name = name.strip_suffix('.').unwrap_or(&name);
         let labels = name.strip_suffix(domain)?.strip_suffix('.')?;

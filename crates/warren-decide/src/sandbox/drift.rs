@@ -1,8 +1,9 @@
-//! Whether a live pod still is what its sandbox's pod template says. A pod is never replaced because of an edit, so the
-//! sandbox has to say that the edit has not been applied yet.
+//! Detects that a live pod differs from its sandbox's pod template. A pod is never replaced because
+//! of an edit, so the sandbox's status says that the edit has not been applied yet.
 //!
-//! The server fills in and changes the spec of a pod, and we keep none of it in memory, so the pod carries hashes of the
-//! template's fields from when it was made. A pod without them (adopted, or made by another controller) is not judged.
+//! The server fills in and changes the spec of a pod, so the specs cannot be compared. Instead the
+//! pod carries hashes of the template's fields from its creation. A pod without them (adopted, or
+//! made by another controller) is not judged.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +16,19 @@ use crate::bounded::bounded;
 use crate::merge;
 use crate::ownership;
 
-/// A fingerprint that would be longer than this has one hash for all containers instead of one per field. All annotations of
-/// an object together may have 256 KiB.
+/// The longest fingerprint with a hash per field. A longer one has a single hash for all
+/// containers. All annotations of an object together may have 256 KiB.
 const LONGEST: usize = 8 * 1024;
-/// So many fields are named, at most, and so much of each name.
+/// The largest number of fields that a message names. Each name is cut, too.
 const MOST_NAMED: usize = 5;
 const LONGEST_NAME: usize = 100;
 
-/// The fields whose elements have names, and are told apart by them.
+/// The lists whose elements are identified by their names.
 const NAMED_LISTS: [&str; 2] = ["containers", "initContainers"];
 
 type Fields = BTreeMap<String, String>;
 
-/// The fingerprint of the template that a pod is about to be made from.
+/// Returns the fingerprint of the template that a pod is about to be made from.
 pub(super) fn fingerprint(spec: &PodSpec) -> String {
     let write = |fields: Fields| {
         fields.into_iter().map(|(field, hash)| format!("{field}={hash}")).collect::<Vec<_>>().join(",")
@@ -36,7 +37,7 @@ pub(super) fn fingerprint(spec: &PodSpec) -> String {
     if fine.len() <= LONGEST { fine } else { write(fields(spec, false)) }
 }
 
-/// What to say about a live pod, if it differs from the template.
+/// Returns the condition of a live pod that differs from the template.
 pub(super) fn observe(sandbox: &Sandbox, pod: &Pod) -> Option<Observation> {
     let stored = ownership::annotation(&pod.metadata, annotations::POD_TEMPLATE_FINGERPRINT)?;
     let then: BTreeMap<&str, &str> = stored.split(',').filter_map(|field| field.split_once('=')).collect();
@@ -66,7 +67,7 @@ pub(super) fn observe(sandbox: &Sandbox, pod: &Pod) -> Option<Observation> {
     ))
 }
 
-/// Every field that is set, with the hash of its value.
+/// Returns every field that is set, with the hash of its value.
 fn fields(spec: &PodSpec, is_fine: bool) -> Fields {
     let hash = |value: &Value| NameHash::of(&value.to_string()).to_string();
     let mut fields = Fields::new();
@@ -81,7 +82,7 @@ fn fields(spec: &PodSpec, is_fine: bool) -> Fields {
         };
         for element in elements.iter().filter_map(Value::as_object) {
             let name = element.get("name").and_then(Value::as_str).unwrap_or_default();
-            // The name's own entry stands for the element being there at all.
+            // The entry of the name itself records that the element exists.
             for (inner, value) in element.iter().filter(|(_, value)| !is_empty(value)) {
                 fields.insert(format!("{field}[{name}].{inner}"), hash(value));
             }
@@ -90,7 +91,7 @@ fn fields(spec: &PodSpec, is_fine: bool) -> Fields {
     fields
 }
 
-/// Empty and absent mean the same to the server.
+/// Returns true for an empty value, which means the same as an absent one to the server.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

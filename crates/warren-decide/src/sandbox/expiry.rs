@@ -1,5 +1,5 @@
-//! A sandbox whose shutdown time has passed, in two passes: first the reason is stored, then its pod and service go. So
-//! nobody ever sees the pod dying without a word about why.
+//! Ends a sandbox whose shutdown time has passed. First the reason is stored; the next reconcile
+//! deletes its pod and service. A pod never goes before the status says why.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::lifetime;
 use crate::ownership::Ownership;
 use crate::step::{Action, Failure, Kind, Propagation, Stage, Step};
 
-/// Looking again after storing the reason; the behaviour's own number.
+/// The delay before the reconcile that follows the stored reason; agent-sandbox's number.
 const AT_ONCE: Duration = Duration::from_millis(1);
-/// A sandbox is not woken for its expiry more often than this; the behaviour's own number.
+/// The shortest delay of a wake-up for the expiry; agent-sandbox's number.
 const FLOOR: Duration = Duration::from_secs(2);
 
 /// Returns the earlier of the sandbox's shutdown time and the end of its time to live.
@@ -25,27 +25,27 @@ fn shutdown_time(sandbox: &Sandbox) -> Option<Timestamp> {
     asked.into_iter().chain(lifetime::end(&sandbox.metadata)).min()
 }
 
-/// Whether the shutdown time has come; the very moment counts.
+/// Returns true if the shutdown time has come, including the exact moment.
 pub(super) fn is_expired(sandbox: &Sandbox, now: Timestamp) -> bool {
     shutdown_time(sandbox).is_some_and(|time| now >= time)
 }
 
-/// When to look again for the shutdown time.
+/// Returns the delay until the sandbox is checked for its expiry.
 pub(super) fn look_again(sandbox: &Sandbox, now: Timestamp) -> Option<Duration> {
     let time = shutdown_time(sandbox)?;
     let remaining = Duration::try_from(time.duration_since(now)).unwrap_or_default();
     Some(remaining.max(FLOOR))
 }
 
-/// Plans the removal of the pod and the service, once the reason is stored. Volume claims that are to stay are let go of
-/// first.
+/// Plans the removal of the pod and the service, once the reason is stored. Volume claims that are
+/// to be kept are released first.
 pub(super) fn children(world: &World) -> Plan {
     let mut plan = Plan::default();
     if !is_announced(&world.sandbox) {
         return plan;
     }
     volumes::release(world, &mut plan);
-    // A pod that is already on its way needs no second call.
+    // A pod that is already being deleted needs no second call.
     for pod in pod::mine(world).filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
         plan.steps.push(Step::new(Stage::Pod, pod::delete(pod)));
     }
@@ -57,10 +57,10 @@ pub(super) fn children(world: &World) -> Plan {
     plan
 }
 
-/// Plans what to publish about an expired sandbox, or its deletion.
+/// Plans the status of an expired sandbox, or its deletion.
 pub(super) fn conclude(world: &World, failures: &[Failure], now: Timestamp) -> Conclusion {
     if !is_announced(&world.sandbox) {
-        // What went wrong before the time was over no longer matters, and must not put off the end.
+        // Earlier problems no longer matter and must not delay the end.
         let mut wanted = world.sandbox.status.clone().unwrap_or_default();
         announce(&world.sandbox, &mut wanted, message::SANDBOX_HAS_EXPIRED.to_owned(), now);
         let steps = status::write(world, &wanted).into_iter().collect();
@@ -76,8 +76,8 @@ pub(super) fn conclude(world: &World, failures: &[Failure], now: Timestamp) -> C
             version: world.sandbox.metadata.resource_version.clone(),
             propagation: Propagation::Background,
         };
-        // Deleting the sandbox takes its children with it, so what went wrong with them no longer matters. Only with the
-        // volumes it does: that would take data that may be meant to stay.
+        // Deleting the sandbox deletes its children, so their problems no longer matter. Problems
+        // with the volumes do: the deletion would take data that may have to be kept.
         return Conclusion { steps: vec![Step::new(Stage::Subject, action)], ..Conclusion::default() };
     }
     if !others.is_empty() {

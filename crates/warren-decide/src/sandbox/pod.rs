@@ -1,5 +1,6 @@
-//! The pod of a sandbox. Ownership decides which pod it is; the `pod-name` annotation is only a hint that is kept right.
-//! A live pod is never replaced and its spec never enforced: only its labels and annotations follow the sandbox.
+//! Decides about the pod of a sandbox. Ownership decides which pod it is; the `pod-name` annotation
+//! is only a hint that is kept correct. A live pod is never replaced and its spec never enforced:
+//! only its labels and annotations follow the sandbox.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -13,16 +14,16 @@ use crate::ownership::{self, Ownership};
 use crate::propagation;
 use crate::step::{Action, Failure, Kind, Object, Propagation, Stage, Step};
 
-/// Which pod a sandbox has.
+/// The pod that a sandbox has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PodView<'a> {
-    /// None at all.
+    /// No pod.
     Absent,
-    /// Exactly one that the sandbox controls, dying or finished ones included.
+    /// Exactly one pod that the sandbox controls, perhaps dying or finished.
     Mine(&'a Pod),
-    /// None of its own, and a pod that is not its own is in the place.
+    /// No pod of its own, and another pod has its name.
     NotMine(&'a Pod, Ownership),
-    /// More than one that it controls. Nothing is touched until somebody has sorted it out.
+    /// More than one pod of its own. Nothing is changed until a user has resolved it.
     Multiple(usize),
 }
 
@@ -34,7 +35,7 @@ pub(super) fn view(world: &World) -> PodView<'_> {
         [pod] => return PodView::Mine(pod),
         several => return PodView::Multiple(several.len()),
     }
-    // The pod that the annotation names has the first say; when that one is gone, the place is the sandbox's name.
+    // The annotated name is tried first. If there is no such pod, the sandbox's name is.
     let annotated = annotated_name(&world.sandbox).and_then(|name| named(world, name));
     match annotated.or_else(|| named(world, world.name())) {
         None => PodView::Absent,
@@ -44,8 +45,8 @@ pub(super) fn view(world: &World) -> PodView<'_> {
     }
 }
 
-/// Every pod that the sandbox controls and is meant to: that it is tracked by, or that has the name of its pod. An annotation
-/// that names no pod says nothing about it.
+/// Returns every pod that the sandbox controls and that belongs to it: one with its tracking label
+/// or with the name of its pod. An annotation that names no pod is ignored.
 pub(super) fn mine(world: &World) -> impl Iterator<Item = &Pod> {
     let annotated = annotated_name(&world.sandbox).filter(|name| named(world, name).is_some());
     let (hash, name) = (world.tracking_hash(), annotated.unwrap_or(world.name()));
@@ -88,7 +89,7 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
                 push(set_pod_name(&world.sandbox, Value::Null));
             }
         }
-        // The pod was made, and is gone: what ran in it must not run again.
+        // The pod was made once and is gone: its work must not run again.
         PodView::Absent if annotated.is_some() && is_made_once(&world.sandbox) => {}
         PodView::Absent => {
             push(Action::Create(Object::Pod(Box::new(new_pod(&world.sandbox)))));
@@ -119,15 +120,16 @@ pub(super) fn plan(world: &World, view: &PodView<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether the name of a pod is for the claim to write: while a sandbox waits in its pool nobody asks for its pod, and a claim that
-/// takes it says the name in the same write. It is the name of every member's pod, or there would be something to say.
+/// Returns true if the claim is to write the pod's name. While a sandbox waits in its pool no
+/// client asks for its pod, and the claim that adopts it writes the name in the same write. This
+/// holds only for a pod of the usual name.
 fn is_named_by_its_claim(world: &World, pod: Option<&str>) -> bool {
     annotated_name(&world.sandbox).is_none()
         && pod == Some(world.name())
         && ownership::is_pooled(&world.sandbox.metadata)
 }
 
-/// The message of `MultiplePods`.
+/// Returns the message of `MultiplePods`.
 pub(super) fn multiple_text(count: usize) -> String {
     format!("{count} pods are controlled by this sandbox, expected at most one")
 }
@@ -143,7 +145,7 @@ pub(super) fn delete(pod: &Pod) -> Action {
     }
 }
 
-/// The pod to create for a sandbox.
+/// Builds the pod to create for a sandbox.
 #[must_use]
 pub(super) fn new_pod(sandbox: &Sandbox) -> Pod {
     let mut metadata = propagation::desired(sandbox, &ObjectMeta::default());
@@ -177,7 +179,8 @@ fn named<'a>(world: &'a World, name: &str) -> Option<&'a Pod> {
     world.pods.iter().map(|pod| &**pod).find(|pod| pod.metadata.name.as_deref() == Some(name))
 }
 
-/// The one patch that brings a pod's labels and annotations in line, without a guard: we only touch keys of our own.
+/// Returns the patch that brings a pod's labels and annotations in line. It needs no guard: it
+/// contains only keys of our own.
 fn metadata_patch(sandbox: &Sandbox, present: &ObjectMeta) -> Option<Value> {
     let desired = propagation::desired(sandbox, present);
     let empty = Default::default();

@@ -1,5 +1,6 @@
-//! The headless service of a sandbox. `spec.service` has three answers: yes makes and keeps one, no removes our own, and
-//! no answer makes none but keeps one that we already own in order.
+//! Decides about the headless service of a sandbox. `spec.service` has three values: true makes and
+//! keeps one, false removes our own, and an absent value makes none but maintains one that we
+//! already own.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +15,18 @@ use crate::ownership::{self, Ownership};
 use crate::ports;
 use crate::step::{Action, Failure, Kind, Object, Propagation, Stage, Step};
 
-/// How the service stands, for the Ready condition and the status.
+/// The state of the service, for the Ready condition and the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServiceView {
     /// None is wanted and none is in use.
     Unused,
-    /// One is wanted and is not there.
+    /// One is wanted and does not exist.
     Missing,
-    /// Ours, and there.
+    /// It exists and is ours.
     Present,
 }
 
-/// Finds out how the service stands.
+/// Determines the state of the service.
 pub(super) fn view(world: &World) -> ServiceView {
     let ownership = ownership(world);
     match (world.sandbox.spec.blueprint.service, ownership) {
@@ -52,7 +53,7 @@ pub(super) fn plan(world: &World, plan: &mut Plan) {
         (Some(false), _) | (None, Ownership::Unowned | Ownership::Adoptable) => return,
         (_, Ownership::Mine) => {
             if let Some(mut body) = drift(world, service, wanted == Some(true)) {
-                // Of this very service: by now somebody else's may have the name.
+                // The uid guards against another service of the same name.
                 merge::set(&mut body, &["metadata", "uid"], json!(service.metadata.uid));
                 push(Action::Merge { kind: Kind::Service, name: name.to_owned(), body });
             }
@@ -73,7 +74,7 @@ pub(super) fn plan(world: &World, plan: &mut Plan) {
     plan.problems.push(Failure::found(Stage::Service, text));
 }
 
-/// The deletion of a service of ours.
+/// Deletes a service of ours.
 pub(super) fn delete(service: &Service) -> Action {
     Action::Delete {
         kind: Kind::Service,
@@ -84,7 +85,7 @@ pub(super) fn delete(service: &Service) -> Action {
     }
 }
 
-/// Whose the service is, if there is one.
+/// Returns the service's ownership, if there is one.
 pub(super) fn ownership(world: &World) -> Option<Ownership> {
     let service = world.service.as_ref()?;
     Some(ownership::classify(&service.metadata, world.uid(), &world.tracking_hash()))

@@ -1,4 +1,4 @@
-//! How a sandbox is: its conditions and the facts about its pod and service.
+//! Builds a sandbox's status: its conditions and the facts about its pod and service.
 
 use std::time::Duration;
 
@@ -21,14 +21,14 @@ use crate::merge;
 use crate::ownership;
 use crate::step::{Action, Failure, Kind, Note, Severity, Stage, Step};
 
-/// The schema takes no longer message of a condition; these are characters.
+/// The longest message of a condition that the schema allows, in characters.
 const LONGEST_MESSAGE: usize = 32_768;
-/// How much of what a container says is repeated.
+/// The longest part of a container's message that is repeated.
 const LONGEST_CAUSE: usize = 512;
-/// How long a member of a pool may be on its way without a word.
+/// The time for which a starting member of a pool publishes no status.
 const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
-/// The status that the world calls for, on top of what was published before.
+/// Returns the status for the present world, on top of the published one.
 pub(super) fn observe(
     world: &World,
     failures: &[Failure],
@@ -64,7 +64,8 @@ pub(super) fn observe(
 
     let metadata = &world.sandbox.metadata;
     let generation = metadata.generation;
-    // A pod differs from the template only since an edit, so what was said of a ready sandbox of this generation still holds.
+    // A pod can begin to differ from the template only by an edit, which makes a new generation.
+    // The verdict on a ready sandbox of this generation still holds.
     let was_judged = conditions::is_true(&status.conditions, ConditionType::Ready)
         && conditions::find(&status.conditions, ConditionType::Ready)
             .is_some_and(|ready| generation.is_some() && ready.observed_generation == generation);
@@ -97,7 +98,8 @@ pub(super) fn observe(
     status
 }
 
-/// Why a container of the pod cannot start, if it says so. What every container says on its way is no news.
+/// Returns the reason why a container of the pod cannot start, if there is one. Reasons that every
+/// container has while it starts do not count.
 fn waiting(pod: &Pod) -> Option<Observation> {
     let status = pod.status.as_ref()?;
     let containers = [&status.init_container_statuses, &status.container_statuses];
@@ -119,7 +121,7 @@ fn waiting(pod: &Pod) -> Option<Observation> {
     })
 }
 
-/// Whether the server takes a text for the reason of a condition.
+/// Returns true if the server accepts a text as the reason of a condition.
 fn is_reason(text: &str) -> bool {
     let bytes = text.as_bytes();
     let ends = bytes.first().is_some_and(u8::is_ascii_alphabetic)
@@ -128,8 +130,8 @@ fn is_reason(text: &str) -> bool {
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_,:".contains(byte))
 }
 
-/// How long the first status of a member of a pool can wait: it is on its way, and nobody waits for it. Most often the next thing to
-/// say is that it is ready, which is one write instead of three.
+/// Returns how long the first status of a pool member can wait. Usually its next status is that it
+/// is ready: then one write replaces three.
 pub(super) fn quiet_for(world: &World, wanted: &SandboxStatus, now: Timestamp) -> Option<Duration> {
     let is = |type_, status: ConditionStatus| {
         conditions::find(&wanted.conditions, type_)
@@ -139,7 +141,7 @@ pub(super) fn quiet_for(world: &World, wanted: &SandboxStatus, now: Timestamp) -
     let ready = conditions::find(&wanted.conditions, ConditionType::Ready)?;
     let in_trouble = is(ConditionType::PodScheduled, ConditionStatus::False)
         || is(ConditionType::PodWaiting, ConditionStatus::True);
-    // With an address it is better for a claim than a cold start.
+    // A member with an address is better for a claim than a cold start.
     let is_addressed = !wanted.pod_ips.is_empty();
     if told
         || in_trouble
@@ -150,14 +152,15 @@ pub(super) fn quiet_for(world: &World, wanted: &SandboxStatus, now: Timestamp) -
         return None;
     }
     let Time(created) = world.sandbox.metadata.creation_timestamp.as_ref()?;
-    // One from the future was made before the clock was set; nobody knows when.
+    // A creation time in the future means that the clock was set back: the age is unknown.
     let age = Duration::try_from(now.duration_since(*created)).ok()?;
     ON_ITS_WAY.checked_sub(age).filter(|rest| !rest.is_zero())
 }
 
-/// The status write, or nothing when there is nothing new to say.
+/// Returns the status write, if the status changed.
 ///
-/// A node name alone is not worth a write while the sandbox is not ready: it goes with the next one.
+/// A new node name alone is not worth a write while the sandbox is not ready: it goes with the next
+/// one.
 pub(super) fn write(world: &World, wanted: &SandboxStatus) -> Option<Step> {
     let present = world.sandbox.status.clone().unwrap_or_default();
     if present == *wanted {
@@ -172,14 +175,14 @@ pub(super) fn write(world: &World, wanted: &SandboxStatus) -> Option<Step> {
     let action = Action::MergeStatus {
         kind: Kind::Sandbox,
         name: world.name().to_owned(),
-        // Guarded, so that it never lands on another sandbox of that name. By the version, as of a status patch the server
-        // does not look at the uid.
+        // Guarded by the version, so that it never reaches another sandbox of that name: for a
+        // status patch the server ignores the uid.
         body: json!({"metadata": {"resourceVersion": world.sandbox.metadata.resource_version}, "status": patch}),
     };
     Some(Step::new(Stage::Subject, action))
 }
 
-/// Whether the status says what was said before, of another generation.
+/// Returns true if only the generation differs from the published status.
 pub(super) fn is_of_generation_only(world: &World, wanted: &SandboxStatus) -> bool {
     let Some(present) = world.sandbox.status.as_ref().filter(|present| *present != wanted) else {
         return false;
@@ -191,7 +194,8 @@ pub(super) fn is_of_generation_only(world: &World, wanted: &SandboxStatus) -> bo
     same == *present
 }
 
-/// Returns what the API server refused as invalid when this generation of the sandbox was last tried.
+/// Returns what the API server refused as invalid when this generation of the sandbox was last
+/// tried.
 pub(super) fn standing_refusal(sandbox: &Sandbox) -> Option<&str> {
     let ready = conditions::find(&sandbox.status.as_ref()?.conditions, ConditionType::Ready)?;
     let generation = sandbox.metadata.generation?;
@@ -199,13 +203,13 @@ pub(super) fn standing_refusal(sandbox: &Sandbox) -> Option<&str> {
         .then(|| ready.message.strip_prefix(message::INVALID_CONFIGURATION).unwrap_or(&ready.message))
 }
 
-/// The events that a new status calls for: trouble that it did not speak of before.
+/// Returns the events of a new status: trouble that the old one did not contain.
 pub(super) fn notes(world: &World, wanted: &SandboxStatus) -> Vec<Note> {
     let before = world.sandbox.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     ready_note(before, wanted).into_iter().chain(nonsense_note(before, wanted)).collect()
 }
 
-/// The event of an annotation that is ignored, when that is news.
+/// Returns the event of an ignored annotation, if the problem is new.
 fn nonsense_note(before: &[Condition], wanted: &SandboxStatus) -> Option<Note> {
     let message = |conditions| {
         conditions::find(conditions, ConditionType::InvalidAnnotation).map(|found| found.message.clone())
@@ -318,8 +322,8 @@ fn suspended(world: &World, view: PodView<'_>) -> Observation {
     }
 }
 
-/// The pod's own `PodScheduled`, word for word, with a reason where the pod gives none. A pod may say what the schema of a
-/// sandbox refuses, and a status that is refused says nothing at all.
+/// Mirrors the pod's own `PodScheduled`, with a reason where the pod has none. Values that the
+/// sandbox's schema would refuse are adapted: otherwise the whole status would be refused.
 fn pod_scheduled(view: PodView<'_>) -> Option<Observation> {
     let type_ = ConditionType::PodScheduled;
     let unknown =
@@ -359,8 +363,8 @@ fn finished(pod: &Pod) -> Option<(Reason, String)> {
     }
 }
 
-/// Says that a pod has failed, and why, where the pod says so: its node refused it, or evicted it. The pod's own words may
-/// come from anywhere, so they are cut and kept to one line.
+/// Returns the message of a failed pod, with its reason if the node refused or evicted it. The
+/// pod's message comes from others, so it is cut and kept to one line.
 fn failure_text(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let reason = status.and_then(|status| status.reason.as_deref());

@@ -1,4 +1,5 @@
-//! Each case is a world as data and what is decided about it. Rows are those of the behaviour file's "easy to get wrong".
+//! Tests sandboxes: each case is a world as data and the resulting plan. Row numbers are those of
+//! the table "easy to get wrong".
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
-/// A sandbox `my-sandbox` (hash 374de8f5, uid `s`) with `extra` merged over it.
+/// Builds a sandbox `my-sandbox` (hash 374de8f5, uid `s`) with `extra` merged over it.
 fn sandbox(extra: Value) -> Value {
     let mut base = json!({
         "apiVersion": "agents.x-k8s.io/v1beta1", "kind": "Sandbox",
@@ -26,7 +27,8 @@ fn sandbox(extra: Value) -> Value {
     base
 }
 
-/// A pod named after the sandbox, controlled by it, converged, with `extra` merged over it.
+/// Builds a converged pod with the sandbox's name and controlled by it, with `extra` merged over
+/// it.
 fn pod(extra: Value) -> Value {
     let mut base = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -84,8 +86,8 @@ fn with_service(mut world: World, service: Value) -> World {
     world
 }
 
-/// Prints the steps and problems of a plan, then what would be published if all steps failed in no way and changed
-/// nothing that is seen.
+/// Prints the steps and problems of a plan, then the status that follows if no step fails and the
+/// world does not change.
 fn check(world: &World, expect: Expect) {
     check_at(world, at(0), expect);
 }
@@ -137,7 +139,7 @@ fn describe(status: &Value, unchanged: bool) -> Vec<String> {
     lines
 }
 
-/// The status that `conclude` publishes, put into the sandbox.
+/// Returns the sandbox with the status that `conclude` publishes.
 fn published(world: &World, now: Timestamp) -> Value {
     let plan = decide(world, now);
     let conclusion = conclude(world, &plan.problems, &Settings::default(), now);
@@ -599,7 +601,7 @@ fn row_10_expiry_is_announced_before_anything_goes() {
 fn row_10_trouble_at_the_deadline_does_not_put_off_the_end() {
     let spec = json!({"spec": {"shutdownTime": "2027-01-15T08:00:00Z"}});
     let refused = |stage| Failure { stage, kind: FailureKind::Refused, message: "no".to_owned() };
-    // The children were decided on before the deadline, and were refused after it.
+    // The children were decided before the deadline and refused after it.
     expect![[r#"
         Ready=False SandboxExpired: Sandbox has expired
         look again in 1ms"#]]
@@ -648,7 +650,7 @@ fn row_12_what_the_schema_refuses_of_it_is_not_mirrored() {
     assert_eq!(reason("not a reason!"), "PodSchedulingUnknown");
     assert_eq!(reason("A,b:C_"), "A,b:C_");
     let message = |message: String| mirrored("Unschedulable", &message).1;
-    // The limit is in characters, of which these have two bytes.
+    // The limit is in characters; each of these has two bytes.
     assert_eq!(message("ä".repeat(32_768)), "ä".repeat(32_768));
     let cut = message("ä".repeat(32_769));
     assert!(cut.chars().count() <= 32_768 && cut.ends_with('…'), "{} characters", cut.chars().count());
@@ -723,7 +725,7 @@ fn row_14_two_pods_fail_closed_with_one_event() {
             problem: 2 pods are controlled by this sandbox, expected at most one
             nothing to publish"#]],
     );
-    // One that is not labelled as the sandbox's is not meant to be, whatever it says of its owner.
+    // A pod without the sandbox's label does not belong to it, whatever its owner reference says.
     let unlabelled = json!({"metadata": {"name": "second", "uid": "q", "labels": null}});
     let odd = world(sandbox(annotated(json!({}))), vec![pod(json!({})), pod(unlabelled)]);
     assert!(decide(&odd, at(0)).problems.is_empty());
@@ -737,7 +739,7 @@ fn a_named_pod_that_nobody_owns_is_an_error_and_no_reason_for_another() {
     };
     let plan = decide(&world(named.clone(), vec![stray(json!(null))]), at(0));
     assert_eq!((plan.steps.len(), plan.problems.len()), (0, 1), "{plan:?}");
-    // What is another's is let go of.
+    // A pod with another owner is released.
     let owner =
         json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]);
     let plan = decide(&world(named, vec![stray(owner)]), at(0));
@@ -763,7 +765,7 @@ fn a_sandbox_being_deleted_is_left_alone() {
 mod ours;
 mod pooled;
 
-/// The sandbox of a world with the status that a pass has published on it.
+/// Returns the sandbox of a world with the status that a reconcile publishes.
 fn after(world: &World, failures: &[Failure]) -> Value {
     let conclusion = conclude(world, failures, &Settings::default(), at(0));
     let mut sandbox = merge::json(&*world.sandbox);

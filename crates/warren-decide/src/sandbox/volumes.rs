@@ -1,6 +1,9 @@
-//! The volume claims of a sandbox: made once and never deleted here; of one that exists only the owner and our label are ever
-//! changed. They go with the sandbox, by garbage collection, so that suspending and expiring keep the data. Where they are to stay, the sandbox owns none of them: its
-//! label alone says whose they are, and a sandbox of the same name finds them again.
+//! Decides about the volume claims of a sandbox. They are made once and never deleted here. Only
+//! the owner and our label of an existing claim are changed.
+//!
+//! Garbage collection deletes them with the sandbox, so suspending and expiring keep the data. If
+//! they are to be kept, the sandbox does not own them: only its label identifies them, and a later
+//! sandbox of the same name finds them again.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimVolumeSource, PodSpec, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -14,13 +17,13 @@ use crate::merge::json;
 use crate::ownership::{self, Ownership};
 use crate::step::{Action, Failure, Kind, Object, Stage, Step};
 
-/// The name of the claim that a template makes for a sandbox.
+/// Returns the name of the claim that a template makes for a sandbox.
 #[must_use]
 pub fn claim_name(template: &PersistentVolumeClaimTemplate, sandbox: &str) -> String {
     format!("{}-{sandbox}", template.metadata.name)
 }
 
-/// What becomes of the claims when the sandbox is deleted.
+/// The treatment of the claims when the sandbox is deleted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Retention {
     Delete,
@@ -43,12 +46,13 @@ impl Retention {
     }
 }
 
-/// Plans the missing claims, up to the first that cannot be had.
+/// Plans the missing claims, up to the first problem.
 pub(super) fn plan(world: &World, plan: &mut Plan) {
     let templates = &world.sandbox.spec.blueprint.volume_claim_templates;
     let retention = match Retention::of(&world.sandbox) {
         Ok(retention) => retention,
-        // Either guess could lose data or leave it lying about, so nothing is made or changed until it is known.
+        // Either guess could lose data or leave it behind, so nothing is made or changed until the
+        // value is valid.
         Err(text) => {
             if !templates.is_empty() {
                 plan.problems.push(Failure::found(Stage::Volumes, text));
@@ -70,7 +74,7 @@ pub(super) fn plan(world: &World, plan: &mut Plan) {
                 plan.steps.push(Step::new(Stage::Volumes, disown(world, &present.metadata)));
             }
             Ownership::Mine => {}
-            // Its own by the label, and meant to outlive it.
+            // Identified by the label, and meant to outlive the sandbox.
             Ownership::Adoptable if retention == Retention::Retain => {}
             Ownership::Adoptable => {
                 let action = world.adopt(Kind::PersistentVolumeClaim, &present.metadata, json!({}));
@@ -92,8 +96,8 @@ pub(super) fn plan(world: &World, plan: &mut Plan) {
     }
 }
 
-/// Plans for the claims of a sandbox whose time is over: none is made or taken any more, but those that are to stay are
-/// let go of, as the sandbox may be deleted next.
+/// Plans for the claims of an expired sandbox. None is made or adopted any more. Those that are to
+/// be kept are released, as the sandbox may be deleted next.
 pub(super) fn release(world: &World, plan: &mut Plan) {
     let mut mine =
         world.volume_claims.iter().filter(|claim| ownership::is_controlled_by(&claim.metadata, world.uid()));
@@ -106,8 +110,8 @@ pub(super) fn release(world: &World, plan: &mut Plan) {
     }
 }
 
-/// Takes the sandbox off the owners of a claim, which keeps the label by which it is found. It is guarded: owners are
-/// written as a whole, and others may be among them.
+/// Removes the sandbox from the owners of a claim. The claim keeps the label by which it is found.
+/// The write is guarded: it replaces the whole list of owners, which may contain others.
 fn disown(world: &World, claim: &ObjectMeta) -> Action {
     let others = claim.owner_references.iter().flatten().filter(|owner| owner.uid != world.uid());
     let mut body = json!({"metadata": {
@@ -122,7 +126,8 @@ fn disown(world: &World, claim: &ObjectMeta) -> Action {
     Action::Merge { kind: Kind::PersistentVolumeClaim, name, body }
 }
 
-/// The pod's volumes: those of the template, with the sandbox's claims in place of volumes of the same name, at the end.
+/// Adds the sandbox's claims to the pod's volumes, at the end. They replace the template's volumes
+/// of the same name.
 pub(super) fn mount_claims(sandbox: &Sandbox, spec: &mut PodSpec) {
     let templates = &sandbox.spec.blueprint.volume_claim_templates;
     if templates.is_empty() {

@@ -1,4 +1,4 @@
-//! Asking a container how it is, and telling it what is about to happen: by a command, by HTTP, by a connection, by gRPC.
+//! Carries out a container's hooks and probes: by a command, HTTP, a connection or gRPC.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::inside::Inside;
 
-/// What servers see as the client: kubelet's name, which they may know.
+/// The user agent of probes: kubelet's name, which servers may know.
 const USER_AGENT: &str = "kube-probe/1.36";
-/// As much of an answer is read.
+/// The longest part of an answer that is read.
 const LONGEST_ANSWER: usize = 10 << 10;
 
 /// Carries out a hook.
@@ -35,7 +35,7 @@ pub(super) async fn hook(inside: &Inside, hook: &LifecycleHandler) -> Result<(),
     }
 }
 
-/// Asks a probe's question once.
+/// Carries out a probe once.
 pub(super) async fn probe(inside: &Inside, probe: &Probe, timeout: Duration) -> Result<(), String> {
     let question = async {
         if let Some(exec) = &probe.exec {
@@ -68,7 +68,7 @@ async fn connect(inside: &Inside, socket: &TCPSocketAction) -> Result<(), String
     inside.connect(socket.host.as_deref(), &socket.port).await.map(drop)
 }
 
-/// Asks by HTTP. Whoever answers a hook has heard it, whatever it says.
+/// Sends an HTTP request. For a hook any answer is a success.
 async fn http(inside: &Inside, get: &HTTPGetAction, any_answer: bool) -> Result<(), String> {
     let address = inside.socket_address(get.host.as_deref(), &get.port)?;
     let path = get.path.as_deref().unwrap_or_default();
@@ -103,8 +103,8 @@ async fn http(inside: &Inside, get: &HTTPGetAction, any_answer: bool) -> Result<
     with(connection, asking).await
 }
 
-/// Waits for an answer while the connection makes progress, which it does only when it is polled. One that has ended may have
-/// brought the answer with its end.
+/// Waits for an answer while it polls the connection, which makes progress only then. A connection
+/// that has ended may still have brought the answer.
 async fn with<T>(connection: impl Future, asking: impl Future<Output = T>) -> T {
     let mut asking = pin!(asking);
     tokio::select! {
@@ -113,7 +113,7 @@ async fn with<T>(connection: impl Future, asking: impl Future<Output = T>) -> T 
     }
 }
 
-/// Asks the health service of gRPC.
+/// Queries the gRPC health service.
 async fn health_service(inside: &Inside, grpc: &GRPCAction) -> Result<(), String> {
     let service = grpc.service.as_deref().unwrap_or_default();
     let port = IntOrString::Int(grpc.port);
@@ -153,7 +153,7 @@ where
     with(connection, asking).await
 }
 
-/// `HealthCheckRequest { service = 1 }` in a gRPC frame.
+/// Encodes `HealthCheckRequest { service = 1 }` in a gRPC frame.
 fn health_request(service: &str) -> Bytes {
     let mut message = Vec::new();
     if !service.is_empty() {
@@ -170,7 +170,8 @@ fn health_request(service: &str) -> Bytes {
     [&[0][..], &length.to_be_bytes(), &message].concat().into()
 }
 
-/// The status in a `HealthCheckResponse`: its only field, a small number, which is left out when it is 0.
+/// Decodes the status in a `HealthCheckResponse`: its only field, a small number, which is left out
+/// when it is 0.
 fn health_answer(mut frame: Bytes) -> Option<u8> {
     if frame.remaining() < 5 || frame.get_u8() != 0 {
         return None;
@@ -212,7 +213,7 @@ mod tests {
         }
     }
 
-    /// A server that answers every health check like this.
+    /// Runs a probe against a server that answers every health check like this.
     async fn asked(answer: &'static [u8]) -> Result<(), String> {
         let (client, server) = tokio::io::duplex(4096);
         let respond = move |request: http::Request<hyper::body::Incoming>| async move {

@@ -1,4 +1,4 @@
-//! Reaching into a pod: running a command in a container, connecting to a port.
+//! Reaches into a pod: runs a command in a container, or connects to a port.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,10 +15,10 @@ use crate::pod_request::PodDirectory;
 use crate::shim::Shim;
 use crate::worker::chain;
 
-/// As much of a command's output is kept as kubelet keeps.
+/// The longest part of a command's output that is kept; kubelet's number.
 const KEPT_OUTPUT: usize = 10 << 10;
 
-/// A container to reach into.
+/// A container in a running pod.
 pub(super) struct Inside {
     directory: PodDirectory,
     container: String,
@@ -26,7 +26,7 @@ pub(super) struct Inside {
     ports: Vec<(String, u16)>,
 }
 
-/// Ends a command that nobody waits for any more.
+/// A guard that kills a command when its caller stops waiting.
 struct Running {
     shim: Shim,
     exec: Option<u64>,
@@ -36,7 +36,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if let Some(exec) = self.exec {
             let signal = rustix::process::Signal::KILL.as_raw();
-            // A shim that is gone has no command left.
+            // If the shim is gone, so is the command.
             let _ = self.shim.tell(Call::Signal { target: Target::Exec(exec), signal });
         }
     }
@@ -44,7 +44,7 @@ impl Drop for Running {
 
 impl Inside {
     pub(super) fn new(container: &Container, directory: &PodDirectory) -> Inside {
-        // A pod without a network is reached where it reaches itself.
+        // A pod without a network is reached on its own loopback.
         let lease = directory.lease().filter(Lease::is_reachable);
         let address = lease.map_or(Ipv4Addr::LOCALHOST, |lease| lease.address);
         let ports = container
@@ -64,7 +64,7 @@ impl Inside {
         Shim::connect(&self.directory.0)
     }
 
-    /// Runs a command to its end: how it ended, and what it said.
+    /// Runs a command to its end. Returns its exit status and output.
     pub(super) async fn run(&self, command: &[String]) -> Result<(ExitStatus, String), String> {
         let failed = |error: CallError| chain(&error);
         let shim = self.shim().map_err(|error| error.to_string())?;
@@ -93,7 +93,7 @@ impl Inside {
         Ok((exit, said))
     }
 
-    /// Connects to a port of the container, from within the pod's network.
+    /// Connects to a port of the container from within the pod's network.
     pub(super) async fn connect(&self, host: Option<&str>, port: &IntOrString) -> Result<TcpStream, String> {
         let address = self.socket_address(host, port)?;
         let mut shim = self.shim().map_err(|error| error.to_string())?;
@@ -101,10 +101,12 @@ impl Inside {
         let connected = match shim.call(call).await {
             Ok((_, descriptors)) => {
                 let socket = descriptors.into_iter().next().ok_or("the shim gave no socket")?;
-                // Not connected yet, whatever the type says: a socket stays in the network it was made in.
+                // The socket is not connected yet, despite its type. A socket stays in the network
+                // that it was made in.
                 TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(address).await
             }
-            // Its network is not the kernel's. From here it has its address; anything else would be the machine's own.
+            // This runtime has its own network. Connect from the host to the pod's address; any
+            // other address would be the machine's own.
             Err(CallError::Refused(refusal))
                 if refusal.reason == RefusalReason::Unsupported
                     && self.address == address.ip()
@@ -117,7 +119,7 @@ impl Inside {
         connected.map_err(|error| format!("dial tcp {address}: connect: {error}"))
     }
 
-    /// Where a port is. A name of another host cannot be looked up from within the pod.
+    /// Resolves a port to an address. Names of other hosts cannot be looked up from within the pod.
     pub(super) fn socket_address(
         &self,
         host: Option<&str>,
@@ -140,7 +142,7 @@ impl Inside {
     }
 }
 
-/// Reads to the end, and keeps the beginning.
+/// Reads to the end and keeps the beginning.
 async fn read(output: &Descriptor) -> Vec<u8> {
     let mut kept = Vec::new();
     let mut buffer = [0; 4096];

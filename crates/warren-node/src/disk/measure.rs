@@ -1,5 +1,5 @@
-//! Counts what a pod has on the disk. What it wrote is hostile: trees of any depth, names that change meanwhile, files that
-//! have no name any more.
+//! Counts a pod's files. They are hostile: trees of any depth, names that change meanwhile, deleted
+//! files that are still open.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,13 +14,13 @@ use warren_oci::protocol::ContainerStatus;
 use crate::pod_request::PodDirectory;
 use crate::registry::Entry;
 
-/// Each level takes a descriptor while it is looked at. Nobody's project is so deep.
+/// The depth limit: each level takes a descriptor while it is read. Real projects are not so deep.
 const DEEPEST: usize = 4000;
 
-/// File systems in memory, by the numbers of `statfs`: what is in them is limited as memory.
+/// File systems in memory, by the numbers of `statfs`: their files count as memory.
 const IN_MEMORY: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 
-/// A pod's files could not all be counted.
+/// The error of an incomplete count.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MeasureError {
     #[error("directories lie more than {DEEPEST} deep in each other")]
@@ -29,8 +29,8 @@ pub(super) enum MeasureError {
     Io(#[from] io::Error),
 }
 
-/// What a pod has on the disk, as far as it could be counted: its directory, and the files that these processes have open after they
-/// were deleted.
+/// Counts a pod's files as far as possible: its directory, and deleted files that these processes
+/// still have open.
 pub(super) fn measure(directory: &PodDirectory, processes: &[i32]) -> (DiskUsage, Result<(), MeasureError>) {
     let mut usage = DiskUsage::default();
     let mut count = Count::default();
@@ -41,7 +41,7 @@ pub(super) fn measure(directory: &PodDirectory, processes: &[i32]) -> (DiskUsage
     (usage, result)
 }
 
-/// The first process of each of a pod's containers.
+/// Returns the first process of each of a pod's containers.
 pub(super) fn first_processes(entry: &Entry) -> Vec<i32> {
     let state = entry.state.borrow();
     let containers = state.iter().flat_map(|state| state.containers.values());
@@ -52,7 +52,7 @@ pub(super) fn first_processes(entry: &Entry) -> Vec<i32> {
     first.collect()
 }
 
-/// All processes that are in the same containers as these, which is to say in their pid namespaces.
+/// Returns all processes in the same containers, that is in the same pid namespaces.
 pub(super) fn processes_beside(first: &[i32]) -> Vec<i32> {
     let namespace = |pid: i32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let inside: HashSet<PathBuf> = first.iter().filter_map(|pid| namespace(*pid)).collect();
@@ -86,7 +86,7 @@ fn count_all(usage: &mut DiskUsage, count: &mut Count, directory: &PodDirectory)
     result
 }
 
-/// What is in a directory of ours. One that is gone has nothing in it.
+/// Lists a directory of the node. A missing one counts as empty.
 fn read(directory: &Path) -> io::Result<impl Iterator<Item = io::Result<(String, PathBuf)>>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -100,12 +100,12 @@ fn read(directory: &Path) -> io::Result<impl Iterator<Item = io::Result<(String,
 
 #[derive(Default)]
 struct Count {
-    /// Files with several names, and those without any, count once.
+    /// Files with several links, or none, that were counted already.
     seen: HashSet<(u64, u64)>,
 }
 
 impl Count {
-    /// The size of a file or of everything in a directory, as far as it could be counted.
+    /// Returns the size of a file or tree, as far as it could be counted.
     fn tree(&mut self, path: &Path) -> (Amount, Result<(), MeasureError>) {
         let mut amount = Amount::default();
         let result = self.add_tree(path, &mut amount);
@@ -142,7 +142,7 @@ impl Count {
             let here = directory.fd().map_err(io::Error::from)?;
             let found = match rustix::fs::statat(here, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(found) => found,
-                // Gone meanwhile.
+                // Deleted meanwhile.
                 Err(Errno::NOENT) => continue,
                 Err(error) => return Err(io::Error::from(error).into()),
             };
@@ -155,7 +155,7 @@ impl Count {
                 match rustix::fs::openat(here, name, flags, Mode::empty()) {
                     Ok(_) if open.len() >= DEEPEST => return Err(MeasureError::TooDeep),
                     Ok(next) => open.push(Dir::new(next).map_err(io::Error::from)?),
-                    // Gone meanwhile, or something else by now.
+                    // Deleted or replaced meanwhile.
                     Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                     Err(error) => return Err(io::Error::from(error).into()),
                 }
@@ -164,14 +164,14 @@ impl Count {
         Ok(())
     }
 
-    /// The size of files that a process has open or in its memory though they were deleted. Processes come and go, and what
-    /// cannot be read of one is passed over.
+    /// Returns the size of deleted files that a process has open or mapped. Processes come and go;
+    /// unreadable entries are skipped.
     fn nameless(&mut self, pid: i32) -> Amount {
         let mut amount = Amount::default();
         for place in ["fd", "map_files"] {
             let entries = std::fs::read_dir(format!("/proc/{pid}/{place}")).into_iter().flatten().flatten();
             for path in entries.map(|entry| entry.path()) {
-                // Followed by the kernel to the very file, whatever its name was.
+                // The kernel resolves this link to the very file, whatever its name was.
                 let Ok(file) = std::fs::metadata(&path) else { continue };
                 let is_nameless = file.is_file() && file.nlink() == 0;
                 if !is_nameless || !self.seen.insert((file.dev(), file.ino())) {
@@ -217,18 +217,19 @@ mod tests {
         std::os::unix::fs::symlink(place.path(), big.with_file_name("round")).unwrap();
         write(&place.path().join("logs/main/0.log"), MIB / 2);
         write(&place.path().join("volumes/tmp/file"), MIB);
-        // Long and empty.
+        // A large file without blocks.
         std::fs::File::create(place.path().join("volumes/tmp/sparse")).unwrap().set_len(1 << 40).unwrap();
         write(&place.path().join("state.json"), 100);
         let (usage, result) = measure(&pod, &[]);
         result.unwrap();
-        // Directories take a little, too.
+        // Directories have blocks, too.
         let near =
             |bytes: u64, expected: usize| (expected as u64..expected as u64 + (64 << 10)).contains(&bytes);
         assert!(near(usage.containers["main"].bytes, 3 * MIB / 2), "{usage:?}");
         assert!(near(usage.volumes["tmp"].bytes, MIB), "{usage:?}");
         assert!(near(usage.total().bytes, 5 * MIB / 2), "{usage:?}");
-        // `main`, `0`, `0.upper`, `deep`, `er`, the file by both its names, the link; of the logs, `main` and the file.
+        // `main`, `0`, `0.upper`, `deep`, `er`, the file by both its names, the link; of the logs,
+        // `main` and the file.
         assert_eq!(usage.containers["main"].inodes, 7 + 2, "{usage:?}");
         assert_eq!(usage.volumes["tmp"].inodes, 3, "{usage:?}");
         assert_eq!(usage.others.inodes, 1, "{usage:?}");

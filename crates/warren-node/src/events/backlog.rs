@@ -1,4 +1,4 @@
-//! Events that wait to be written: which is next, and when.
+//! Queues events: decides which is written next, and when.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -7,25 +7,26 @@ use tokio::time::Instant;
 
 use super::{Happening, Told};
 
-/// The most events of trouble that wait, and the most of ordinary lives. Beyond that the oldest are
-/// dropped.
+/// The most warnings that wait, and the most ordinary events. Beyond that the oldest are dropped.
 const MOST_URGENT: usize = 256;
 const MOST_ORDINARY: usize = 1024;
-/// An ordinary event waits at least this long: a pod that is started and used at once is not slowed down by it.
+/// The shortest delay of an ordinary event: it must not slow down a pod that is started and used at
+/// once.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Ordinary events per second, at most (kubelet's `eventRecordQPS`). While more than that happen, none is written.
+/// The most ordinary events per second (kubelet's `eventRecordQPS`). While more arrive, none is
+/// written.
 const PER_SECOND: usize = 50;
-/// As many pods are remembered as those of which something was written.
+/// The number of pods that are remembered as having written events.
 const MOST_TOLD: usize = 4096;
 
-/// The next thing to do.
+/// The next action.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// Write this.
+    /// Write this event.
     Write(Box<Happening>),
-    /// Ask again then, unless something happens before.
+    /// Ask again at this time, unless an event arrives before.
     Wait(Instant),
-    /// Nothing waits.
+    /// The queue is empty.
     Nothing,
 }
 
@@ -33,11 +34,11 @@ pub(super) enum Next {
 pub(super) struct Backlog {
     urgent: VecDeque<Happening>,
     ordinary: VecDeque<(Instant, Happening)>,
-    /// When ordinary events came, the last [`PER_SECOND`] of them.
+    /// The arrival times of the last [`PER_SECOND`] ordinary events.
     arrivals: VecDeque<Instant>,
-    /// When the next ordinary event may be written.
+    /// The time from which the next ordinary event may be written.
     free_at: Instant,
-    /// Pods, by uid, of which an event was written.
+    /// The uids of pods with a written event.
     told: HashSet<String>,
 }
 
@@ -59,7 +60,7 @@ impl Backlog {
                 push(&mut self.ordinary, (now, happening), MOST_ORDINARY);
                 push(&mut self.arrivals, now, PER_SECOND);
             }
-            // It may be said more than once, so the pod stays among those of which something was written.
+            // This message may come more than once, so the uid is kept.
             Told::Gone(uid) => {
                 if !self.told.contains(&uid) {
                     self.ordinary.retain(|(_, happening)| happening.uid() != uid);
@@ -124,8 +125,7 @@ mod tests {
         Told::Later(happening(uid, reason))
     }
 
-    /// Returns the events that are written by `until`. The clock moves one step each time that
-    /// there is something to wait for.
+    /// Returns the events that are written by `until`. The clock advances to each wake-up.
     fn written(backlog: &mut Backlog, mut now: Instant, until: Instant) -> Vec<String> {
         let mut written = Vec::new();
         loop {

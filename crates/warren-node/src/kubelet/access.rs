@@ -1,8 +1,9 @@
-//! Who may use kubelet's API where it is served to a network, as kubelet has it: a client is somebody by a certificate of the
-//! cluster's authority or by a token that the API server knows, and the API server says whether that somebody may.
+//! Authenticates and authorises requests to kubelet's API on a network port, as kubelet does. A
+//! client identifies itself by a certificate of the cluster's authority or by a token that the API
+//! server knows. The API server decides on its access.
 //!
-//! Nobody is anonymous. What the API server said is remembered for a while, so that a client that asks often does not cost it
-//! as many requests, and a right that was taken away ends that much later.
+//! Anonymous access is refused. Answers of the API server are cached for a while, so that frequent
+//! requests do not cost it as many. A revoked right ends that much later.
 
 mod subject;
 
@@ -22,18 +23,18 @@ use tracing::warn;
 
 pub(super) use subject::user;
 
-/// How long an answer is believed: kubelet's numbers.
+/// The time for which an accepted token is cached: kubelet's number.
 const TOKEN_BELIEVED: Duration = Duration::from_secs(2 * 60);
 const YES_BELIEVED: Duration = Duration::from_secs(5 * 60);
 const NO_BELIEVED: Duration = Duration::from_secs(30);
-/// Answers that are kept. Clients are a handful; whoever makes up tokens fills this and no more.
+/// The size of each cache. There are few clients; made-up tokens fill this and no more.
 const MOST_KEPT: usize = 1024;
-/// No token is longer; what is, is not even asked about.
+/// The longest token. A longer one is refused without asking.
 const LONGEST_TOKEN: usize = 16 << 10;
-/// A group that everybody is in who is somebody.
+/// The group of all authenticated users.
 const AUTHENTICATED: &str = "system:authenticated";
 
-/// Somebody.
+/// An authenticated user.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct User {
     pub(super) name: String,
@@ -49,14 +50,14 @@ impl User {
     }
 }
 
-/// Why a request is not answered.
+/// A reason to refuse a request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Denied {
     #[error("Unauthorized")]
     Nobody,
     #[error("Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{}])", subresources.join(" "))]
     NotAllowed { user: String, verb: &'static str, subresources: Vec<&'static str> },
-    /// Neither yes nor no, so no.
+    /// The API server did not answer, so access is refused.
     #[error("the API server could not be asked whether this is allowed")]
     Unasked(#[source] kube::Error),
 }
@@ -71,7 +72,7 @@ impl Denied {
     }
 }
 
-/// A question about a user that has been answered.
+/// The cache key of an access review.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Question {
     user: Arc<User>,
@@ -92,7 +93,8 @@ impl Gate {
         Gate { client, node_name, tokens: Mutex::default(), verdicts: Mutex::default() }
     }
 
-    /// Whether a request may be answered. `peer` is whom the connection's certificate names; without one, a token has to.
+    /// Checks a request. `peer` is the user of the connection's certificate; without one, a token
+    /// is needed.
     pub(super) async fn admit(
         &self,
         peer: Option<&Arc<User>>,
@@ -188,7 +190,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     usable.then_some(token)
 }
 
-/// The API's word for an HTTP method.
+/// Returns the API verb of an HTTP method.
 fn verb(method: &Method) -> &'static str {
     match *method {
         Method::POST => "create",
@@ -199,8 +201,8 @@ fn verb(method: &Method) -> &'static str {
     }
 }
 
-/// Which subresources of `nodes` a path belongs to: the right on any of them is enough. Kubelet's own list; most of its API
-/// is `proxy`.
+/// Returns the subresources of `nodes` that a path belongs to: access to any of them is enough.
+/// Kubelet's own list; most of its API is `proxy`.
 fn subresources(path: &str) -> Vec<&'static str> {
     match path.trim_start_matches('/').split('/').next().unwrap_or_default() {
         "pods" | "runningpods" => vec!["pods", "proxy"],
@@ -213,7 +215,7 @@ fn subresources(path: &str) -> Vec<&'static str> {
     }
 }
 
-/// Answers, each for as long as it is believed.
+/// A cache whose entries expire.
 struct Kept<K, V> {
     entries: HashMap<K, (V, Instant)>,
 }
@@ -239,7 +241,7 @@ impl<K: Eq + Hash, V: Clone> Kept<K, V> {
             self.entries.retain(|_, (_, until)| *until > now);
         }
         if self.entries.len() >= MOST_KEPT {
-            // Somebody makes them up. The few that are real are asked about once more.
+            // A client is making them up. The few real ones are asked about once more.
             self.entries.clear();
         }
         self.entries.insert(key, (value, until));

@@ -1,4 +1,5 @@
-//! The streams of what a container runs, in WebSocket messages. When the client goes away, the container goes on.
+//! Carries the streams of a container's main process in WebSocket messages. When the client leaves,
+//! the container runs on.
 
 use std::io;
 use std::time::Duration;
@@ -13,19 +14,19 @@ use super::session::{self, CHUNK, InputEnd, InputOver, Sink, StreamOptions, read
 use crate::descriptor::Descriptor;
 use crate::shim::Shim;
 
-/// A client that takes nothing for so long is cut off, for its container waits for it. Long enough for a person who has
-/// stopped a terminal to read, and for a connection that comes back.
+/// A client that reads nothing for so long is disconnected, since its container waits for it. Long
+/// enough for a person who has paused a terminal to read, and for a connection that recovers.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What to attach to.
+/// The container to attach to.
 pub(super) struct AttachTarget {
     pub(super) shim: Shim,
     pub(super) container: String,
-    /// Whether its input is for one client and ends with it.
+    /// True for `stdinOnce`: its input is for one client and ends with it.
     pub(super) input_once: bool,
 }
 
-/// Carries the container's streams until it ends or the client goes away.
+/// Carries the container's streams until it ends or the client leaves.
 pub(super) async fn serve<S>(stream: S, protocol: Protocol, mut target: AttachTarget, options: StreamOptions)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -44,8 +45,9 @@ where
             match session::carry_input(&input, &mut messages, &sink, protocol).await {
                 InputOver::ClientGone => return InputOver::ClientGone,
                 InputOver::Ended if !options.stdin => {}
-                // As container runtimes do it: where the input is for one client, its end is the input's, and what
-                // comes of it is still to be seen. Elsewhere whoever has no more to say leaves.
+                // As in container runtimes: with `stdinOnce` the end of the client's input closes
+                // the container's input, and the output continues. Otherwise the session ends with
+                // the client's input.
                 InputOver::Ended if *input_once && input.terminal.is_none() => {
                     input.close().await;
                     let _ = shim.call(Call::EndInput { container: container.clone() }).await;
@@ -91,7 +93,7 @@ async fn start(
     Ok((outputs, InputEnd { descriptor: Mutex::new(descriptor), terminal: size }))
 }
 
-/// Output to the client until all of it has ended.
+/// Sends output to the client until all streams have ended.
 async fn carry_output<S>(
     outputs: &[(u8, Descriptor)],
     sink: &Sink<S>,

@@ -1,5 +1,5 @@
-//! The channel protocol of `v4.channel.k8s.io` and `v5.channel.k8s.io`: each WebSocket message starts with the number of
-//! its stream.
+//! Implements the channel protocols `v4.channel.k8s.io` and `v5.channel.k8s.io`: each WebSocket
+//! message starts with the number of its stream.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use serde::Deserialize;
@@ -10,10 +10,10 @@ pub(super) const STDOUT: u8 = 1;
 pub(super) const STDERR: u8 = 2;
 pub(super) const ERROR: u8 = 3;
 pub(super) const RESIZE: u8 = 4;
-/// Version 5 only: the rest of the message names a stream that its sender closes.
+/// Version 5 only: the rest of the message is the number of a stream that its sender closes.
 pub(super) const CLOSE: u8 = 255;
 
-/// A version of the protocol. The first one a client offers that we know is taken, as kubelet does.
+/// A version of the protocol. As in kubelet, the first known version that a client offers is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     V4,
@@ -28,7 +28,7 @@ impl Protocol {
         }
     }
 
-    /// From the value of `Sec-WebSocket-Protocol`.
+    /// Chooses the version from the value of `Sec-WebSocket-Protocol`.
     pub(super) fn negotiate(offered: &str) -> Option<Protocol> {
         offered.split(',').find_map(|name| match name.trim() {
             "v5.channel.k8s.io" => Some(Protocol::V5),
@@ -38,20 +38,21 @@ impl Protocol {
     }
 }
 
-/// What a client's message means.
+/// A client's message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Input {
     /// Bytes for the process.
     Stdin(Bytes),
-    /// The client will send no more of them.
+    /// The client closes its input.
     CloseStdin,
-    /// The client's terminal has this size now.
+    /// The client's terminal has a new size.
     Resize { columns: u16, rows: u16 },
-    /// Nothing that concerns us.
+    /// A message to ignore.
     Other,
 }
 
-/// `{"Width":80,"Height":24}`, as Go writes it. kube-rs and kubectl agree on the case.
+/// A terminal's size, `{"Width":80,"Height":24}`, as Go writes it. kube-rs and kubectl agree on the
+/// case.
 #[derive(Deserialize)]
 struct TerminalSize {
     #[serde(rename = "Width")]
@@ -76,7 +77,7 @@ pub(super) fn parse(protocol: Protocol, mut message: Bytes) -> Input {
     }
 }
 
-/// A message on a stream.
+/// Builds a message on a stream.
 pub(super) fn message(channel: u8, data: &[u8]) -> Bytes {
     let mut message = BytesMut::with_capacity(data.len() + 1);
     message.put_u8(channel);
@@ -84,7 +85,7 @@ pub(super) fn message(channel: u8, data: &[u8]) -> Bytes {
     message.freeze()
 }
 
-/// The last message of a session, as kubelet writes it.
+/// Builds the last message of a session, as kubelet does.
 pub(super) fn exit_status(exit_code: i32) -> Bytes {
     let status = if exit_code == 0 {
         json!({"metadata": {}, "status": "Success"})
@@ -100,8 +101,9 @@ pub(super) fn exit_status(exit_code: i32) -> Bytes {
     message(ERROR, status.to_string().as_bytes())
 }
 
-/// The last message of a session that has no exit code. As kubelet's, with one cause more: the exit code that a shell would
-/// give a command that cannot be started, so that a client can pass it on.
+/// Builds the last message of a session without an exit code. It is kubelet's, with one more cause:
+/// the exit code that a shell would give a command that cannot be started, so that a client can
+/// pass it on.
 pub(super) fn failure_status(error: &str, exit_code: Option<i32>) -> Bytes {
     let mut causes = vec![json!({"message": error})];
     causes.extend(exit_code.map(|code| json!({"reason": "ExitCode", "message": code.to_string()})));

@@ -1,4 +1,5 @@
-//! A process in a container, its streams in WebSocket messages. When the client goes away, the process is killed.
+//! Runs a process in a container and carries its streams in WebSocket messages. When the client
+//! leaves, the process is killed.
 
 use std::io;
 
@@ -13,17 +14,18 @@ use super::session::{self, CHUNK, InputEnd, InputOver, Sink, StreamOptions, read
 use crate::descriptor::Descriptor;
 use crate::shim::Shim;
 
-/// Kubelet starts terminals with no size and lets the client say; programs prefer the customary one until then.
+/// The size of a terminal until the client sets one. Kubelet starts with none, but programs prefer
+/// the usual size.
 const FIRST_SIZE: TerminalSize = TerminalSize { columns: 80, rows: 24 };
 
-/// Where a process is to run.
+/// The container to run a process in.
 pub(super) struct ExecTarget {
     pub(super) shim: Shim,
     pub(super) pod_uid: String,
     pub(super) container: String,
 }
 
-/// Runs the process and carries its streams until it ends or the client goes away.
+/// Runs the process and carries its streams until it ends or the client leaves.
 pub(super) async fn serve<S>(stream: S, protocol: Protocol, target: ExecTarget, options: StreamOptions)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -45,7 +47,7 @@ where
             };
             match outcome {
                 Some(Ok(exit)) => channel::exit_status(exit.code),
-                // Either the client or the shim is gone; in both cases nobody waits for the process.
+                // Either the client or the shim is gone: no client waits for the process.
                 Some(Err(error)) => {
                     process.kill();
                     failure(&error, None)
@@ -54,7 +56,7 @@ where
             }
         }
         Err(CallError::Refused(refusal)) => {
-            // The exit codes of a shell.
+            // A shell's exit codes.
             let code = match refusal.reason {
                 RefusalReason::StartFailed => Some(127),
                 RefusalReason::NotExecutable => Some(126),
@@ -71,23 +73,24 @@ where
 struct Process {
     shim: Shim,
     exec: u64,
-    /// On the host; also the number of its session and process group.
+    /// The pid on the host; also the number of its session and process group.
     pid: i32,
     pod_uid: String,
     outputs: Vec<(u8, Descriptor)>,
 }
 
 impl Process {
-    /// Ends it, and what it started without taking it out of its process group, without waiting.
+    /// Kills the process and its process group, without waiting.
     fn kill(&self) {
         let target = Target::Exec(self.exec);
         let signal = rustix::process::Signal::KILL;
-        // The shim signals one process, so the group is ours to end: it is named after its leader, since an exec begins a
-        // session. A number that means a process of somebody else by now shows by its cgroup.
+        // The shim signals only one process, so the group is killed from here. The group has its
+        // leader's number, since an exec begins a session. If the number was reused by another
+        // process, its cgroup shows it.
         let cgroup = std::fs::read_to_string(format!("/proc/{}/cgroup", self.pid));
         let still_ours = cgroup.map_or(true, |cgroup| cgroup.contains(&self.pod_uid));
         if let Some(group) = rustix::process::Pid::from_raw(self.pid).filter(|_| still_ours) {
-            // Gone already is as good.
+            // Already gone is a success.
             let _ = rustix::process::kill_process_group(group, signal);
         }
         if let Err(error) = self.shim.tell(Call::Signal { target, signal: signal.as_raw() }) {
@@ -130,9 +133,10 @@ async fn start(target: ExecTarget, options: &StreamOptions) -> Result<(Process, 
     Ok((Process { shim, exec, pid, pod_uid, outputs }, input))
 }
 
-/// Output to the client until the process has ended and what it had written is sent.
+/// Sends output to the client until the process has ended and its output is sent.
 ///
-/// Children that it left behind may still hold its pipes: they are not waited for, so `server & exit` returns.
+/// Remaining children may still hold its pipes. They are not waited for, so `server & exit`
+/// returns.
 async fn carry_output<S>(
     process: &mut Process,
     sink: &Sink<S>,
@@ -159,7 +163,8 @@ where
         }
     };
     for (index, (channel, descriptor)) in outputs.iter().enumerate() {
-        // What is in the pipe now was written before the end, as far as the process wrote it; what comes after is not its.
+        // The pipe holds what the process wrote before its end. Later output comes from its
+        // children.
         let mut left = if open[index] { descriptor.waiting() } else { 0 };
         while left > 0 {
             let length = left.min(CHUNK);

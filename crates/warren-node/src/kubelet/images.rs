@@ -1,7 +1,8 @@
-//! The images of this node, for people: `GET /images` lists them, `POST /images[?name=NAME]` takes in those of the archive in
-//! its body, `POST /images?pull=NAME[&ifMissing=true]` fetches one from its registry, `DELETE /images?name=NAME` takes one away.
+//! Serves this node's images to users: `GET /images` lists them, `POST /images[?name=NAME]` imports
+//! those of the archive in its body, `POST /images?pull=NAME[&ifMissing=true]` pulls one from its
+//! registry, `DELETE /images?name=NAME` removes one.
 //!
-//! A pull is answered by lines of JSON: how far it has come while it lasts, and at last the image or what went wrong.
+//! A pull is answered by lines of JSON: its progress, and at last the image or the error.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use crate::node::Shared;
 use crate::pull::Progress;
 use crate::worker::chain;
 
-/// How often a pull says how far it has come: often enough to look alive, seldom enough to cost nothing.
+/// The interval of progress lines: often enough to look alive, seldom enough to cost nothing.
 const BETWEEN_LINES: Duration = Duration::from_millis(200);
 
 pub(super) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
@@ -67,7 +68,7 @@ fn list(shared: &Shared) -> Response<Body> {
     }
 }
 
-/// Fetches an image for as long as the client listens.
+/// Pulls an image for as long as the client listens.
 fn pull(shared: &Arc<Shared>, name: String, only_if_missing: bool) -> Response<Body> {
     let progress = Arc::new(Progress::default());
     let (images, wanted, shown) = (shared.images.clone(), name.clone(), progress.clone());
@@ -104,7 +105,7 @@ fn line_of(value: &Value) -> Bytes {
     Bytes::from(format!("{value}\n"))
 }
 
-/// An archive did not come in.
+/// The error of an archive that was not received.
 #[derive(Debug, thiserror::Error)]
 enum ReceiveError {
     #[error("receive the archive")]

@@ -1,4 +1,4 @@
-//! Kubelet's API on a port, with TLS: how the API server of a cluster reaches this node.
+//! Serves kubelet's API on a port with TLS, for the API server of a cluster.
 
 use std::convert::Infallible;
 use std::io;
@@ -28,71 +28,75 @@ use super::access::{self, Gate, User};
 use super::{Body, answer, text};
 use crate::node::Shared;
 
-/// Connections at the same time. An API server keeps a few and makes one for each exec or followed log.
+/// The most simultaneous connections. An API server keeps a few and makes one for each exec or
+/// followed log.
 const MOST_CONNECTIONS: usize = 1024;
-/// How long a handshake may take.
+/// The time limit of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// After a failed accept: it fails when descriptors run out, and trying again at once would only burn the processor.
+/// The delay after a failed accept: it fails when descriptors run out, and an immediate retry would
+/// only use the processor.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
-/// Between two tries to learn the cluster's authority.
+/// The shortest delay between two tries to read the cluster's authority.
 const SHORTEST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// How long an API server that answers may take to publish it.
+/// The time that a running API server may take to publish it.
 const PUBLISHING: Duration = Duration::from_secs(30);
 
-/// Where API servers publish, for others who serve parts of a cluster's API, whose certificates they believe.
+/// The namespace where API servers publish which client certificates other servers of the cluster's
+/// API should trust.
 const AUTHORITY_NAMESPACE: &str = "kube-system";
 const AUTHORITY_CONFIG_MAP: &str = "extension-apiserver-authentication";
 const AUTHORITY_KEY: &str = "client-ca-file";
 
-/// How kubelet's API is served to a network.
+/// The certificates for kubelet's API on a network port.
 #[derive(Debug, Clone, Default)]
 pub struct KubeletAccess {
-    /// The serving certificate and its key, as files of PEM. Without them one is made for this run, which nobody can verify:
-    /// API servers do not, unless told (`--kubelet-certificate-authority`).
+    /// The serving certificate and its key, as PEM files. Without them one is made for this run,
+    /// which no client can verify: API servers do not try, unless told
+    /// (`--kubelet-certificate-authority`).
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// The authority by whose certificates clients are believed, as a file of PEM. Without it, the one that the API server
+    /// The authority of client certificates, as a PEM file. Without it, the one that the API server
     /// publishes in `kube-system/extension-apiserver-authentication`.
     pub client_authority: Option<PathBuf>,
 }
 
-/// The certificates cannot be used.
+/// The error of certificates that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// A file could not be read.
     #[error("read `{}`", path.display())]
     Read {
-        /// Which file.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// There is no certificate or key in it.
     #[error("find a certificate or key in {from}")]
     Pem {
-        /// Where it was looked for.
+        /// The file or source.
         from: String,
-        /// What was found.
+        /// The parse error.
         #[source]
         source: rustls::pki_types::pem::Error,
     },
     /// A certificate for this run could not be made.
     #[error("make a certificate")]
     Make(#[from] rcgen::Error),
-    /// TLS cannot work with them.
+    /// TLS refuses them.
     #[error("use the certificates")]
     Tls(#[from] rustls::Error),
-    /// Clients cannot be judged by the authority.
+    /// The authority cannot be used to verify clients.
     #[error("use the authority of client certificates")]
     Authority(#[from] rustls::server::VerifierBuilderError),
 }
 
-/// What a node presents, and by what it judges, read before it takes up its work.
+/// A node's certificate and the authority of its clients, read before the node starts to work.
 pub(crate) struct Identity {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-    /// `None`: what the API server publishes.
+    /// `None`: use the one that the API server publishes.
     authority: Option<Vec<CertificateDer<'static>>>,
 }
 
@@ -115,7 +119,8 @@ impl Identity {
         Ok(Identity { chain, key, authority })
     }
 
-    /// What a listener needs. Whoever has a certificate of the authority is known by it; others have to bring a token.
+    /// Builds the TLS configuration. A client with a certificate of the authority is identified by
+    /// it; others need a token.
     async fn server_config(self, client: &Client) -> Result<ServerConfig, AccessError> {
         let authority = match self.authority {
             Some(authority) => authority,
@@ -155,7 +160,7 @@ fn certificates(text: &[u8], from: &str) -> Result<Vec<CertificateDer<'static>>,
     }
 }
 
-/// For one run: its key is never on a disk.
+/// Makes a certificate for one run: its key is never on a disk.
 fn make(names: Vec<String>) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), AccessError> {
     let common_name = names.first().cloned().unwrap_or_default();
     let mut params = CertificateParams::new(names)?;
@@ -168,8 +173,8 @@ fn make(names: Vec<String>) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyD
     Ok((vec![certificate], PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
 }
 
-/// The authority that the API server publishes; waits for an API server that is away. Where it is not for us to see, or nobody
-/// publishes it, clients have tokens.
+/// Returns the authority that the API server publishes; waits for an API server that is away. If
+/// the node may not read it or it is not published, clients need tokens.
 async fn published_authority(client: &Client) -> Vec<CertificateDer<'static>> {
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), AUTHORITY_NAMESPACE);
     let begun = Instant::now();
@@ -183,7 +188,7 @@ async fn published_authority(client: &Client) -> Vec<CertificateDer<'static>> {
                     Err(error) => crate::worker::chain(&error),
                 }
             }
-            // One that has just started publishes it in a moment.
+            // An API server that has just started publishes it soon.
             Err(kube::Error::Api(status))
                 if status.code == 403 || status.code == 404 && begun.elapsed() > PUBLISHING =>
             {
@@ -237,7 +242,7 @@ pub(crate) async fn serve(
 }
 
 async fn connection(shared: Arc<Shared>, gate: Arc<Gate>, acceptor: TlsAcceptor, stream: TcpStream) {
-    // Small answers, such as the echo of a typed letter, should not wait for more to come.
+    // Small answers, such as the echo of a typed letter, must not wait for more data.
     let _ = stream.set_nodelay(true);
     let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
@@ -251,7 +256,7 @@ async fn connection(shared: Arc<Shared>, gate: Arc<Gate>, acceptor: TlsAcceptor,
         async move { Ok::<_, Infallible>(admitted(&shared, &gate, peer.as_ref(), request).await) }
     });
     let served = hyper::server::conn::http1::Builder::new()
-        // With a timer, a client that never finishes its headers is cut off.
+        // With a timer, a client that never finishes its headers is disconnected.
         .timer(TokioTimer::new())
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
@@ -270,7 +275,7 @@ async fn admitted(
     let admitted = gate.admit(peer, request.headers(), request.method(), request.uri().path()).await;
     match admitted {
         Ok(()) => {
-            // After a start, a pod that was asked for could be taken for one that does not exist.
+            // Before the first list, an existing pod would be answered as unknown.
             shared.wait_until_listed().await;
             answer(shared, request).await
         }

@@ -1,8 +1,8 @@
 //! Port-forward: connections to the loopback of a pod's network, many over one WebSocket.
 //!
-//! Clients speak one of two protocols: kubectl tunnels a SPDY session ([`tunnel`]), or, where an API server before 1.36 stands
-//! between, has it without the WebSocket; kube-rs and others number their messages ([`channels`]). All make connections the
-//! same way, which is here.
+//! Clients use one of two protocols. kubectl tunnels a SPDY session ([`tunnel`]); with an API
+//! server before 1.36 in between, there is no WebSocket around it. kube-rs and others number their
+//! messages ([`channels`]). Both make connections with the functions of this module.
 
 mod channels;
 mod tunnel;
@@ -28,13 +28,13 @@ use crate::network::Lease;
 use crate::node::Shared;
 use crate::shim::Shim;
 
-/// Messages that may wait for the client, over all connections of a session.
+/// The messages that may wait for the client, over all connections of a session.
 const MESSAGES_AHEAD: usize = 16;
-/// Messages of the client that may wait for one connection. Then the session waits, as there is no way to tell the client
-/// which of its connections is meant.
+/// The client's messages that may wait for one connection. Then the whole session waits, as the
+/// protocol cannot slow down a single connection.
 const INPUT_AHEAD: usize = 16;
 
-/// The pod whose ports are meant.
+/// The pod to forward to.
 #[derive(Debug, Clone)]
 pub(super) struct Target {
     place: Place,
@@ -42,16 +42,16 @@ pub(super) struct Target {
     uid: String,
 }
 
-/// The place of a pod's ports.
+/// The location of a pod's ports.
 #[derive(Debug, Clone)]
 enum Place {
-    /// In the network of the pod, whose shim is in this directory.
+    /// In the network of the pod; this is its shim's directory.
     Pod(PathBuf),
     /// In this process, which the pod stands for.
     Process(BTreeMap<u16, SocketAddr>),
 }
 
-/// A connection that did not come about.
+/// The error of a failed connection.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("the pod is not running")]
@@ -95,7 +95,7 @@ pub(super) fn answer(
     if offered.contains(&tunnel::PROTOCOL) {
         return handshake.complete(request, Some(tunnel::PROTOCOL), |stream| tunnel::serve(stream, target));
     }
-    // Without a subprotocol the same is meant, as kubelet has it.
+    // A request without a subprotocol means the same, as in kubelet.
     let protocol = offered.contains(&channels::PROTOCOL).then_some(channels::PROTOCOL);
     if protocol.is_none() && !offered.is_empty() {
         let known = [tunnel::PROTOCOL, channels::PROTOCOL].join(" or ");
@@ -159,8 +159,8 @@ impl Target {
         }
     }
 
-    /// Carries one connection until the pod's side of it has ended: what comes in from the client, and what goes out as
-    /// `encode` makes messages of it. The error is for the client to read.
+    /// Carries one connection until the pod's side has ended: input from the client, and output
+    /// that `encode` turns into messages. The error is for the client to read.
     async fn carry(
         &self,
         port: u16,
@@ -183,7 +183,7 @@ impl Target {
             let mut buffer = vec![0; CHUNK];
             loop {
                 let length = reader.read(&mut buffer).await?;
-                // Without a client there is nobody to go on for.
+                // Stop when the client is gone.
                 if length == 0 || output.send(encode(&buffer[..length])).await.is_err() {
                     return io::Result::Ok(());
                 }
@@ -192,28 +192,29 @@ impl Target {
         tokio::pin!(to_pod, from_pod);
         let ended = tokio::select! {
             ended = &mut from_pod => ended,
-            // What was written may be answered still. If it could not be written, that is what the pod's end is about.
+            // The pod may still answer. If a write failed, the pod's end shows it.
             _ = &mut to_pod => from_pod.await,
         };
         match ended {
-            // How the pod ended its side is no failure of forwarding.
+            // A reset by the pod is not a failure of forwarding.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
             ended => ended.map_err(|error| told(&error)),
         }
     }
 }
 
-/// Connects to a port on the pod's address: the loopback of a network that is not the kernel's is nowhere to be found.
+/// Connects to a port on the pod's address: a runtime with its own network has no loopback that the
+/// host can reach.
 async fn connect_from_outside(directory: &Path, port: u16) -> Result<TcpStream, ConnectError> {
     let address = Lease::read(directory).ok_or(ConnectError::NoAddress)?.address;
     let connected = TcpStream::connect((address, port)).await;
     connected.map_err(|source| ConnectError::Address { address, port, source })
 }
 
-/// The outer error is ours, the inner one the pod's.
+/// Connects through the shim. The outer error is ours, the inner one the pod's.
 async fn connect_to(shim: &mut Shim, address: SocketAddr) -> Result<io::Result<TcpStream>, CallError> {
     let (_, sockets) = shim.call(Call::Socket { version_6: address.is_ipv6() }).await?;
     let socket = sockets.into_iter().next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
-    // Not connected yet, whatever the type says: this is how tokio takes over a socket.
+    // The socket is not connected yet, despite its type: this is how tokio adopts a socket.
     Ok(TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(address).await)
 }

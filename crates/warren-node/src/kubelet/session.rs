@@ -1,7 +1,8 @@
-//! What exec and attach have in common: a WebSocket whose messages belong to streams, and the client's input.
+//! The common part of exec and attach: a WebSocket whose messages belong to streams, and the
+//! client's input.
 //!
-//! Nothing is buffered beyond one message in each direction, so a process that writes for ever waits for its client,
-//! and a client that writes for ever waits for the process.
+//! At most one message is buffered in each direction. A process that writes without end waits for
+//! its client, and a client that writes without end waits for the process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,20 +22,21 @@ use tracing::debug;
 use super::channel::{self, Input, Protocol};
 use crate::descriptor::Descriptor;
 
-/// What is read from a process at once, and hence the longest message we send.
+/// The most bytes that are read from a process at once, and so the longest message we send.
 pub(super) const CHUNK: usize = 32 << 10;
-/// No client sends longer messages (kubectl and kube-rs copy by 32 KiB or less).
+/// The longest message that is accepted (kubectl and kube-rs copy by 32 KiB or less).
 const LONGEST_MESSAGE: usize = 1 << 20;
-/// While a process does not take its input we do not read from the client, so a client that is gone shows only when we
-/// write to it. This is how often we do.
+/// The interval of pings while a process does not read its input. We do not read from the client
+/// then, so only a write shows that it is gone.
 const STALLED_PING: Duration = Duration::from_secs(5);
-/// How long a client has to answer our goodbye, so that its unread bytes do not cost it the last of ours.
+/// The time that a client has to answer our close message, so that unread input does not cost it
+/// our last output.
 pub(super) const GOODBYE: Duration = Duration::from_secs(2);
 
-/// What a client wants of a process, from the query of its request.
+/// A client's options for a process, from the query of its request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct StreamOptions {
-    /// The words of a command; none to attach to what runs.
+    /// The words of a command; empty for attach.
     pub(super) command: Vec<String>,
     pub(super) stdin: bool,
     pub(super) stdout: bool,
@@ -43,7 +45,8 @@ pub(super) struct StreamOptions {
 }
 
 impl StreamOptions {
-    /// `command` once for each word; the rest as kubelet names it (`input`) or as the API server does (`stdin`).
+    /// Parses `command` once for each word, and the other options in kubelet's (`input`) or the API
+    /// server's (`stdin`) spelling.
     pub(super) fn parse(query: &str) -> Result<StreamOptions, &'static str> {
         let mut options = StreamOptions::default();
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -60,12 +63,12 @@ impl StreamOptions {
         if !options.stdin && !options.stdout && !options.stderr {
             return Err("you must specify at least 1 of stdin, stdout, stderr");
         }
-        // A terminal has one stream out.
+        // A terminal has one output stream.
         options.stderr &= !options.tty;
         Ok(options)
     }
 
-    /// Whether the client wants to see this stream.
+    /// Returns true if the client wants this stream.
     pub(super) fn shows(&self, channel: u8) -> bool {
         if channel == channel::STDOUT { self.stdout } else { self.stderr }
     }
@@ -74,7 +77,7 @@ impl StreamOptions {
 pub(super) type Sink<S> = Arc<Mutex<SplitSink<WebSocketStream<S>, Message>>>;
 pub(super) type Messages<S> = SplitStream<WebSocketStream<S>>;
 
-/// Takes up the server's side of a WebSocket.
+/// Takes the server's side of a WebSocket.
 pub(super) async fn open<S>(stream: S) -> WebSocketStream<S>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -88,7 +91,7 @@ where
     WebSocketStream::from_raw_socket(stream, Role::Server, Some(config)).await
 }
 
-/// The two directions of it.
+/// Splits it into its two directions.
 pub(super) fn split<S>(socket: WebSocketStream<S>) -> (Sink<S>, Messages<S>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -97,7 +100,7 @@ where
     (Arc::new(Mutex::new(sink)), messages)
 }
 
-/// Sends the last word and waits until the client has taken it.
+/// Sends the last message and waits until the client has read it.
 pub(super) async fn goodbye<S>(last: Bytes, sink: &Sink<S>, messages: &mut Messages<S>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -125,7 +128,7 @@ where
     sink.lock().await.send(Message::Binary(message)).await.map_err(io::Error::other)
 }
 
-/// Reads from one of several outputs; one that is not there has ended.
+/// Reads from one of several outputs; a missing one counts as ended.
 pub(super) async fn read_from(
     outputs: &[(u8, Descriptor)],
     index: usize,
@@ -137,14 +140,14 @@ pub(super) async fn read_from(
     }
 }
 
-/// Where the client's input goes: behind a lock, as closing it is something that happens to it.
+/// The target of the client's input, behind a lock because it can be closed meanwhile.
 pub(super) struct InputEnd {
     pub(super) descriptor: Mutex<Option<Descriptor>>,
     pub(super) terminal: Option<OwnedFd>,
 }
 
 impl InputEnd {
-    /// Closes it. The end of input of a terminal is a character that its user types.
+    /// Closes it. On a terminal, the end of input is a character that its user types.
     pub(super) async fn close(&self) {
         if self.terminal.is_none() {
             *self.descriptor.lock().await = None;
@@ -152,7 +155,7 @@ impl InputEnd {
     }
 }
 
-/// Why no more input comes.
+/// A reason why the input ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum InputOver {
     ClientGone,
@@ -160,7 +163,7 @@ pub(super) enum InputOver {
     Ended,
 }
 
-/// Input from the client until it ends.
+/// Carries input from the client until it ends.
 pub(super) async fn carry_input<S>(
     input: &InputEnd,
     messages: &mut Messages<S>,
@@ -175,7 +178,7 @@ where
             Message::Binary(data) => data,
             Message::Text(text) => text.into(),
             Message::Close(_) => return InputOver::ClientGone,
-            // The library answers pings by itself.
+            // The library answers pings itself.
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
         };
         match channel::parse(protocol, data) {
@@ -185,7 +188,7 @@ where
                     match write_all(open, &data, sink).await {
                         Ok(()) => {}
                         Err(Stalled::ClientGone) => return InputOver::ClientGone,
-                        // The process has closed its input: what else comes is for nobody.
+                        // The process has closed its input: drop the rest.
                         Err(Stalled::ProcessGone) => *descriptor = None,
                     }
                 }

@@ -1,8 +1,8 @@
-//! SPDY/3.1, as much as a server of forwarded ports and of commands' streams needs: frames in both directions and their
-//! compressed headers.
+//! Implements as much of SPDY/3.1 as a server of forwarded ports and of commands' streams needs:
+//! frames in both directions and their compressed headers.
 //!
-//! There is no flow control: the clients that speak this know none. Frames of a size that none of them sends are refused
-//! before they are read.
+//! There is no flow control: these clients do not use it. Frames of a size that no such client
+//! sends are refused before they are read.
 
 use std::io;
 
@@ -12,11 +12,11 @@ use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_HAS_MORE_INPUT;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// Clients copy by 32 KiB.
+/// The longest data frame that is accepted. Clients copy by 32 KiB.
 const LONGEST_DATA: usize = 1 << 20;
-/// A handful of short headers.
+/// The longest control frame: a handful of short headers.
 const LONGEST_CONTROL: usize = 16 << 10;
-/// What a block of headers may grow to.
+/// The longest decompressed block of headers.
 const LONGEST_HEADERS: usize = 64 << 10;
 const VERSION: u16 = 3;
 const FIN: u8 = 1;
@@ -27,10 +27,10 @@ const RST_STREAM: u16 = 3;
 const PING: u16 = 6;
 const HEADERS: u16 = 8;
 
-/// A client's frame, as far as it matters.
+/// A client's frame, reduced to the relevant parts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A stream begins.
+    /// A new stream.
     Open {
         stream: u32,
         headers: Vec<(String, String)>,
@@ -46,11 +46,11 @@ pub(super) enum Frame {
     Ping {
         id: u32,
     },
-    /// Nothing that concerns us.
+    /// A frame to ignore.
     Other,
 }
 
-/// Reads frames. The headers of all frames are one compressed stream, so it remembers.
+/// Reads frames. The headers of all frames are one compressed stream, so it has state.
 #[derive(Debug)]
 pub(super) struct FrameReader<R> {
     reader: R,
@@ -62,7 +62,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Self { reader, headers: HeaderReader::new() }
     }
 
-    /// The next frame; `None` at the end.
+    /// Returns the next frame; `None` at the end.
     pub(super) async fn next(&mut self) -> io::Result<Option<Frame>> {
         let mut head = [0; 8];
         if let Err(error) = self.reader.read_exact(&mut head).await {
@@ -96,7 +96,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 Frame::Open { stream, headers: self.headers.read(block)? }
             }
             HEADERS | SYN_REPLY => {
-                // Nothing in them matters, but they are part of the compressed stream.
+                // Their content does not matter, but it is part of the compressed stream.
                 self.headers.read(payload.get(4..).ok_or_else(|| invalid("frame is too short"))?)?;
                 Frame::Other
             }
@@ -111,10 +111,12 @@ fn invalid(problem: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 
-/// Decompresses blocks of headers: one zlib stream with a preset dictionary over the life of a connection.
+/// Decompresses blocks of headers: one zlib stream with a preset dictionary over the life of a
+/// connection.
 ///
-/// `flate2`, which the rest of Warren uses, has preset dictionaries only with a second implementation of zlib; the one it
-/// brings works on a window that the caller owns, and a dictionary is what that window begins with.
+/// `flate2`, which the rest of Warren uses, has preset dictionaries only with a second
+/// implementation of zlib. The implementation that it brings works on a window owned by the caller,
+/// and a dictionary is the window's initial content.
 struct HeaderReader {
     state: Box<DecompressorOxide>,
     window: Box<[u8]>,
@@ -128,9 +130,10 @@ impl std::fmt::Debug for HeaderReader {
     }
 }
 
-/// As long as deflate looks back.
+/// The window's length: the farthest that deflate looks back.
 const WINDOW: usize = 32 << 10;
-/// The first bytes of a zlib stream: method and flags, and the checksum of its dictionary if it has one.
+/// The flag in the first bytes of a zlib stream (method, flags, and the dictionary's checksum if it
+/// has one).
 const HAS_DICTIONARY: u8 = 0x20;
 const DICTIONARY_CHECKSUM: [u8; 4] = [0xe3, 0xc6, 0xa7, 0xc2];
 
@@ -174,7 +177,7 @@ impl HeaderReader {
     }
 }
 
-/// A number of pairs; each name and value with its length.
+/// Parses a number of pairs, each name and value with its length.
 fn parse_headers(mut text: &[u8]) -> io::Result<Vec<(String, String)>> {
     let number = |text: &mut &[u8]| -> io::Result<usize> {
         let (first, rest) = text.split_first_chunk::<4>().ok_or_else(|| invalid("headers are cut short"))?;
@@ -196,28 +199,29 @@ fn parse_headers(mut text: &[u8]) -> io::Result<Vec<(String, String)>> {
     Ok(headers)
 }
 
-/// Writes headers. Ours are always none, so they are stored and not compressed, which is as valid.
+/// Writes headers. Ours are always empty, so they are stored uncompressed, which is valid too.
 #[derive(Debug, Default)]
 pub(super) struct FrameWriter {
     begun: bool,
 }
 
 impl FrameWriter {
-    /// The answer to [`Frame::Open`].
+    /// Builds the answer to [`Frame::Open`].
     pub(super) fn reply(&mut self, stream: u32) -> Bytes {
         let mut payload = BytesMut::new();
         payload.put_u32(stream);
         if !std::mem::replace(&mut self.begun, true) {
             payload.put_slice(&[0x78, 0x01]);
         }
-        // A stored block of four bytes, the number of headers, which is none; and an empty one, at which readers stop.
+        // A stored block of four bytes, the number of headers (zero), and an empty block, at which
+        // readers stop.
         payload.put_slice(&[0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0]);
         payload.put_slice(&[0, 0, 0, 0xff, 0xff]);
         control(SYN_REPLY, &payload)
     }
 }
 
-/// Some bytes of a stream, and whether they are its last.
+/// Builds a data frame of a stream; `last` ends the stream.
 pub(super) fn data(stream: u32, data: &[u8], last: bool) -> Bytes {
     let mut frame = BytesMut::with_capacity(8 + data.len());
     frame.put_u32(stream & 0x7fff_ffff);
@@ -226,14 +230,14 @@ pub(super) fn data(stream: u32, data: &[u8], last: bool) -> Bytes {
     frame.freeze()
 }
 
-/// Why a stream is refused.
+/// A reason to reset a stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ResetReason {
     Protocol = 1,
     Refused = 3,
 }
 
-/// Ends a stream.
+/// Builds a frame that resets a stream.
 pub(super) fn reset(stream: u32, reason: ResetReason) -> Bytes {
     let mut payload = BytesMut::new();
     payload.put_u32(stream);
@@ -241,12 +245,13 @@ pub(super) fn reset(stream: u32, reason: ResetReason) -> Bytes {
     control(RST_STREAM, &payload)
 }
 
-/// The answer to [`Frame::Ping`].
+/// Builds the answer to [`Frame::Ping`].
 pub(super) fn pong(id: u32) -> Bytes {
     control(PING, &id.to_be_bytes())
 }
 
-/// Asks whether the client is there. The numbers of a server's are even, and the answer is one of the same.
+/// Builds a ping that checks the client's presence. A server's pings have even numbers, and the
+/// answer has the same.
 pub(super) fn ping() -> Bytes {
     control(PING, &2_u32.to_be_bytes())
 }
@@ -260,8 +265,8 @@ fn control(kind: u16, payload: &[u8]) -> Bytes {
     frame.freeze()
 }
 
-/// What a client sends to begin a stream: its headers are stored and not compressed, after zlib's own two bytes if they are the
-/// first of a connection.
+/// Builds a client's frame that opens a stream: its headers are stored uncompressed, after zlib's
+/// own two bytes if they are the first of a connection.
 #[cfg(test)]
 pub(super) fn open_stream(stream: u32, first: bool, headers: &[(&str, &str)]) -> Bytes {
     let mut text = BytesMut::new();
@@ -284,8 +289,8 @@ pub(super) fn open_stream(stream: u32, first: bool, headers: &[(&str, &str)]) ->
     control(SYN_STREAM, &payload)
 }
 
-/// The protocol's own text that both sides begin with (SPDY/3, section 2.6.10.1): names and values with their lengths, and a
-/// tail without.
+/// Returns the protocol's preset dictionary (SPDY/3, section 2.6.10.1): names and values with their
+/// lengths, and a tail without.
 fn dictionary() -> Vec<u8> {
     let mut dictionary = Vec::new();
     for word in WORDS.split('|') {
@@ -315,8 +320,8 @@ const TAIL: &str = "100101201202205206300302303304305306307402405406407408409410
 mod tests {
     use super::*;
 
-    /// What zlib makes of `streamtype`, `port` and `requestid` with the dictionary: of an error stream, and then of a data
-    /// stream of the same connection.
+    /// The output of zlib for `streamtype`, `port` and `requestid` with the dictionary: of an error
+    /// stream, and then of a data stream of the same connection.
     const ERROR_STREAM: &[u8] =
         b"\x78\xf9\xe3\xc6\xa7\xc2\x02\x25\x3a\x70\x3a\x2b\x29\x4a\x4d\xcc\x85\x16\x25\xac\xa9\xa0\x80\x86\
         \x14\xcb\x45\xe0\x1c\x60\x61\x60\x61\x00\xa4\x39\x8b\x20\xd1\x98\x09\x4a\xde\x8c\x06\x00\x00\x00\
@@ -342,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_dictionary_is_the_protocols() {
-        // Adler-32, which zlib names dictionaries by.
+        // Adler-32, by which zlib names dictionaries.
         let (first, second) = dictionary().iter().fold((1_u32, 0_u32), |(first, second), byte| {
             let first = (first + u32::from(*byte)) % 65521;
             (first, (second + first) % 65521)
@@ -394,13 +399,13 @@ mod tests {
             &control(SYN_STREAM, &[0; 3]),
             &open(1, b"\x78\xbb\x00\x00\x00\x00"),
             &open(1, b"\x78\x01\xff\xff\xff\xff"),
-            // One pair is announced and none is there.
+            // One pair is announced and none follows.
             &open(1, b"\x78\x01\x00\x04\x00\xfb\xff\x00\x00\x00\x01\x00\x00\x00\xff\xff"),
             &control(SYN_STREAM, &vec![0; LONGEST_CONTROL + 1]),
         ] {
             assert!(read(bytes).await.is_err(), "{bytes:?}");
         }
-        // A bomb: a little that would become very much.
+        // A decompression bomb.
         let mut bomb = open(1, ERROR_STREAM).to_vec();
         bomb.extend_from_slice(&open(3, &[0xed, 0xc1].repeat(4000)));
         assert!(read(&bomb).await.is_err());

@@ -1,8 +1,9 @@
-//! The streams of exec and attach over SPDY: each is a stream of its own there, which its header `streamtype` names.
+//! Carries the streams of exec and attach over SPDY: each is a SPDY stream, named by its header
+//! `streamtype`.
 //!
-//! There is one way to run a command and carry its streams, and it speaks WebSocket. So this is a translator: a client of such a
-//! session within the process on one side, a server of SPDY on the other, as newer API servers are for older kubelets the other
-//! way round.
+//! Commands and their streams are implemented once, over WebSocket. This module translates: it is a
+//! WebSocket client of such a session within the process, and a SPDY server to the real client.
+//! Newer API servers do the reverse for older kubelets.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,14 +23,15 @@ use super::channel::{self, Protocol};
 use super::session::{CHUNK, GOODBYE, StreamOptions};
 use super::spdy::{self, Frame, FrameReader, FrameWriter, ResetReason};
 
-/// The version that every client of the last ten years knows. Its successor differs over WebSocket only.
+/// The version that every client of the last ten years knows. Version 5 exists only over WebSocket.
 pub(super) const PROTOCOL: &str = "v4.channel.k8s.io";
-/// How long a client may take to open its streams: kubelet's number.
+/// The time that a client may take to open its streams: kubelet's number.
 const OPENING: Duration = Duration::from_secs(30);
-/// Frames before all streams are open. There are five streams; a few pings may come between.
+/// The most frames before all streams are open. There are five streams, and a few pings may come
+/// between.
 const MOST_FRAMES: usize = 64;
 
-/// The streams that a client of these options opens, by their channels.
+/// Returns the streams that a client with these options opens, by their channels.
 pub(super) fn wanted(options: &StreamOptions) -> Vec<u8> {
     let streams = [
         (channel::STDIN, options.stdin),
@@ -53,7 +55,7 @@ fn channel_of(headers: &[(String, String)]) -> Option<u8> {
     }
 }
 
-/// Has a session serve a client that speaks SPDY, until one of them ends.
+/// Runs a session for a client that speaks SPDY, until one of them ends.
 pub(super) async fn serve<S, F>(stream: S, wanted: Vec<u8>, session: impl FnOnce(DuplexStream, Protocol) -> F)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -77,12 +79,13 @@ where
             () = to_client(messages, &writer, &streams) => {}
         }
         goodbye(&mut frames, writer.into_inner()).await;
-        // With this the session's connection ends, by which it knows that the client is gone.
+        // Dropping the bridge ends the session's connection, by which it sees that the client is
+        // gone.
     };
     tokio::join!(session(far, Protocol::V5), bridge);
 }
 
-/// Answers the client's streams until all that are wanted are there, by their channels.
+/// Answers the client's streams until all wanted ones are open. Returns them by their channels.
 async fn open<R, W>(
     frames: &mut FrameReader<R>,
     writer: &mut W,
@@ -107,7 +110,7 @@ where
                 _ => writer.write_all(&spdy::reset(stream, ResetReason::Protocol)).await?,
             },
             Frame::Ping { id } if id % 2 == 1 => writer.write_all(&spdy::pong(id)).await?,
-            // The client's side of a stream on which it has nothing to say.
+            // The client closes its side of a stream on which it sends nothing.
             Frame::Data { data, .. } if data.is_empty() => {}
             Frame::Data { .. } => return Err(io::Error::other("data before all streams are open")),
             Frame::Reset { .. } => return Err(io::Error::other("a stream is taken back")),
@@ -127,7 +130,7 @@ async fn send<W: AsyncWrite + Unpin>(writer: &Mutex<W>, frame: Bytes) -> io::Res
     writer.flush().await
 }
 
-/// What the client says, until it is gone.
+/// Forwards the client's input until the client is gone.
 async fn to_session<R, W>(
     frames: &mut FrameReader<R>,
     mut sink: Sink,
@@ -153,20 +156,20 @@ async fn to_session<R, W>(
                 .send(Message::Binary(channel::message(channel::RESIZE, &data)))
                 .await
                 .map_err(io::Error::other),
-            // Who takes its input back says no more.
+            // A reset of the input stream ends the input.
             Frame::Reset { stream } if Some(stream) == input => input_messages(&mut sink, b"", true).await,
             Frame::Open { stream, .. } => send(writer, spdy::reset(stream, ResetReason::Refused)).await,
             Frame::Ping { id } if id % 2 == 1 => send(writer, spdy::pong(id)).await,
             Frame::Data { .. } | Frame::Reset { .. } | Frame::Ping { .. } | Frame::Other => Ok(()),
         };
         if said.is_err() {
-            // The session is over, which the other direction tells the client.
+            // The session is over. The other direction tells the client.
             return std::future::pending().await;
         }
     }
 }
 
-/// In pieces that a session takes.
+/// Sends input in pieces that a session accepts.
 async fn input_messages(sink: &mut Sink, data: &[u8], last: bool) -> io::Result<()> {
     for piece in data.chunks(CHUNK) {
         let message = channel::message(channel::STDIN, piece);
@@ -179,7 +182,8 @@ async fn input_messages(sink: &mut Sink, data: &[u8], last: bool) -> io::Result<
     Ok(())
 }
 
-/// What the session says, until it is over. The streams of a client that stays are ended.
+/// Forwards the session's messages until it is over, then ends the streams of a client that is
+/// still there.
 async fn to_client<W>(mut messages: Messages, writer: &Mutex<W>, streams: &BTreeMap<u8, u32>)
 where
     W: AsyncWrite + Unpin,
@@ -190,7 +194,7 @@ where
                 Some((channel, data)) => streams.get(channel).map(|stream| spdy::data(*stream, data, false)),
                 None => None,
             },
-            // The session wonders whether its client is there, and so do we.
+            // The session checks its client's presence, so check ours.
             Message::Ping(_) => Some(spdy::ping()),
             _ => None,
         };
@@ -200,7 +204,8 @@ where
             return;
         }
     }
-    // Clients wait for the end of their input, too. The error stream is the last: who has read it to its end has everything.
+    // Clients wait for the end of their input stream, too. The error stream comes last: a client
+    // that has read it to its end has everything.
     for channel in [channel::STDIN, channel::STDOUT, channel::STDERR, channel::ERROR] {
         if let Some(stream) = streams.get(&channel)
             && send(writer, spdy::data(*stream, b"", true)).await.is_err()
@@ -210,7 +215,7 @@ where
     }
 }
 
-/// Ends the connection so that unread bytes of the client do not cost it the last of ours.
+/// Closes the connection such that unread bytes of the client do not cost it our last output.
 async fn goodbye<S>(frames: &mut FrameReader<BufReader<ReadHalf<S>>>, mut writer: WriteHalf<S>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -241,7 +246,7 @@ mod tests {
         assert_eq!(wanted(&options("command=a&input=1&output=1&tty=1")), [0, 1, 3, 4]);
     }
 
-    /// Says back what it is told, and how long that was at the end.
+    /// Echoes the input, and its length at the end.
     async fn echo(stream: DuplexStream, protocol: Protocol) {
         let (sink, mut messages) = session::split(session::open(stream).await);
         let mut length = 0;
@@ -285,7 +290,7 @@ mod tests {
                     ended.extend(last.then_some(stream));
                 }
                 Frame::Ping { id } => pongs.push(id),
-                // The answers to the streams.
+                // The replies to the streams.
                 Frame::Other => {}
                 other => panic!("{other:?}"),
             }

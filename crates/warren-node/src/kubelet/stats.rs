@@ -1,4 +1,5 @@
-//! What is used, as kubelet says it: `/stats/summary` in JSON, `/metrics/resource` and `/metrics` for Prometheus.
+//! Serves usage as kubelet does: `/stats/summary` in JSON, `/metrics/resource` and `/metrics` for
+//! Prometheus.
 
 use std::fmt::Write as _;
 
@@ -10,7 +11,8 @@ use super::{Body, json_text, text};
 use crate::node::Shared;
 use crate::usage::{Measured, PodSample, Sample};
 
-/// `/stats/summary`. One field is ours: `window`, over how many seconds the rates are.
+/// Serves `/stats/summary`. The field `window` is ours: the seconds over which the rates are
+/// measured.
 pub(super) async fn summary(shared: &Shared) -> Response<Body> {
     match shared.usage.measure(&shared.home_id, &shared.registry).await {
         Ok(measured) => json_text(&summary_of(&measured, &shared.facts.name)),
@@ -79,7 +81,7 @@ fn pod_summary(measured: &Measured, pod: &PodSample) -> Value {
     entry
 }
 
-/// `/metrics/resource`: counted since things began, so one look is enough.
+/// Serves `/metrics/resource`: cumulative counters, so one sample is enough.
 pub(super) async fn resources(shared: &Shared) -> Response<Body> {
     match shared.usage.sample(&shared.home_id, &shared.registry).await {
         Ok(sample) => page(resource_metrics(&sample)),
@@ -91,7 +93,7 @@ pub(super) async fn resources(shared: &Shared) -> Response<Body> {
     }
 }
 
-/// `/metrics`: the node itself.
+/// Serves `/metrics`: the node's own metrics.
 pub(super) fn node(shared: &Shared) -> Response<Body> {
     let mut running = 0;
     let mut pods = 0;
@@ -137,7 +139,7 @@ fn page(page: String) -> Response<Body> {
     response
 }
 
-/// Kubelet's names, and what they say about them.
+/// Formats metrics under kubelet's names and help texts.
 fn resource_metrics(sample: &Sample) -> String {
     let at = sample.time.as_millisecond();
     let mut page = String::new();
@@ -156,7 +158,7 @@ fn resource_metrics(sample: &Sample) -> String {
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for pod in &sample.pods {
         let metadata = &pod.pod.metadata;
-        // Names of objects hold nothing that would have to be escaped.
+        // Names of objects contain nothing that needs escaping.
         let of_pod = format!(
             "namespace=\"{}\",pod=\"{}\"",
             metadata.namespace.as_deref().unwrap_or_default(),

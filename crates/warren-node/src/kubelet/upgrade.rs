@@ -1,4 +1,4 @@
-//! Requests that want to become a WebSocket, or a SPDY connection.
+//! Upgrades requests to a WebSocket or a SPDY connection.
 
 use bytes::Bytes;
 use futures::stream;
@@ -15,7 +15,7 @@ use super::Body;
 
 /// A WebSocket handshake that a client has begun.
 pub(super) struct Handshake {
-    /// The subprotocols that it offers, in the order it prefers.
+    /// The subprotocols that it offers, in its order of preference.
     pub(super) offered: String,
     accept: HeaderValue,
 }
@@ -33,7 +33,8 @@ impl Handshake {
         })
     }
 
-    /// Completes it: the answer, and the session that begins once the client has it.
+    /// Completes the handshake: returns the response, and starts the session once the client has
+    /// it.
     pub(super) fn complete<F>(
         self,
         request: Request<Incoming>,
@@ -53,12 +54,12 @@ impl Handshake {
     }
 }
 
-/// A handshake for SPDY that a client has begun.
+/// A SPDY handshake that a client has begun.
 pub(super) struct SpdyHandshake {
     offered: String,
 }
 
-/// What is spoken over SPDY, in both directions of the handshake.
+/// The header for the protocol over SPDY, in both directions of the handshake.
 const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 const SPDY: &str = "SPDY/3.1";
 
@@ -69,12 +70,13 @@ impl SpdyHandshake {
         wanted.then(|| SpdyHandshake { offered: joined(headers, STREAM_PROTOCOL) })
     }
 
-    /// Whether the client knows a protocol.
+    /// Returns true if the client offers a protocol.
     pub(super) fn offers(&self, protocol: &str) -> bool {
         self.offered.split(',').any(|offered| offered.trim() == protocol)
     }
 
-    /// Completes it: the answer, and the session that begins once the client has it.
+    /// Completes the handshake: returns the response, and starts the session once the client has
+    /// it.
     pub(super) fn complete<F>(
         self,
         request: Request<Incoming>,
@@ -90,7 +92,7 @@ impl SpdyHandshake {
     }
 }
 
-/// The answer that a connection is something else from now on, and what it then is.
+/// Builds the response of an upgrade, and runs the session on the upgraded connection.
 fn switch<F>(
     mut request: Request<Incoming>,
     to: &'static str,
@@ -115,7 +117,7 @@ where
     response
 }
 
-/// The values of a header that may come several times and hold several values each.
+/// Joins the values of a header that may be repeated and hold several values each.
 fn joined(headers: &HeaderMap, name: HeaderName) -> String {
     let values: Vec<&str> = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).collect();
     values.join(",")

@@ -1,4 +1,4 @@
-//! Copies a log to its reader, and goes on as it grows.
+//! Copies a log to its reader and follows it as it grows.
 
 use std::fs::File;
 use std::io;
@@ -14,9 +14,10 @@ use warren_oci::protocol::{ContainerStatus, PodState};
 use super::{LogOptions, position};
 use crate::directory_watch::DirectoryWatch;
 
-/// How much is read and sent at once.
+/// The most bytes that are read and sent at once.
 const CHUNK: usize = 64 << 10;
-/// The shim splits lines at 16 KiB. Whatever is longer than this without an end is no line of ours and is passed over.
+/// The longest line that is shown. The shim splits lines at 16 KiB, so a longer one without an end
+/// is not the shim's and is skipped.
 const LONGEST_LINE: usize = 256 << 10;
 
 /// One run of a container: while it lasts, its log may grow.
@@ -37,21 +38,22 @@ impl Run {
     }
 
     async fn changed(&mut self) {
-        // A worker that is gone says nothing any more, and nothing lasts.
+        // If the worker is gone, no more states come, and the run counts as ended.
         if self.state.changed().await.is_err() {
             self.state = watch::channel(None).1;
         }
     }
 }
 
-/// Sends the log to `reader` until its end; with `follow`, until the run's end. `BrokenPipe` when the reader is gone.
+/// Sends the log to `reader` until its end; with `follow`, until the run's end. Fails with
+/// `BrokenPipe` when the reader is gone.
 pub(super) async fn copy(
     path: &Path,
     mut run: Run,
     options: LogOptions,
     reader: &mpsc::Sender<Bytes>,
 ) -> io::Result<()> {
-    // Watched before the first look, so that nothing that comes between goes unnoticed.
+    // Watch before the first read, so that no change between them is missed.
     let watch = match (options.follow, path.parent()) {
         (true, Some(directory)) => Some(DirectoryWatch::new(directory)?),
         _ => None,
@@ -84,12 +86,12 @@ pub(super) async fn copy(
             return Ok(());
         }
         let lasts = run.lasts();
-        // What was written before the end is there now; so one more look after it is enough.
+        // If the run has ended, its output is complete now: one more read is enough.
         if let Some(file) = &current {
             offset = drain(file, offset, &mut lines, reader).await?;
         }
         if let Some(next) = successor(path, current.as_deref())? {
-            // The rest of the old file was read after it had been put aside.
+            // The rest of the old file was read after its rotation.
             if let Some(file) = &current {
                 drain(file, offset, &mut lines, reader).await?;
             }
@@ -108,11 +110,11 @@ pub(super) async fn copy(
     }
 }
 
-/// The file at `path` if it is another one than `current`.
+/// Returns the file at `path` if it differs from `current`.
 fn successor(path: &Path, current: Option<&File>) -> io::Result<Option<File>> {
     let file = match File::open(path) {
         Ok(file) => file,
-        // In the middle of being put aside, or not written yet.
+        // The file is being rotated, or not written yet.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -123,7 +125,7 @@ fn successor(path: &Path, current: Option<&File>) -> io::Result<Option<File>> {
     Ok((!same).then_some(file))
 }
 
-/// Sends what the file has from `offset` on, and says where it ended.
+/// Sends the file's content from `offset` on. Returns the offset of its end.
 async fn drain(
     file: &Arc<File>,
     mut offset: u64,
@@ -154,14 +156,14 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
-/// Turns records into what the reader wants to see.
+/// Formats log records for the reader.
 struct Lines {
     timestamps: bool,
     since: Option<Timestamp>,
     left: Option<u64>,
     /// A record whose end has not been read yet.
     unfinished: BytesMut,
-    /// The last record shown was a part of a line.
+    /// True if the last shown record was a part of a line.
     inside_line: bool,
 }
 
@@ -176,7 +178,7 @@ impl Lines {
         }
     }
 
-    /// Whether the reader has all it asked for.
+    /// Returns true if the reader has all it asked for.
     fn full(&self) -> bool {
         self.left == Some(0)
     }

@@ -1,14 +1,14 @@
-//! Where in a log, and in the files it was split into, a reader begins.
+//! Finds the position in a log, and in its rotated files, at which a reader begins.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-/// How much is read at once when looking backwards for the beginning of a line.
+/// The block size for searching backwards for the beginning of a line.
 const BLOCK: u64 = 64 << 10;
 
-/// The files of a log, oldest first; the last is the one that is written now.
+/// Opens the files of a log, oldest first; the last is the current one.
 pub(super) fn files(path: &Path) -> io::Result<Vec<File>> {
     let mut files = Vec::new();
     let mut name = path.to_owned();
@@ -34,7 +34,7 @@ fn older(path: &Path, number: u32) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The file and the offset in it where the last `lines` lines begin.
+/// Returns the file, and the offset in it, at which the last `lines` lines begin.
 pub(super) fn tail(files: &[File], lines: u64) -> io::Result<(usize, u64)> {
     let mut left = lines;
     for (index, file) in files.iter().enumerate().rev() {
@@ -51,9 +51,9 @@ pub(super) fn tail(files: &[File], lines: u64) -> io::Result<(usize, u64)> {
 }
 
 enum Found {
-    /// The lines begin here.
+    /// The lines begin at this offset.
     At(u64),
-    /// The file has only so many.
+    /// The file has only this many lines.
     Only(u64),
 }
 
@@ -67,7 +67,7 @@ fn tail_of(file: &File, length: u64, lines: u64) -> io::Result<Found> {
         file.read_exact_at(block, start)?;
         for (index, byte) in block.iter().enumerate().rev() {
             let offset = start + index as u64;
-            // The newline at the very end closes the last line, it does not open another.
+            // The newline at the very end closes the last line and does not open another.
             if *byte == b'\n' && offset + 1 < length {
                 ends += 1;
                 if ends == lines {

@@ -1,4 +1,4 @@
-//! What was let through and what was not: counted by kind and reason, and logged.
+//! Counts and logs the egress decisions, by kind and reason.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tracing::info;
 use warren_decide::network::Denial;
 
-/// Who decided.
+/// A service that makes decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Service {
     /// The egress proxy.
@@ -27,31 +27,31 @@ impl Service {
     }
 }
 
-/// Counters, by who decided and what. Bounded: reasons are a handful of words.
+/// Counters by service and outcome. Bounded: there are only a few reasons.
 #[derive(Debug, Default)]
 pub(crate) struct Decisions {
     counts: Mutex<BTreeMap<(Service, &'static str), u64>>,
-    /// The second that is being logged, and how many lines it has had.
+    /// The present second of the log, and its number of lines.
     lines: Mutex<Option<(Instant, u32)>>,
     /// The hosts that were refused to each pod, by its uid.
     refused: Mutex<HashMap<String, BTreeSet<String>>>,
 }
 
-/// As many hosts that were refused to a pod are told in events; a pod that asks for more cannot fill the store.
+/// The most refused hosts per pod that get an event; a pod that asks for more cannot fill the
+/// store.
 const TOLD_PER_POD: usize = 16;
 
-/// After so many pods the older ones are forgotten. Most of them are gone by then.
+/// The number of pods above which the older ones are forgotten. Most of them are gone by then.
 const PODS_REMEMBERED: usize = 1024;
 
-/// So many lines are logged in a second. Pods that ask for more than that are counted all the same, but cannot fill the
-/// disk.
+/// The most lines logged per second. Further decisions are counted but cannot fill the disk.
 const LINES_PER_SECOND: u32 = 50;
 
-/// A name as a pod spelt it is cut to this many bytes in a log.
+/// The longest part of a host name that is logged.
 const LONGEST_HOST: usize = 253;
 
 impl Decisions {
-    /// Notes a decision about a pod's wish.
+    /// Records a decision about a pod's request.
     pub(super) fn note(
         &self,
         service: Service,
@@ -79,8 +79,8 @@ impl Decisions {
         );
     }
 
-    /// Notes that a host was refused to a pod, and returns true if that is to be told: the first time, for a
-    /// limited number of hosts.
+    /// Records that a host was refused to a pod. Returns true if it is to get an event: the first
+    /// time, for a limited number of hosts.
     pub(super) fn tell(&self, pod_uid: &str, host: &str) -> bool {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.len() >= PODS_REMEMBERED && !refused.contains_key(pod_uid) {
@@ -99,7 +99,7 @@ impl Decisions {
         count < LINES_PER_SECOND
     }
 
-    /// The counters as Prometheus reads them.
+    /// Formats the counters for Prometheus.
     pub(crate) fn metrics(&self) -> String {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let mut text =
@@ -108,7 +108,7 @@ impl Decisions {
                 .to_owned();
         for ((service, outcome), count) in &*counts {
             let labels = format!("service=\"{}\",outcome=\"{outcome}\"", service.name());
-            // Writing to a text cannot fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "warren_egress_decisions_total{{{labels}}} {count}");
         }
         text

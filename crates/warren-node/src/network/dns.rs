@@ -1,5 +1,5 @@
-//! Questions and answers of DNS (RFC 1035), as far as a server of addresses needs them: one question, addresses of version
-//! 4, no compression in questions, which is how every resolver asks.
+//! Parses and builds DNS messages (RFC 1035) as far as a server of addresses needs them: one
+//! question, IPv4 addresses, no compression in questions, as in every resolver.
 
 use std::net::Ipv4Addr;
 
@@ -8,38 +8,39 @@ const LONGEST_NAME: usize = 255;
 const ADDRESS: u16 = 1;
 const ANY: u16 = 255;
 const INTERNET: u16 = 1;
-/// An answer in one packet of 512 bytes, which every client takes, has room for so many behind the longest question.
+/// The most addresses in an answer of 512 bytes, which every client accepts, after the longest
+/// question.
 const MOST_ADDRESSES: usize = 13;
-/// Pods come and go: an answer is good for so many seconds.
+/// The lifetime of an answer in seconds: pods come and go.
 const SECONDS: u32 = 5;
 
-/// One question.
+/// A query with one question.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Query {
     id: u16,
     is_recursive: bool,
-    /// As it came, to be sent back.
+    /// The question as received, to be sent back.
     question: Vec<u8>,
-    /// In small letters, without the last dot.
+    /// In lower case, without the last dot.
     pub(super) name: String,
     kind: u16,
 }
 
-/// What comes back.
+/// An answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// These; with none, the name is there but has nothing of the kind.
+    /// These addresses; if empty, the name exists but has no address of the requested kind.
     Addresses(Vec<Ipv4Addr>),
-    /// There is no such name, or it is not for this asker.
+    /// The name does not exist, or not for this client.
     NoSuchName,
-    /// Ask again later.
+    /// Try again later.
     Failed,
-    /// Not for you.
+    /// The client is refused.
     Refused,
 }
 
 impl Query {
-    /// Reads a packet; `None` if it is not a question that could be answered at all.
+    /// Parses a packet; `None` if it is not a question that can be answered.
     pub(super) fn parse(packet: &[u8]) -> Option<Query> {
         let word = |at: usize| Some(u16::from_be_bytes([*packet.get(at)?, *packet.get(at + 1)?]));
         let flags = word(2)?;
@@ -57,7 +58,7 @@ impl Query {
                 0 => break,
                 1..=63 => {
                     let label = packet.get(at..at + length)?;
-                    // A dot or a zero in a label would make it another name to whoever reads it next.
+                    // With a dot or a zero in a label, the next reader would see another name.
                     if !label.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'.') {
                         return None;
                     }
@@ -81,12 +82,12 @@ impl Query {
         Some(Query { id: word(0)?, is_recursive: flags & 0x0100 != 0, question, name, kind })
     }
 
-    /// Whether it is addresses that are asked for.
+    /// Returns true if the query asks for IPv4 addresses.
     pub(super) fn wants_addresses(&self) -> bool {
         self.kind == ADDRESS || self.kind == ANY
     }
 
-    /// The packet that answers it.
+    /// Builds the packet of an answer.
     pub(super) fn answer(&self, answer: &Answer) -> Vec<u8> {
         let (code, addresses) = match answer {
             Answer::Addresses(addresses) => (0, &addresses[..addresses.len().min(MOST_ADDRESSES)]),
@@ -103,7 +104,7 @@ impl Query {
         }
         packet.extend_from_slice(&self.question);
         for address in addresses {
-            // The name is the one in the question.
+            // A pointer to the name in the question.
             packet.extend_from_slice(&0xc00c_u16.to_be_bytes());
             packet.extend_from_slice(&ADDRESS.to_be_bytes());
             packet.extend_from_slice(&INTERNET.to_be_bytes());

@@ -1,4 +1,4 @@
-//! The table of packet rules.
+//! Builds the nftables rules.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,8 +13,8 @@ use super::{NAME_PORT, PROXY_PORT, host};
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// What no pod reaches through the host, however open its network: "this" network, loopback, the link (metadata services
-/// of clouds are there), groups, and what is reserved.
+/// Destinations that no pod reaches through the host, in any mode: "this" network, loopback, the
+/// link (with the metadata services of clouds), multicast, and reserved blocks.
 const NEVER: [&str; 5] = ["0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"];
 
 pub(super) fn put_in_force(
@@ -30,7 +30,7 @@ pub(super) fn put_in_force(
     nftables::replace(&table(name, devices, range, gateway, rules))
 }
 
-/// Named sets, each content once.
+/// Named sets, one per distinct content.
 #[derive(Default)]
 struct Sets {
     names: BTreeMap<Addresses, String>,
@@ -92,7 +92,7 @@ fn table(name: &str, devices: &str, range: Block, gateway: Ipv4Addr, rules: &Rul
     Table { name: name.to_owned(), sets: sets.into_sets(), chains }
 }
 
-/// What becomes of packets that come from pods. Every chain ends in a verdict.
+/// Builds the chains for packets from pods. Every chain ends in a verdict.
 fn chains_from_pods(devices: &str, gateway: Ipv4Addr, rules: &Rules, sets: &mut Sets) -> Vec<Chain> {
     let service = |protocol, port| {
         let matches = [Match::Destination(gateway), Match::Protocol(protocol), Match::Ports(port, port)];

@@ -1,4 +1,5 @@
-//! What a home has on the machine for all its pods: a range of addresses, and a bridge with the gateway's.
+//! Manages a home's shared network on the machine: a range of addresses, and a bridge with the
+//! gateway's address.
 
 use std::io;
 use std::path::Path;
@@ -10,10 +11,10 @@ use warren_sys::network::nftables;
 
 use super::OpenError;
 
-/// The file in the data directory that says which range the home has.
+/// The file in the data directory that records the home's range.
 const RECORD: &str = "pod-network";
 
-/// The range of a home: the one of last time if nobody else uses it now.
+/// Chooses the range of a home: the recorded one, if it is still free.
 pub(super) fn choose_range(
     bridge: &str,
     home_id: &str,
@@ -26,7 +27,7 @@ pub(super) fn choose_range(
     let taken = others(&mut netlink, bridge).map_err(OpenError::Routes)?;
     let is_free = |range: &Block| !taken.iter().any(|taken| taken.prefix() > 0 && taken.overlaps(*range));
     let range = match wanted {
-        // Whoever names one knows better.
+        // A configured range is used without a check.
         Some(range) => range,
         None => match recorded.filter(is_free) {
             Some(range) => range,
@@ -44,7 +45,7 @@ pub(super) fn choose_range(
     Ok(range)
 }
 
-/// Blocks that the machine has routes for, other than those of this home's own devices.
+/// Returns the blocks that the machine has routes for, except those of this home's own devices.
 fn others(netlink: &mut Netlink, own: &str) -> io::Result<Vec<Block>> {
     let links = netlink.links()?;
     let is_own = |device: u32| links.iter().any(|(index, name)| *index == device && name.starts_with(own));
@@ -52,7 +53,7 @@ fn others(netlink: &mut Netlink, own: &str) -> io::Result<Vec<Block>> {
     Ok(routes.map(|(address, prefix, _)| Block::new(address, prefix)).collect())
 }
 
-/// Makes the bridge, or finds it: whether it is new.
+/// Makes the bridge, or finds it. Returns true if it is new.
 pub(super) fn make_bridge(name: &str, range: Block) -> Result<bool, OpenError> {
     try_make_bridge(name, range).map_err(|source| OpenError::Bridge { name: name.to_owned(), source })
 }
@@ -65,14 +66,15 @@ fn try_make_bridge(name: &str, range: Block) -> io::Result<bool> {
     };
     let device = link::index(name)?;
     let address = range.nth(1).ok_or(io::ErrorKind::InvalidInput)?;
-    // With the whole range behind it: others on this machine see that it is in use, and packets for an address that no pod
-    // has go nowhere.
+    // The address covers the whole range: other programs on this machine see that it is in use, and
+    // packets for an unused address are dropped.
     netlink.apply(&[Setting::Up { device }, Setting::Address { device, address, prefix: range.prefix() }])?;
     Ok(is_new)
 }
 
-/// Lets the machine send packets on from any device, as a way out for pods needs: answers come in through devices that are
-/// not ours. Stays on, as other container engines leave it: by then somebody else may rely on it.
+/// Enables forwarding on all devices, as a route out for pods needs: answers arrive on devices that
+/// are not ours. It stays enabled, as with other container engines: by then other programs may rely
+/// on it.
 pub(super) fn forward_everywhere() -> io::Result<()> {
     const SWITCH: &str = "/proc/sys/net/ipv4/ip_forward";
     if std::fs::read_to_string(SWITCH)?.trim() == "1" {
@@ -82,8 +84,9 @@ pub(super) fn forward_everywhere() -> io::Result<()> {
     std::fs::write(SWITCH, "1")
 }
 
-/// Removes devices of pods, should one be left, then the table, and the bridge last: it is the first that is made and says
-/// that there may be a table, also to whoever goes on with this after we were killed.
+/// Removes remaining devices of pods, then the table, and the bridge last. The bridge is made
+/// first, so it shows that there may be a table, even to a process that continues after this one
+/// was killed.
 pub(super) fn remove(bridge: &str, table: &str) -> io::Result<()> {
     let mut netlink = Netlink::route()?;
     let names = netlink.links()?.into_iter().map(|(_, name)| name);
@@ -92,7 +95,7 @@ pub(super) fn remove(bridge: &str, table: &str) -> io::Result<()> {
         delete(&mut netlink, name)?;
     }
     if !ours.is_empty() {
-        // A kernel that knows no tables has none of ours either, so the bridge goes in any case.
+        // A kernel without nftables has no table of ours either, so the bridge goes in any case.
         let removed = nftables::remove(table);
         delete(&mut netlink, bridge)?;
         removed?;
@@ -100,7 +103,7 @@ pub(super) fn remove(bridge: &str, table: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Deletes a device that may go by itself meanwhile.
+/// Deletes a device, which may vanish by itself meanwhile.
 fn delete(netlink: &mut Netlink, name: &str) -> io::Result<()> {
     match netlink.delete_link(name) {
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => Ok(()),

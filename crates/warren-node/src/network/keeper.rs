@@ -1,6 +1,6 @@
-//! Keeps the rules as the policies, namespaces and pods say: they wake it, it looks at all of them, and puts in force what
-//! has changed. A pod wakes it only when something has changed that rules are made from: each claim changes a pod, and would
-//! else have a thousand others looked at.
+//! Keeps the rules in line with policies, namespaces and pods. Each change wakes it; it reads all
+//! of them and applies the difference. A pod wakes it only if a property changed that rules depend
+//! on: each claim changes a pod, and would otherwise cause a thousand others to be read.
 
 mod facts;
 
@@ -29,15 +29,15 @@ use super::Network;
 use crate::node::Shared;
 use crate::registry::Seen;
 
-/// Changes that come within this time of each other are looked at together. A policy then holds this much later, which
-/// nobody notices, and a thousand pods that start at once do not each have all of them looked at.
+/// The time in which changes are collected. A policy takes effect this much later, which is not
+/// noticeable, and a thousand pods that start at once do not each cause a full read.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// Nothing is looked at for so many times as long as the last look has taken: with thousands of pods, a look is work, and they are
-/// started meanwhile. So on a full machine a policy may hold a second late. A pod with a way out of its own does not start before
-/// its rules hold, and any other is closed until then.
+/// The rest after each read, as a multiple of its duration: with thousands of pods a read is work,
+/// while pods are being started. On a full machine a policy may take effect a second late. A pod
+/// with full network does not start before its rules hold, and any other is closed until then.
 const REST: u32 = 20;
 const LONGEST_REST: Duration = Duration::from_secs(1);
-/// After the kernel refused a table.
+/// The delay after the kernel refused a table.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Keeper {
     policies: Watched<NetworkPolicy>,
     namespaces: Watched<Namespace>,
     pub(super) services: Watched<Service>,
-    /// Whether the rules of this daemon are in force. Held while they are made: one at a time.
+    /// True if the rules of this daemon are in force. Held while they are made: one at a time.
     in_force: Mutex<bool>,
 }
 
@@ -96,7 +96,7 @@ impl Keeper {
         self.wake.notify_one();
     }
 
-    /// Whether rules may depend on the difference between what a pod was and what it is.
+    /// Returns true if rules may depend on the difference between two states of a pod.
     pub(super) fn is_news(&self, before: Option<&Seen>, after: &Seen) -> bool {
         match (before, after) {
             (Some(Seen::Pod(before)), Seen::Pod(after)) => {
@@ -108,7 +108,7 @@ impl Keeper {
     }
 }
 
-/// Watches what rules are made from, and keeps them.
+/// Watches the objects that rules depend on, and keeps the rules up to date.
 pub(super) fn watch(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut JoinSet<()>) {
     follow(shared, network, |keeper| &keeper.policies, tasks);
     follow(shared, network, |keeper| &keeper.namespaces, tasks);
@@ -163,8 +163,8 @@ fn follow<K>(
     });
 }
 
-/// Puts in force what holds now. Without the policies, which may forbid what nothing else does, it leaves things as they
-/// are.
+/// Applies the rules for the present state. If the policies are not known yet, it changes nothing:
+/// they may forbid traffic that nothing else does.
 pub(super) async fn settle(shared: &Arc<Shared>, network: &Arc<Network>) -> io::Result<()> {
     let keeper = &network.keeper;
     let mut in_force = keeper.in_force.lock().await;
@@ -173,7 +173,7 @@ pub(super) async fn settle(shared: &Arc<Shared>, network: &Arc<Network>) -> io::
     }
     let are_known = *in_force;
     let (shared, network) = (shared.clone(), network.clone());
-    // Thousands of pods are looked at, and nobody else is to wait for that.
+    // Thousands of pods may be read; other tasks must not wait for that.
     let settled = tokio::task::spawn_blocking(move || {
         let rules = rules_now(&shared, &network);
         if are_known && *network.rules() == rules {
@@ -194,7 +194,7 @@ fn rules_now(shared: &Shared, network: &Network) -> Rules {
         return Rules::default();
     }
     let mut policies: Vec<&NetworkPolicy> = policies.iter().map(|policy| &**policy).collect();
-    // The same objects give the same rules, in whatever order they came.
+    // The same objects must give the same rules, in any order of arrival.
     policies.sort_by_key(|policy| (policy.metadata.namespace.as_deref(), policy.metadata.name.as_deref()));
     let namespaces = network.keeper.namespaces.store.state();
     let namespaces: BTreeMap<&str, &Labels> = namespaces

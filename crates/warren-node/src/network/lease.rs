@@ -1,7 +1,7 @@
-//! Addresses of pods.
+//! Assigns addresses to pods.
 //!
-//! The record is the pods' directories themselves: a pod's address is in its file `network`, so it is taken for exactly as
-//! long as the directory is there, and a crash can neither lose nor leak one.
+//! The record is the pods' directories themselves: a pod's address is in its file `network`. It is
+//! taken for exactly as long as the directory exists, so a crash can neither lose nor leak one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -16,7 +16,7 @@ use super::LeaseError;
 /// The file in a pod's directory.
 const RECORD: &str = "network";
 
-/// A pod's address, for as long as its directory is there.
+/// A pod's address, for as long as its directory exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lease {
     pub(crate) address: Ipv4Addr,
@@ -24,7 +24,7 @@ pub(crate) struct Lease {
     pub(crate) mode: Mode,
 }
 
-/// As it is written down.
+/// The file's content.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     address: Ipv4Addr,
@@ -33,15 +33,15 @@ struct Record {
 }
 
 impl Lease {
-    /// What a pod's directory says; `None` if the pod has no network.
+    /// Reads the lease from a pod's directory; `None` if the pod has no network.
     pub(crate) fn read(directory: &Path) -> Option<Lease> {
         let record: Record = serde_json::from_slice(&std::fs::read(directory.join(RECORD)).ok()?).ok()?;
         let mode = if record.is_full { Mode::Full } else { Mode::Restricted };
         Some(Lease { address: record.address, gateway: record.gateway, mode })
     }
 
-    /// Whether the address is one that packets reach. Else it is only the pod's name in rules, and its way out is a socket on
-    /// its own loopback.
+    /// Returns true if packets can reach the address. Otherwise it only identifies the pod in
+    /// rules, and the pod's way out is a socket on its own loopback.
     pub(crate) fn is_reachable(&self) -> bool {
         !self.gateway.is_loopback()
     }
@@ -53,22 +53,23 @@ impl Lease {
     }
 }
 
-/// Who has which address.
+/// The assigned addresses.
 #[derive(Debug)]
 pub(super) struct Leases {
     range: Block,
     by_pod: BTreeMap<String, Lease>,
     by_address: HashMap<Ipv4Addr, String>,
-    /// Where to look for the next: addresses are used again as late as possible, so that a packet for a pod that has ended
-    /// does not reach another.
+    /// The offset at which the next search begins: addresses are reused as late as possible, so
+    /// that a packet for a pod that has ended does not reach another.
     next: u32,
 }
 
-/// The first address is the range's own, the second the gateway's.
+/// The first usable offset: 0 is the range's own address, 1 the gateway's.
 const FIRST: u32 = 2;
 
 impl Leases {
-    /// Reads which addresses are taken. A lease from another range than the home has now is none.
+    /// Reads the taken addresses. A lease from another range than the home's present one is
+    /// ignored.
     pub(super) fn load(pods: &Path, range: Block) -> Leases {
         let mut leases = Leases { range, by_pod: BTreeMap::new(), by_address: HashMap::new(), next: FIRST };
         for entry in std::fs::read_dir(pods).into_iter().flatten().flatten() {
@@ -87,7 +88,8 @@ impl Leases {
         self.by_pod.insert(uid.to_owned(), lease);
     }
 
-    /// A pod's lease: the recorded one if it has one, else a free address, recorded before it is returned.
+    /// Returns a pod's lease: the recorded one if there is one, else a free address, recorded
+    /// before it is returned.
     pub(super) fn take(
         &mut self,
         uid: &str,
@@ -121,7 +123,7 @@ impl Leases {
         }
     }
 
-    /// In the order of uids.
+    /// Returns all leases in the order of uids.
     pub(super) fn all(&self) -> impl Iterator<Item = (&str, Lease)> {
         self.by_pod.iter().map(|(uid, lease)| (uid.as_str(), *lease))
     }
@@ -151,7 +153,7 @@ mod tests {
     #[test]
     fn addresses_are_distinct_kept_and_used_again_as_late_as_possible() {
         let pods = tempfile::tempdir().unwrap();
-        // The range's own, the gateway's, five for pods, the broadcast address.
+        // The range's own address, the gateway's, five for pods, the broadcast address.
         let range: Block = "10.9.8.0/29".parse().unwrap();
         let gateway = range.nth(1).unwrap();
         let mut leases = Leases::load(pods.path(), range);

@@ -1,5 +1,5 @@
-//! The name server of a home's pods, at the gateway. It knows the home's own names, and asks the host's resolver for those
-//! that a pod may have; others do not exist, as far as the pod can tell.
+//! The name server of a home's pods, at the gateway. It answers the home's own names itself and
+//! asks the host's resolver for names that a pod may reach. To the pod, other names do not exist.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use super::dns::{Answer, Query};
 use super::{Lease, NAME_PORT, Network, resolver};
 use crate::node::Shared;
 
-/// Questions under way at once. More are dropped, as a network would; clients ask again.
+/// The most concurrent queries. More are dropped, as a network would; clients repeat them.
 const UNDER_WAY: usize = 512;
 const LONGEST_QUESTION: usize = 1500;
-/// After the address could not be had: another daemon may be about to end.
+/// The delay after the address could not be bound: another daemon may be about to end.
 const AFTER_REFUSAL: Duration = Duration::from_secs(1);
 
 pub(super) fn listen(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut JoinSet<()>) {
@@ -51,7 +51,7 @@ pub(super) fn listen(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut J
             let (socket, shared, network) = (socket.clone(), shared.clone(), network.clone());
             questions.spawn(async move {
                 let answer = answer(&shared, &network, from, &query).await;
-                // Whoever does not wait for it any more asks again.
+                // A client that no longer waits asks again.
                 let _ = socket.send_to(&query.answer(&answer), from).await;
                 drop(turn);
             });
@@ -78,7 +78,7 @@ async fn answer(shared: &Shared, network: &Network, from: SocketAddr, query: &Qu
             _ => Answer::Addresses(Vec::new()),
         };
     }
-    // One that cannot be read allows nothing.
+    // An invalid list allows nothing.
     let list = AllowList::of(&pod).ok();
     let allowed = match lease.mode {
         Mode::Full => true,
@@ -99,7 +99,8 @@ async fn answer(shared: &Shared, network: &Network, from: SocketAddr, query: &Qu
     }
 }
 
-/// Addresses that the pod may connect to: a name must not lead it where it could not go by number.
+/// Returns the addresses that the pod may connect to: a name must not lead to an address that the
+/// pod could not reach directly.
 fn usable(found: Vec<IpAddr>, lease: &Lease, list: Option<&AllowList>) -> Answer {
     let may = |address: Ipv4Addr| match lease.mode {
         Mode::Full => kind(address.into()) != Kind::Local,
@@ -116,7 +117,8 @@ fn usable(found: Vec<IpAddr>, lease: &Lease, list: Option<&AllowList>) -> Answer
     if addresses.is_empty() { Answer::NoSuchName } else { Answer::Addresses(addresses) }
 }
 
-/// The pods behind a name, of those that the asker may reach. To others, the name does not exist.
+/// Returns the addresses of a name's pods that the client may reach. To other clients the name does
+/// not exist.
 fn pods_named(shared: &Shared, network: &Network, name: &Name, asker: Ipv4Addr) -> Vec<Ipv4Addr> {
     let (host, service, namespace) = match name {
         Name::Service { service, namespace } => (None, service, namespace),

@@ -1,5 +1,6 @@
-//! The egress proxy: the only way out of a restricted pod. It takes `CONNECT` and plain HTTP, knows the pod by its address,
-//! resolves names itself, and connects only to addresses that the pod's allow-list and policies let it reach.
+//! The egress proxy: the only way out of a restricted pod. It serves `CONNECT` and plain HTTP,
+//! identifies the pod by its address, resolves names itself, and connects only to addresses that
+//! the pod's allow-list and policies permit.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -27,12 +28,12 @@ use super::{Lease, Network, resolver};
 use crate::events::Severity;
 use crate::node::Shared;
 
-/// Connections that one pod may have at once.
+/// The most concurrent connections of one pod.
 const PER_POD: usize = 256;
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// After the address could not be had: another daemon may be about to end.
+/// The delay after the address could not be bound: another daemon may be about to end.
 const AFTER_REFUSAL: Duration = Duration::from_secs(1);
-/// How long a client may take to say what it wants.
+/// The time that a client may take to send its request.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(30);
 
 type Body = BoxBody<Bytes, hyper::Error>;
@@ -52,8 +53,8 @@ pub(super) fn listen(shared: &Arc<Shared>, network: &Arc<Network>, tasks: &mut J
     });
 }
 
-/// Serves connections until it is dropped. They come from `pod`, where only that one reaches the listener; else each from the
-/// pod that has its address.
+/// Accepts connections until it is dropped. With `pod`, only that pod reaches the listener;
+/// otherwise each connection belongs to the pod with its source address.
 pub(super) async fn accept(
     shared: Arc<Shared>,
     network: Arc<Network>,
@@ -65,7 +66,7 @@ pub(super) async fn accept(
     loop {
         while connections.try_join_next().is_some() {}
         let Ok((stream, peer)) = listener.accept().await else {
-            // Out of descriptors, say: those who are there go first.
+            // For example out of descriptors: wait for present connections to end.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
@@ -83,7 +84,7 @@ pub(super) async fn accept(
     }
 }
 
-/// How many connections each pod has.
+/// The number of open connections by pod.
 #[derive(Debug, Default)]
 struct Open(Mutex<HashMap<Ipv4Addr, usize>>);
 
@@ -112,7 +113,7 @@ impl Drop for Place {
     }
 }
 
-/// Serves a connection, and what becomes of it, to its end.
+/// Serves a connection and its tunnel to the end.
 async fn serve(shared: Arc<Shared>, network: Arc<Network>, stream: TcpStream, from: Ipv4Addr) {
     let tunnels = Arc::new(Mutex::new(Vec::new()));
     let service = service_fn(|request| {
@@ -132,18 +133,18 @@ async fn serve(shared: Arc<Shared>, network: Arc<Network>, stream: TcpStream, fr
     if let Some(Tunnel { upgrade, mut outside }) = tunnel
         && let Ok(inside) = upgrade.await
     {
-        // Either side may break off at any time.
+        // Either side may disconnect at any time.
         let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(inside), &mut outside).await;
     }
 }
 
-/// What a `CONNECT` leads to once its answer is out.
+/// The destination of a `CONNECT`, used once its answer is sent.
 struct Tunnel {
     upgrade: hyper::upgrade::OnUpgrade,
     outside: TcpStream,
 }
 
-/// Why a wish came to nothing.
+/// A reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("the request names no host: this is a proxy")]
@@ -196,7 +197,7 @@ fn text(text: String) -> Body {
     Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed()
 }
 
-/// Where a request shall go: `CONNECT` names host and port, others have a whole URL.
+/// Returns a request's target: `CONNECT` names host and port, others have a whole URL.
 fn target(request: &Request<Incoming>) -> Option<(String, u16)> {
     let uri = request.uri();
     let is_connect = request.method() == Method::CONNECT;
@@ -212,7 +213,7 @@ fn target(request: &Request<Incoming>) -> Option<(String, u16)> {
     Some((host.trim_start_matches('[').trim_end_matches(']').to_owned(), port))
 }
 
-/// A connection to where a pod wants to go, if it may.
+/// Connects to a pod's target, if that is allowed.
 async fn open(
     shared: &Shared,
     network: &Network,
@@ -254,7 +255,7 @@ async fn open(
     Err(Failure::Connect(last))
 }
 
-/// The addresses that may be tried.
+/// Returns the addresses that may be tried.
 async fn check(
     network: &Network,
     pod: &k8s_openapi::api::core::v1::Pod,
@@ -282,7 +283,7 @@ async fn check(
         }
         let allowed = match address {
             IpAddr::V4(to) => rules.allows_egress(lease.address, to, Protocol::Tcp, port),
-            // Policies are about version 4 here: who is held back by one does not go round it.
+            // Policies here cover only IPv4: a pod that they isolate must not bypass them by IPv6.
             IpAddr::V6(_) => !rules.egress_isolated.contains(lease.address),
         };
         if allowed { Ok(()) } else { Err(Denial::Policy) }
@@ -301,8 +302,8 @@ async fn check(
     }
 }
 
-/// Whether an address is this machine's or a pod's. The kernel says: towards an own address, it speaks from that address. No
-/// packet is sent for it.
+/// Returns true if an address belongs to this machine or to a pod. The kernel decides: a socket
+/// connected to an own address gets that address as its source. No packet is sent.
 fn is_own(network: &Network, address: IpAddr) -> bool {
     if matches!(address, IpAddr::V4(address) if network.range.contains(address)) {
         return true;
@@ -319,11 +320,11 @@ fn is_own(network: &Network, address: IpAddr) -> bool {
     from.is_ok_and(|from| from.ip() == address)
 }
 
-/// Headers that are about one connection, and not for the next.
+/// Hop-by-hop headers.
 const OF_THE_CONNECTION: [HeaderName; 6] =
     [CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, UPGRADE];
 
-/// Plain HTTP: one request over a connection of its own.
+/// Forwards a plain HTTP request over a connection of its own.
 async fn pass_on(mut request: Request<Incoming>, outside: TcpStream) -> Result<Response<Body>, Failure> {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(outside)).await.map_err(Failure::Exchange)?;
@@ -337,7 +338,7 @@ async fn pass_on(mut request: Request<Incoming>, outside: TcpStream) -> Result<R
     }
     headers.remove("proxy-connection");
     headers.remove("keep-alive");
-    // The host that was checked, whatever the client wrote there.
+    // The host that was checked, whatever the client sent in this header.
     let host = authority.as_str().rsplit('@').next().unwrap_or_default();
     headers.insert(HOST, host.parse().map_err(|_| Failure::NotForAProxy)?);
     let mut response = sender.send_request(request).await.map_err(Failure::Exchange)?;

@@ -1,4 +1,4 @@
-//! Names of the world outside, by the host's own resolver.
+//! Resolves external names by the host's own resolver.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-/// Each takes a thread while the host's resolver waits for its servers.
+/// The limit on concurrent lookups: each takes a thread while the host's resolver waits for its
+/// servers.
 static TURNS: Semaphore = Semaphore::const_new(32);
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The addresses of a name; at least one.
+/// Returns the addresses of a name; at least one.
 pub(super) async fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
     let asked = async {
         let _turn = TURNS.acquire().await.map_err(io::Error::other)?;

@@ -1,4 +1,4 @@
-//! A blob on its way from a registry to a file.
+//! Downloads a blob from a registry into a file.
 
 use std::io::SeekFrom;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,25 +17,25 @@ use super::PullError;
 use super::registry::{Ask, Registry};
 use crate::worker::chain;
 
-/// A connection on which nothing has come for this long is broken.
+/// The time without data after which a connection counts as broken.
 const STALL: Duration = Duration::from_secs(60);
-/// How often a blob is taken up again where it broke off. A pod that still fails then is tried again later, by its own
-/// back-off.
+/// The number of times that a broken download is continued. After that the pod's back-off tries
+/// again later.
 const MOST_ATTEMPTS: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How far a pull has come, in bytes. Whoever shows it may read it at any time.
+/// The progress of a pull in bytes, readable at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// What there is to fetch.
+    /// The bytes to fetch.
     pub(crate) total: AtomicU64,
-    /// What has come.
+    /// The fetched bytes.
     pub(crate) done: AtomicU64,
 }
 
-/// Fetches a blob into an empty file. Where a connection breaks, the next one goes on from there. Its length is right when
-/// this returns; whether it is the right content is checked by whoever reads it.
+/// Downloads a blob into an empty file. If a connection breaks, the next one continues there. The
+/// length is correct when this returns; the reader checks the content.
 pub(super) async fn download(
     registry: &Registry,
     blob: &Descriptor,
@@ -47,7 +47,7 @@ pub(super) async fn download(
     for attempt in 1.. {
         let before = have;
         let result = go_on(registry, blob, file, &mut have).await;
-        // Starting over takes back what was counted.
+        // A restart takes back the bytes that were counted.
         progress.done.fetch_add(have.wrapping_sub(before), Ordering::Relaxed);
         match result {
             Err(problem) if problem.may_pass() && attempt < MOST_ATTEMPTS => {
@@ -73,7 +73,7 @@ async fn go_on(
     let path = format!("blobs/{}", blob.digest);
     let response = registry.get(Ask { path: &path, from: *have, ..Ask::default() }).await;
     let response = match response {
-        // What is there is no beginning of what the registry has.
+        // The present bytes are not the beginning of the registry's blob.
         Err(PullError::Answer { status: StatusCode::RANGE_NOT_SATISFIABLE, .. }) if *have > 0 => {
             *have = 0;
             return Err(registry.unreachable("it does not have the rest of a blob".to_owned()));

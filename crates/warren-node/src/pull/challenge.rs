@@ -1,9 +1,9 @@
-//! How a registry asks who is there: the header `WWW-Authenticate`.
+//! Parses a registry's request for authentication: the header `WWW-Authenticate`.
 
 use http::HeaderMap;
 use http::header::WWW_AUTHENTICATE;
 
-/// What a registry wants to see.
+/// A requested kind of authentication.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Challenge {
     /// A name and a password.
@@ -12,7 +12,7 @@ pub(super) enum Challenge {
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
-/// The strongest challenge of an answer that we know.
+/// Returns the strongest challenge that we support.
 pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     let values = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
     let mut basic = false;
@@ -32,7 +32,7 @@ pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     basic.then_some(Challenge::Basic)
 }
 
-/// `name=value` or `name="value"`, with commas between. What is not of this form ends the list.
+/// Parses `name=value` or `name="value"`, with commas between. Anything else ends the list.
 fn parameters(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut rest = text.trim_start_matches([' ', ',']);
@@ -53,7 +53,7 @@ fn parameters(text: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The text up to the closing quote, and what is behind it.
+/// Returns the text up to the closing quote, and the rest.
 fn quoted_text(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();

@@ -1,5 +1,5 @@
-//! Who we are to a registry: from the files that `docker login` and `podman login` write, and from pods' pull secrets, which
-//! have the same form.
+//! Reads credentials for registries from the files that `docker login` and `podman login` write,
+//! and from pods' pull secrets, which have the same form.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,12 +9,12 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use warren_image::reference::Reference;
 
-/// What proves to a registry who asks.
+/// A credential for a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Credential {
     /// A name and its password.
     Password { user: String, password: String },
-    /// Something that the registry's token service takes for a token.
+    /// A token that the registry's token service exchanges for an access token.
     IdentityToken(String),
     /// A token, ready for use.
     RegistryToken(String),
@@ -22,7 +22,7 @@ pub(crate) enum Credential {
 
 impl fmt::Debug for Credential {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Never the secret, wherever this may be logged.
+        // Never print the secret: this may be logged.
         formatter.write_str(match self {
             Credential::Password { .. } => "Password",
             Credential::IdentityToken(_) => "IdentityToken",
@@ -31,15 +31,16 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// A file or secret that holds no credentials.
+/// The error of a file or secret without credentials.
 #[derive(Debug, thiserror::Error)]
 #[error("not of the form that `docker login` writes")]
 pub(crate) struct FormError(#[from] serde_json::Error);
 
-/// Credentials are small; nothing larger is read.
+/// The largest credential file that is read.
 pub(crate) const LARGEST_FILE: u64 = 1 << 20;
 
-/// The file's `auths`, by registry or part of one. Helpers (`credsStore`, `credHelpers`) are programs, and a node runs none.
+/// The file's `auths`, by registry or part of one. Helpers (`credsStore`, `credHelpers`) are
+/// programs, and a node runs none.
 #[derive(Default, Deserialize)]
 struct File {
     #[serde(default)]
@@ -67,7 +68,7 @@ impl Entry {
         let decoded = STANDARD.decode(self.auth.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
         let pair = decoded.as_deref().and_then(|text| text.split_once(':'));
         let (user, password) = match pair {
-            // Docker pads what it writes with zeros.
+            // Docker pads passwords with zeros.
             Some((user, password)) => (user.to_owned(), password.trim_end_matches('\0').to_owned()),
             None => (self.username, self.password),
         };
@@ -75,13 +76,14 @@ impl Entry {
     }
 }
 
-/// What a file (`config.json`, `auth.json`, `.dockerconfigjson`) has for an image, the most particular first.
+/// Returns the credentials of a file (`config.json`, `auth.json`, `.dockerconfigjson`) for an
+/// image, the most specific first.
 pub(crate) fn in_config(text: &[u8], image: &Reference) -> Result<Vec<Credential>, FormError> {
     let file: File = serde_json::from_slice(text)?;
     Ok(fitting(file.auths, image))
 }
 
-/// The same for the older form (`.dockercfg`), which is only the list.
+/// Does the same for the older form (`.dockercfg`), which is only the list.
 pub(crate) fn in_old_config(text: &[u8], image: &Reference) -> Result<Vec<Credential>, FormError> {
     Ok(fitting(serde_json::from_slice(text)?, image))
 }
@@ -99,7 +101,8 @@ fn fitting(auths: BTreeMap<String, Entry>, image: &Reference) -> Vec<Credential>
     fitting.into_iter().map(|(_, credential)| credential).collect()
 }
 
-/// What a key means: with or without a scheme, with the path of an API's version behind it, under one of Docker Hub's names.
+/// Normalises a key: with or without a scheme, with the path of an API's version behind it, under
+/// one of Docker Hub's names.
 fn place(key: &str) -> String {
     let key = key.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('/');
     let key = key.strip_suffix("/v1").or_else(|| key.strip_suffix("/v2")).unwrap_or(key);
@@ -109,7 +112,8 @@ fn place(key: &str) -> String {
     }
 }
 
-/// Whether a place is the image's repository or something above it. A `*` stands for one label of the host or a part of it.
+/// Returns true if a place is the image's repository or a parent of it. A `*` stands for one label
+/// of the host or a part of it.
 fn fits(place: &str, wanted: &str) -> bool {
     let (host, path) = place.split_once('/').unwrap_or((place, ""));
     let (wanted_host, wanted_path) = wanted.split_once('/').unwrap_or((wanted, ""));

@@ -1,4 +1,4 @@
-//! A registry over HTTP: who we are to it, where it sends us, and what it answers.
+//! A registry over HTTP: authentication, redirects and answers.
 
 use std::time::Duration;
 
@@ -24,37 +24,38 @@ use super::trust;
 use crate::config::RegistryConfig;
 use crate::worker::chain;
 
-/// Long enough for a slow network, short enough that a pod says soon that nobody is there.
+/// The time limit of a connection: long enough for a slow network, short enough that a pod soon
+/// reports a missing registry.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
-/// From a request to the head of its answer.
+/// The time from a request to the head of its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(30);
-/// Registries send to a store of blobs, and that to its nearest copy.
+/// Registries redirect to a blob store, and that to its nearest copy.
 const MOST_REDIRECTS: usize = 5;
-/// Tokens are at most some kilobytes; so are descriptions of errors.
+/// The longest text answer: tokens and error descriptions are at most some kilobytes.
 const LARGEST_ANSWER: usize = 64 << 10;
-/// How much of what a registry says about an error is shown.
+/// The longest part of a registry's error text that is shown.
 const LONGEST_DETAIL: usize = 300;
 
 /// One repository of a registry, as one user.
 pub(super) struct Registry {
     http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    /// What people call it.
+    /// The registry's name in image names.
     name: String,
     origin: String,
     repository: String,
     credential: Option<Credential>,
-    /// Whether it may be spoken to without TLS, and may send us on without.
+    /// True if it may be used without TLS, and may redirect to a server without TLS.
     plain: bool,
-    /// What was found to open the door.
+    /// The authorization that was accepted.
     authorization: Mutex<Option<HeaderValue>>,
 }
 
-/// A request, as far as it differs from others.
+/// The variable parts of a request.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Ask<'a> {
     pub(super) path: &'a str,
     pub(super) accept: &'a str,
-    /// Leave out what comes before this byte.
+    /// The first byte to fetch.
     pub(super) from: u64,
 }
 
@@ -65,7 +66,7 @@ impl Registry {
         credential: Option<Credential>,
     ) -> Result<Self, PullError> {
         let name = image.registry().to_owned();
-        // The one registry whose API has another name.
+        // The only registry whose API has another host name.
         let host = if name == "docker.io" { "registry-1.docker.io" } else { &name };
         let plain = is_loopback(&name) || config.insecure.contains(&name);
         let mut tcp = HttpConnector::new();
@@ -86,7 +87,8 @@ impl Registry {
         })
     }
 
-    /// Something of the repository: `manifests/…` or `blobs/…`. The answer is a success, or the error says what it was.
+    /// Fetches `manifests/…` or `blobs/…` of the repository. Any answer but a success becomes an
+    /// error.
     pub(super) async fn get(&self, ask: Ask<'_>) -> Result<Response<Incoming>, PullError> {
         let address = format!("{}/v2/{}/{}", self.origin, self.repository, ask.path);
         let known = self.authorization.lock().await.clone();
@@ -94,7 +96,7 @@ impl Registry {
         if response.status() != StatusCode::UNAUTHORIZED {
             return self.success(response).await;
         }
-        // Not known yet who we are, or a token has run out meanwhile: what it asks for is tried once.
+        // Not authenticated yet, or a token has expired: try the requested authentication once.
         let Some(authorization) = self.authorize(&response).await? else {
             return self.success(response).await;
         };
@@ -103,7 +105,7 @@ impl Registry {
         self.success(response).await
     }
 
-    /// Asks, and goes where it is sent.
+    /// Sends a request and follows redirects.
     async fn follow(
         &self,
         address: &str,
@@ -120,7 +122,7 @@ impl Registry {
             if ask.from > 0 {
                 request = request.header(RANGE, format!("bytes={}-", ask.from));
             }
-            // Whoever it sends us to must not learn who we are.
+            // A redirect's target must not learn the credentials.
             if let Some(authorization) = authorization.filter(|_| uri.authority() == home.as_ref()) {
                 request = request.header(AUTHORIZATION, authorization);
             }
@@ -150,7 +152,7 @@ impl Registry {
         }
     }
 
-    /// What to send instead, if the answer says what is wanted and we can give it.
+    /// Returns the authorization that the refusal asks for, if we can provide it.
     async fn authorize(&self, refused: &Response<Incoming>) -> Result<Option<HeaderValue>, PullError> {
         let value = match (challenge(refused.headers()), &self.credential) {
             (_, Some(Credential::RegistryToken(token))) => format!("Bearer {token}"),
@@ -211,7 +213,7 @@ impl Registry {
         }
     }
 
-    /// The answer, unless it is a refusal.
+    /// Returns a successful answer, or an error.
     async fn success(&self, response: Response<Incoming>) -> Result<Response<Incoming>, PullError> {
         let status = response.status();
         if status.is_success() {
@@ -225,7 +227,7 @@ impl Registry {
         self.collect(response, LARGEST_ANSWER).await
     }
 
-    /// All of an answer that has to be short.
+    /// Reads a whole answer that must be short.
     pub(super) async fn collect(
         &self,
         response: Response<Incoming>,
@@ -270,7 +272,7 @@ fn token_request(
     (request, Full::default())
 }
 
-/// What is wrong with a certificate will be wrong in a moment as well, unlike a connection.
+/// Finds a certificate problem in an error: unlike a broken connection, it is not worth a retry.
 fn tls_problem<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -278,7 +280,7 @@ fn tls_problem<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a r
             return Some(problem);
         }
         cause = match error.downcast_ref::<std::io::Error>() {
-            // What an I/O error wraps is not its source.
+            // An I/O error's wrapped error is not its source.
             Some(wrapping) => wrapping.get_ref().map(|inner| inner as &(dyn std::error::Error + 'static)),
             None => error.source(),
         };
@@ -294,13 +296,13 @@ fn basic(user: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
 }
 
-/// Whether a registry is on this machine, where nobody listens in.
+/// Returns true if a registry is on this machine, where plain HTTP is safe.
 fn is_loopback(registry: &str) -> bool {
     let host = registry.rsplit_once(':').map_or(registry, |(host, _)| host);
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// What a registry says about an error, in one short line: `CODE: message`, or the beginning of whatever it said.
+/// Formats a registry's error in one short line: `CODE: message`, or the beginning of its text.
 fn detail(text: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Errors {

@@ -1,4 +1,4 @@
-//! Pulls from a registry on loopback, in peace and with the faults that real ones have.
+//! Tests pulls from a registry on loopback, without and with faults of real registries.
 
 use std::path::Path;
 
@@ -37,7 +37,7 @@ impl Place {
         self.pull_as(name, Vec::new()).await
     }
 
-    /// Why a pull failed; nothing unfinished may be left of it.
+    /// Returns the error of a pull; checks that nothing unfinished is left of it.
     async fn failure(&self, name: &str) -> String {
         let problem = self.pull(name).await.unwrap_err();
         assert_eq!(count(&self.directory.path().join("unfinished")), 0);
@@ -54,7 +54,7 @@ fn count(directory: &Path) -> usize {
     std::fs::read_dir(directory).unwrap().count()
 }
 
-/// Content that cannot be compressed, so that a layer is as long as this.
+/// Returns incompressible content, so that a layer has this length.
 fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     std::iter::repeat_with(|| random.u8(..)).take(length).collect()
@@ -117,7 +117,7 @@ async fn a_blob_that_breaks_off_is_taken_up_where_it_ended() {
 async fn who_asks_is_said_in_the_way_that_the_registry_wants() {
     let (registry, place) = (TestRegistry::start().unwrap(), Place::new());
     registry.put("tool", "1", &image(&[1]));
-    // Whoever serves the blobs is another, and is not told.
+    // Another server has the blobs, and must not learn the credentials.
     registry.redirect_blobs();
     let name = registry.image("tool", "1");
     let me = || ("me".to_owned(), "secret".to_owned());
@@ -126,7 +126,7 @@ async fn who_asks_is_said_in_the_way_that_the_registry_wants() {
         let place = Place::new();
         let refused = place.failure(&name).await;
         assert!(refused.contains("401"), "{access:?}: {refused}");
-        // The first is out of date.
+        // The first is outdated.
         let credentials = vec![password("me", "old"), password("me", "secret")];
         place.pull_as(&name, credentials).await.unwrap();
     }
@@ -155,7 +155,7 @@ async fn content_that_is_not_what_it_is_called_is_refused() {
     registry.put_manifest("tool", &promised, &good.manifest);
     let why = place.failure(&registry.image("tool", &promised)).await;
     assert!(why.contains(&good.digest()) && why.contains("not what it was asked for"), "{why}");
-    // And healed when the registry is.
+    // It recovers when the registry does.
     registry.put("layer", "1", &good);
     place.pull(&registry.image("layer", "1")).await.unwrap();
 }
@@ -177,7 +177,8 @@ async fn an_index_leads_to_the_manifest_for_this_machine() {
     assert!(why.ends_with("it is for: linux/s390x"), "{why}");
 }
 
-/// Speaks TLS in front of a registry, with a certificate for `localhost` from an authority of its own, which is returned.
+/// Serves TLS in front of a registry, with a certificate for `localhost` from an authority of its
+/// own, which is returned.
 async fn tls_front(registry: &TestRegistry) -> (u16, String) {
     let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let certificate = key.cert.pem();
@@ -197,7 +198,7 @@ async fn tls_front(registry: &TestRegistry) -> (u16, String) {
         while let Ok((stream, _)) = listener.accept().await {
             let (acceptor, behind) = (acceptor.clone(), behind.clone());
             tokio::spawn(async move {
-                // A client that does not believe us leaves at once.
+                // A client that does not trust us disconnects at once.
                 let Ok(mut near) = acceptor.accept(stream).await else { return };
                 let mut far = tokio::net::TcpStream::connect(&behind).await.unwrap();
                 let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;

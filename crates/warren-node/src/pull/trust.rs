@@ -1,5 +1,5 @@
-//! Whom we believe to be a registry: the machine's own certificate authorities, and those that were set up for one registry
-//! (`/etc/containers/certs.d/HOST/*.crt`, as other engines have it).
+//! Chooses the certificate authorities for a registry: the machine's own, and those configured for
+//! one registry (`/etc/containers/certs.d/HOST/*.crt`, as in other engines).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tracing::warn;
 use super::PullError;
 use crate::config::RegistryConfig;
 
-/// How to speak TLS with a registry.
+/// Builds the TLS configuration for a registry.
 pub(super) fn tls(config: &RegistryConfig, registry: &str) -> Result<ClientConfig, PullError> {
     let mut roots = RootCertStore::empty();
     let native = rustls_native_certs::load_native_certs();
@@ -24,7 +24,7 @@ pub(super) fn tls(config: &RegistryConfig, registry: &str) -> Result<ClientConfi
         // Not an error by itself: a registry may have its own authority, or need none.
         warn!(errors = native.errors.len(), "this machine has no certificate authorities");
     }
-    // Named, not the process's default: whether there is one is not ours to know.
+    // Named explicitly: the process may have no default provider.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

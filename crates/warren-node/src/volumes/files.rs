@@ -1,7 +1,8 @@
-//! Files that show other objects, exchanged all at once: whoever reads them sees all of the old or all of the new.
+//! Writes files that show other objects and replaces them atomically: a reader sees all of the old
+//! or all of the new.
 //!
-//! As kubelet does it: the files lie in a directory that is named by the time, the link `..data` leads to the newest, and
-//! each name that is to be seen is a link through `..data`.
+//! As in kubelet, the files lie in a directory that is named by the time, the link `..data` leads
+//! to the newest, and each visible name is a link through `..data`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +14,7 @@ use jiff::Timestamp;
 use warren_decide::pod::VolumeFile;
 use warren_oci::idmap::{IdRange, no_such_id};
 
-/// Whose files they are inside.
+/// The owners of the files, as seen inside the pod.
 pub(super) struct Owners {
     pub(super) ids: IdRange,
     pub(super) group: u32,
@@ -30,8 +31,8 @@ impl Owners {
 
 const NEWEST: &str = "..data";
 
-/// Makes `base` show exactly these files. Nobody but us writes there: containers have it read-only. After a crash at any point
-/// a repetition comes to the same.
+/// Makes `base` show exactly these files. Only this process writes there: containers have it
+/// read-only. After a crash at any point, a repetition gives the same result.
 pub(super) fn write(base: &Path, files: &[VolumeFile], owners: &Owners, now: Timestamp) -> io::Result<()> {
     fs::create_dir_all(base)?;
     fs::set_permissions(base, fs::Permissions::from_mode(0o755))?;
@@ -53,7 +54,7 @@ pub(super) fn write(base: &Path, files: &[VolumeFile], owners: &Owners, now: Tim
         let mut written = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         io::Write::write_all(&mut written, &file.data)?;
         owners.give(&path, file.owner.unwrap_or(0))?;
-        // Last, for a change of owner takes bits away.
+        // Last, because a change of owner clears bits.
         fs::set_permissions(&path, fs::Permissions::from_mode(file.mode))?;
     }
     link(&version, &base.join("..data_tmp"), owners)?;
@@ -114,7 +115,7 @@ mod tests {
     fn what_is_shown_is_exchanged_as_a_whole() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("volume");
-        // Whoever runs the tests may be nobody's root; then owners cannot be given away.
+        // Without root the tests cannot give files to other owners.
         if !rustix::process::geteuid().is_root() {
             eprintln!("skipped: files can be given to others by root only");
             return;
@@ -129,7 +130,7 @@ mod tests {
         use std::os::unix::fs::MetadataExt as _;
         assert_eq!((metadata.uid(), metadata.gid()), (0x7000_0000, 0x7000_0007));
 
-        // Somebody who had it open before goes on with the old.
+        // A reader that had it open before continues with the old file.
         let before = fs::File::open(path.join("a")).unwrap();
         write(&path, &[file("a", "changed"), file("c", "3")], &owners, at(2)).unwrap();
         assert_eq!(shown(&path), ["a", "c"]);

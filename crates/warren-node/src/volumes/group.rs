@@ -1,4 +1,4 @@
-//! Giving a volume that outlives pods to a pod's `fsGroup`.
+//! Gives a volume that outlives pods to a pod's `fsGroup`.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -7,11 +7,12 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags};
 
-/// How deep directories may lie in each other; a hostile pod may have made more than a stack can take.
+/// The deepest nesting of directories; a hostile pod may have made more than a stack can take.
 const DEEPEST: usize = 256;
 
-/// Makes everything below `path` the group's, readable and writable for it, and directories hand the group down. What pods have
-/// put there is hostile: nothing is found by a path that one of them could change meanwhile, and no link is followed.
+/// Gives everything below `path` to the group, readable and writable for it, with setgid
+/// directories. The content is hostile: nothing is found by a path that a pod could change
+/// meanwhile, and no link is followed.
 pub(super) fn hand_over(path: &Path, group: u32) -> io::Result<()> {
     let top = rustix::fs::open(
         path,
@@ -34,7 +35,7 @@ fn descend(directory: &OwnedFd, group: u32, depth: usize) -> io::Result<()> {
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
-            // Gone meanwhile.
+            // Deleted meanwhile.
             Err(rustix::io::Errno::NOENT) => continue,
             other => other?,
         };

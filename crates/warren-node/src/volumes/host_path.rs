@@ -1,4 +1,4 @@
-//! A place on the host that a pod may have as a volume.
+//! Finds a host path that a pod may have as a volume.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::Volume;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use warren_decide::pod::{HostPath, find_host_path};
 
-/// The allowed directory that a volume lies in, and where in it, if it is there and what the pod says it is. It is never made:
-/// the host's directories are not ours.
+/// Returns the allowed directory that contains a volume, and the path within it, if it exists and
+/// has the type that the pod names. It is never created: the host's directories are not ours.
 pub(crate) fn find(allowed: &[HostPath], path: &str, volume: &Volume) -> io::Result<(PathBuf, String)> {
     let denied = || io::Error::new(io::ErrorKind::PermissionDenied, "pods may not have this path");
     let (directory, inside) = find_host_path(allowed, path).ok_or_else(denied)?;

@@ -1,4 +1,4 @@
-//! How a pod's containers come to an end, and what is left of them goes.
+//! Stops a pod's containers and removes what is left of them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,11 +15,13 @@ use warren_oci::protocol::{Call, Target};
 use super::{StepError, Worker, blocking, chain, next_state};
 use crate::{network, start_mark};
 
-/// Only the kernel can hold a killed process for longer (say, on a hung disk); it is killed again then.
+/// The time after which a killed process is killed again: only the kernel can hold it longer (for
+/// example on a hung disk).
 const AFTER_KILL: Duration = Duration::from_secs(10);
 
 impl Worker {
-    /// Asks containers to end. One that has a hook for it is asked by a task of its own, for that may take its time.
+    /// Asks containers to stop. A container with a hook gets a task of its own, since the hook may
+    /// take time.
     pub(super) async fn ask_to_stop(
         &mut self,
         pod: &Arc<Pod>,
@@ -39,14 +41,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends containers and waits until they have.
+    /// Kills containers and waits until they have ended.
     pub(super) async fn kill(&mut self, pod: &Pod, names: BTreeSet<String>) -> Result<(), StepError> {
         for name in &names {
             self.say_stopping(pod, name);
             self.stopping.entry(name.clone()).or_insert_with(Timestamp::now);
             self.signal(name, rustix::process::Signal::KILL).await;
         }
-        // Waited for here, so that the next decision sees it.
+        // Wait here, so that the next decision sees it.
         let ended = async {
             while self.runs_any(&names) {
                 let state = next_state(&mut self.shim).await;
@@ -59,7 +61,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Records that a container is being stopped: once, and not where another event has said why.
+    /// Records once that a container is being stopped, unless another event has given the reason.
     fn say_stopping(&self, pod: &Pod, name: &str) {
         let is_explained =
             |notice: &Notice| notice.reason == "Killing" && notice.container.as_deref() == Some(name);
@@ -91,7 +93,7 @@ impl Worker {
         self.stopping.clear();
         let shim = match self.shim.take() {
             Some(shim) => Some(shim),
-            // One that was asked for, whose zygote died before it could say so, may be on its way.
+            // A requested shim may still be starting, if its zygote died before it could answer.
             None => self.connect_to_earlier().await.ok(),
         };
         // A shim that has shut down has left nothing.
@@ -113,7 +115,8 @@ impl Worker {
                     warn!(%error, "containers of a lost shim not looked for");
                 }
             }
-            // From here on they tell of the next shim. Usually they are not there: no error.
+            // These files would be taken for the next shim's. Usually they do not exist, which is
+            // no error.
             for name in ["shim.sock", "state.json"] {
                 let _ = std::fs::remove_file(directory.join(name));
             }
@@ -126,7 +129,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Removes what the pod's containers and volumes have on disk. Logs stay.
+    /// Removes the files of the pod's containers and volumes. Logs stay.
     pub(super) async fn free_disk(&mut self) -> Result<(), StepError> {
         let places = self.directory.written();
         blocking(move || places.iter().try_for_each(|place| cleanup::remove_pod_directory(place))).await?;
@@ -134,14 +137,14 @@ impl Worker {
         Ok(())
     }
 
-    /// Leaves nothing of the pod on the machine.
+    /// Removes everything of the pod from the machine.
     pub(super) async fn remove(&mut self) -> Result<(), StepError> {
         self.clean_up().await?;
         let directory = self.directory.0.clone();
         let shared = self.shared.clone();
         let uid = self.uid.clone();
         blocking(move || {
-            // Read before it goes, given back after.
+            // Read before the directory is removed, released after.
             let range = directory.join("ids").exists().then(|| shared.ids().allocate(&uid).ok()).flatten();
             cleanup::remove_pod_directory(&directory)?;
             if let Some(range) = range {

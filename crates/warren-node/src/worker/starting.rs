@@ -1,4 +1,5 @@
-//! How a pod's sandbox and its containers come to run: images held, volumes made, then the shim and what it is to start.
+//! Starts a pod's sandbox and its containers: holds images, makes volumes, then starts the shim and
+//! the containers.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::shim::Shim;
 use crate::start_mark;
 use crate::volumes::{self, Place, VolumeError};
 
-/// A pod's sandbox could not be made.
+/// The error of a sandbox that could not be made.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
     #[error(transparent)]
@@ -58,8 +59,8 @@ impl Worker {
         }
     }
 
-    /// Starts the pod's shim and with it the containers, which saves a round trip for each; or without them, where they need
-    /// volumes that only a shim can make. Those are returned.
+    /// Starts the pod's shim together with its containers, which saves a round trip for each. If
+    /// they need volumes that only a shim can make, it starts without them and returns them.
     async fn try_start_sandbox(
         &mut self,
         pod: &Arc<Pod>,
@@ -82,7 +83,8 @@ impl Worker {
         start_mark::set(&self.directory.0)?;
         let prepared = begun.elapsed();
         let zygote = self.shared.zygote.clone();
-        // A fork of a small process: a fraction of a millisecond, but behind every other start.
+        // Forking a small process takes a fraction of a millisecond, but waits for every other
+        // start.
         let spawned = tokio::task::spawn_blocking(move || zygote.spawn_shim(&request)).await;
         let spawned = spawned.map_err(io::Error::other)?;
         if matches!(spawned, Err(SpawnShimError::Fork(_))) {
@@ -90,7 +92,7 @@ impl Worker {
         }
         let client = spawned?.client;
         let forked = begun.elapsed();
-        // Kept also if it never comes to anything: then it is known to be gone.
+        // Kept even if it fails: then it is known to be gone.
         let shim = self.shim.insert(Shim::over(client)?);
         let state = settled_state(shim).await?;
         debug!(?prepared, ?forked, started = ?begun.elapsed(), "sandbox started");
@@ -103,8 +105,9 @@ impl Worker {
         Ok(starts)
     }
 
-    /// Begins to serve the pod's way to the proxy, where that is a socket on its loopback. It listens since before the pod's first
-    /// program ran, so nobody finds it closed; until this is done, whoever connects waits.
+    /// Starts to serve the pod's socket to the proxy, if it has one on its loopback. The socket
+    /// listens before the pod's first program runs, so a connection is never refused; until this is
+    /// done it waits.
     pub(super) async fn open_way_out(&mut self) {
         let Some(lease) = self.directory.lease().filter(|lease| !lease.is_reachable()) else { return };
         let Some(shim) = self.shim.as_mut().filter(|_| self.way_out.is_none()) else { return };
@@ -112,7 +115,7 @@ impl Worker {
             Ok((_, sockets)) => sockets.into_iter().next().map(|socket| {
                 network::serve_way_out(&self.shared, lease, socket).map_err(|problem| problem.to_string())
             }),
-            // Before the first container there is no network; it is asked for again when there is one.
+            // Before the first container there is no network: ask again when there is one.
             Err(problem) => Some(Err(chain(&problem))),
         };
         match served {
@@ -147,7 +150,7 @@ impl Worker {
         self.volumes.make_in_memory(pod, self.sources.found(), &place, shim).await
     }
 
-    /// Shows the pod what has become of the objects that its volumes show. One that is gone stays as it was.
+    /// Updates the volumes that show other objects. A deleted object's files stay as they were.
     pub(super) async fn follow_sources(&mut self, pod: &Pod) {
         if !matches!(self.machine, Machine::Present(_)) || !volumes::show_objects(pod) {
             return;
@@ -177,7 +180,7 @@ impl Worker {
         self.shared.builder.container(pod, &run, &self.directory, self.sources.found())
     }
 
-    /// Starts containers in the sandbox that is there: restarts, mostly.
+    /// Starts containers in the present sandbox, mostly restarts.
     pub(super) async fn start_containers(
         &mut self,
         pod: &Pod,
@@ -188,7 +191,7 @@ impl Worker {
             return Ok(());
         }
         if self.runs_nothing() {
-            // A start that failed may have taken the pod's network with it, and then the next has another.
+            // A failed start may have removed the pod's network, and the next one has another.
             self.way_out = None;
         }
         for (name, attempt) in starts {
@@ -204,7 +207,7 @@ impl Worker {
             match shim.call(Call::Start { container: Box::new(request) }).await {
                 Ok((Answer::State { state }, _)) => self.heard(Ok(state)),
                 Ok(_) => {}
-                // The state says so too, and the pod's status will.
+                // The state contains the same failure, and so will the pod's status.
                 Err(CallError::Refused(refusal)) => {
                     debug!(container = %name, error = %refusal, "container not started");
                     self.refresh().await?;
@@ -229,7 +232,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Records what became of containers that were to be started, as kubelet does.
+    /// Records the results of starts, as kubelet does.
     pub(super) fn say_started(&mut self, pod: &Pod, starts: &[(String, u32)]) {
         let state = self.state.borrow().clone();
         for (name, attempt) in starts {
@@ -255,7 +258,8 @@ impl Worker {
         }
     }
 
-    /// Nothing was started and nothing else tells so: the pod waits and tries again, later and later.
+    /// Records a failed start that nothing else shows: the pod waits and tries again, with
+    /// increasing delays.
     fn broken(&mut self, message: String) {
         warn!(error = %message, "pod not started");
         self.failed_starts += 1;

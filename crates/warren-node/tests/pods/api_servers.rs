@@ -1,4 +1,4 @@
-//! The API servers that judge a node.
+//! The API servers that the node is tested with.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,7 +9,7 @@ use kube::Client;
 use warren_apiserver::{ApiServer, ByteStream, Config, Identity, NodeDialer, Storage};
 use warren_node::Node;
 
-/// The running nodes by name: how the embedded server reaches them.
+/// The running nodes by name, through which the embedded server reaches them.
 #[derive(Default)]
 pub struct Nodes(pub Mutex<HashMap<String, Arc<Node>>>);
 
@@ -25,7 +25,7 @@ impl NodeDialer for Nodes {
     }
 }
 
-/// Ours, in this process.
+/// Starts our server in this process.
 pub async fn embedded(nodes: Arc<Nodes>) -> Client {
     let config = Config {
         storage: Storage::Memory,
@@ -40,7 +40,7 @@ pub async fn embedded(nodes: Arc<Nodes>) -> Client {
     Client::new(server.as_user(Identity::admin()), "default")
 }
 
-/// Kubernetes'.
+/// Connects to a real Kubernetes control plane.
 pub async fn real() -> Client {
     let start = warren_testkit::kube::ControlPlane::start;
     let control_plane = tokio::task::spawn_blocking(start).await.expect("a control plane");

@@ -1,7 +1,9 @@
-//! A node with real shims and containers, on the embedded API server and, with the feature `kube-tests`, on a real one.
+//! Tests a node with real shims and containers, on the embedded API server and, with the feature
+//! `kube-tests`, on a real one.
 //!
-//! There is no test harness: a zygote must be forked before the process has any thread, and a harness is threads.
-//! `cargo test -p warren-node --test pods -- NAME` runs the scenarios whose name has NAME in it.
+//! There is no test harness: a zygote must be forked before the process has any thread, and a
+//! harness has threads. `cargo test -p warren-node --test pods -- NAME` runs the scenarios with
+//! NAME in their name.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! What a node must do, one function a scenario.
+//! The scenarios of a node, one function each.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -63,12 +63,12 @@ pub async fn exec_carries_streams_and_exit_codes(machine: Machine) {
     assert_eq!(old.protocol, "v4.channel.k8s.io");
     assert_eq!(old.finish().await.stdout, "old\n");
 
-    // A megabyte arrives whole and in order.
+    // A megabyte arrives complete and in order.
     let long = kubelet::run(node, "exec", "box", &["sh", "-c", "seq 150000; echo end >&2"]).await;
     assert_eq!(long.stdout.lines().count(), 150_000);
     assert!(long.stdout.ends_with("150000\n"));
 
-    // What a command leaves in the background does not hold its session.
+    // A background process of a command does not keep its session open.
     let left = kubelet::run(node, "exec", "box", &["sh", "-c", "sleep 1000 & echo started"]).await;
     assert_eq!((left.stdout.as_str(), left.exit_code()), ("started\n", 0));
 
@@ -112,7 +112,7 @@ pub async fn exec_ends_with_its_client(machine: Machine) {
         Exec::start(node, "gone", "box", &["sh", "-c", "echo $$; sleep 1234; true"], "output=1").await;
     exec.read_until("\n").await;
     drop(exec);
-    // A client whose input nobody takes is noticed, too.
+    // A client whose input is not read is noticed, too.
     let mut deaf =
         Exec::start(node, "gone", "box", &["sh", "-c", "echo up; sleep 4321; true"], "input=1&output=1")
             .await;
@@ -142,7 +142,8 @@ pub async fn an_endless_writer_waits_for_its_reader(machine: Machine) {
     let said = exec.read_until(" is it").await;
     let pid = said.split_whitespace().next().unwrap().to_owned();
     let before = resident_kib();
-    // Nobody reads now, so after a while the writer stands still. Without a bound it never would.
+    // The client stops reading, so after a while the writer must block. Without a bound it never
+    // would.
     let written = async || {
         let script = format!("grep wchar /proc/{pid}/io");
         kubelet::run(home.node(), "endless", "box", &["sh", "-c", &script]).await.stdout
@@ -190,7 +191,7 @@ pub async fn logs_can_be_cut_followed_and_of_the_run_before(machine: Machine) {
 
     let (_, mut followed) = kubelet::open(node, "/containerLogs/logs/box/main?follow=true&tailLines=1").await;
     let mut seen = String::new();
-    // The container ends at this, and may take the command along before it has ended by itself.
+    // The container ends at this and may kill the command before it has ended by itself.
     let code = kubelet::run(node, "logs", "box", &["touch", "/tmp/go"]).await.exit_code();
     assert!(matches!(code, 0 | 137), "{code}");
     let read = tokio::time::timeout(DEADLINE, async {
@@ -286,7 +287,7 @@ pub async fn a_node_finds_its_pods_again(machine: Machine) {
         "nothing changed, so nothing was written"
     );
 
-    // The shim dies without a word: the pod is started again.
+    // The shim dies unexpectedly: the pod is started again.
     let uid = before.metadata.uid.unwrap();
     let state = warren_oci::cleanup::read_state(&home.data.path().join("pods").join(&uid)).unwrap().unwrap();
     let shim = rustix::process::Pid::from_raw(state.shim.pid).unwrap();
@@ -297,7 +298,7 @@ pub async fn a_node_finds_its_pods_again(machine: Machine) {
     let fresh = kubelet::run(home.node(), "again", "box", &["test", "-e", "/tmp/mark"]).await;
     assert_eq!(fresh.exit_code(), 1, "{fresh:?}");
 
-    // The same while no node looks.
+    // The same while no node runs.
     home.stop_node().await;
     let state = warren_oci::cleanup::read_state(&home.data.path().join("pods").join(&uid)).unwrap().unwrap();
     let shim = rustix::process::Pid::from_raw(state.shim.pid).unwrap();
@@ -314,7 +315,7 @@ pub async fn pods_that_vanished_while_no_node_ran_are_removed(machine: Machine) 
     home.create_ready("one").await;
     home.create_ready("two").await;
     home.stop_node().await;
-    // Nobody but the node removes a bound pod, unless by force.
+    // Only the node removes a bound pod, unless it is deleted by force.
     home.pods().delete("one", &DeleteParams::default().grace_period(0)).await.unwrap();
     home.pods().delete("two", &DeleteParams::default()).await.unwrap();
     home.wait_gone("one").await;
@@ -361,7 +362,7 @@ pub async fn limits_show_in_the_status(machine: Machine) {
     let ended = main_status(&pod).unwrap().state.as_ref().unwrap().terminated.clone().unwrap();
     assert_eq!((ended.exit_code, ended.reason.as_deref()), (137, Some("OOMKilled")));
 
-    // In an exec only that command dies, and the pod says why.
+    // In an exec only that command dies, and the pod's status has the reason.
     home.create("box", limits, json!({})).await;
     home.wait("box", "ready", is_ready).await;
     let outcome = kubelet::run(home.node(), "limits", "box", &["tail", "/dev/zero"]).await;
@@ -485,7 +486,8 @@ pub async fn a_scheduler_places_pods_on_the_node(machine: Machine) {
     home.close().await;
 }
 
-/// Prints where the time goes; only when asked for by name, as a measurement proves nothing.
+/// Prints the durations of a pod's phases; run only when asked for by name, as a measurement proves
+/// nothing.
 pub async fn measure(machine: Machine) {
     let mut home = Home::new(&machine, "measure").await;
     home.stop_node().await;

@@ -1,5 +1,6 @@
-//! Garbage collection by owner references: what has lost its owners goes, and an owner that is deleted in the foreground
-//! waits for what blocks it. One chore is one step of the collector, at any time after it has become due.
+//! Garbage collection by owner references: objects without owners are deleted, and an owner in
+//! foreground deletion waits for its blocking dependents. A chore is one step of the collector, at
+//! any time after it has become due.
 
 use jiff::Timestamp;
 use serde_json::json;
@@ -8,17 +9,17 @@ use warren_decide::step::{Kind, Propagation};
 use super::{Caller, FOREGROUND, Part, Preconditions, Server, finalizers};
 use crate::object::{KINDS, slot};
 
-/// Something for the collector to do.
+/// A step of the collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chore {
     /// Delete an object.
     Delete(Kind, String, Propagation),
-    /// Let an object go whose dependents are gone.
+    /// Remove an object whose dependents are gone.
     Release(Kind, String),
 }
 
 impl Server {
-    /// What there is to collect.
+    /// Returns the present chores.
     pub fn chores(&mut self) -> Vec<Chore> {
         let mut chores = Vec::new();
         if !self.garbage_may_be {
@@ -44,9 +45,9 @@ impl Server {
         chores
     }
 
-    /// Does one chore.
+    /// Carries out one chore.
     pub fn collect(&mut self, chore: &Chore, now: Timestamp) {
-        // It was due when it was found, and nothing has happened since: it cannot be refused.
+        // It was due when it was found and nothing has happened since, so it cannot be refused.
         let _ = match chore {
             Chore::Delete(kind, name, propagation) => {
                 self.delete(Caller::Garbage, *kind, name, Preconditions::default(), *propagation, now)

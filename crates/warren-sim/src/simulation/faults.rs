@@ -1,6 +1,7 @@
-//! What goes wrong, and how often. Each seed has its own mixture.
+//! Defines the faults and their rates. Each seed has its own mixture.
 //!
-//! Events of one kind come in their order, as a watch's always do; those of different kinds, and answers, come in any.
+//! Events of one kind come in order, as on a real watch. Those of different kinds, and answers,
+//! come in any order.
 
 use std::time::Duration;
 
@@ -12,19 +13,19 @@ use crate::object::KINDS;
 use crate::random::Random;
 use crate::wire::{Request, Sent};
 
-/// The furthest that a wall clock is wrong, in milliseconds.
+/// The largest error of a wall clock, in milliseconds.
 const MOST_SKEW: i64 = 400_000;
 
-/// Something that goes wrong, or is put right.
+/// A fault, or its repair.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
-    /// A process dies; what it had sent may still arrive.
+    /// A process dies; its sent requests may still arrive.
     Crash,
-    /// A process starts: after a crash, or a second leader.
+    /// A process starts: after a crash, or as a second leader.
     Start,
-    /// A watch brings nothing for a while.
+    /// A watch delivers nothing for a while.
     Stall,
-    /// A watch breaks off, and lists again.
+    /// A watch breaks, and lists again.
     BreakOff,
     /// A node falls silent.
     LoseNode,
@@ -34,11 +35,11 @@ pub(super) enum Fault {
     SetClock,
 }
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Clone, Debug)]
 pub(super) enum Fate {
     Fine,
-    /// The server says no, for reasons of its own.
+    /// The server refuses, for reasons of its own.
     Refused(Refusal),
     RequestLost,
     AnswerLost,
@@ -46,7 +47,8 @@ pub(super) enum Fate {
     Late,
 }
 
-/// How often each happens: the first three in thousandths of requests, the others as weights of the scheduler.
+/// The rate of each fault: the first three in thousandths of requests, the others as weights of the
+/// scheduler.
 #[derive(Debug)]
 pub(super) struct Faults {
     refusals: u64,
@@ -75,7 +77,7 @@ impl Faults {
         }
     }
 
-    /// Whether two processes work at the same time in this run, from the first moment on.
+    /// Returns true if two processes work at the same time in this run from the beginning.
     pub(super) fn has_second_leader(&self) -> bool {
         self.second_leaders > 0
     }
@@ -87,7 +89,7 @@ impl Faults {
 
     pub(super) fn moves(&self, running: usize, node_lost: bool) -> impl Iterator<Item = (Fault, u64)> {
         let crashes = if running > 0 { self.crashes } else { 0 };
-        // Two at once need not be the same length of time: the extra one is ended again by a crash.
+        // Phases with two processes vary in length: the extra one is ended by a crash.
         let (starts, ends) = match running {
             0 => (60, 0),
             1 => (self.second_leaders, 0),
@@ -126,8 +128,8 @@ impl Faults {
     }
 }
 
-/// A server may always say no: it is overloaded, a quota is full, a generated name was taken, or it did not win its own
-/// race to store a patch.
+/// Returns a refusal. A server may always refuse: it is overloaded, a quota is full, a generated
+/// name was taken, or it lost an internal race to store a patch.
 fn refusal(action: &Action, random: &mut Random) -> Refusal {
     if random.chance(300) {
         return Refusal { kind: FailureKind::Unknown, text: "too many requests".to_owned() };

@@ -1,4 +1,4 @@
-//! What becomes of requests: they arrive, at once or late or never, and the server carries them out.
+//! Delivers requests, at once or late or never, and carries them out on the server.
 
 use warren_controllers::server::{Answer, Refusal};
 use warren_decide::step::{Action, FailureKind};
@@ -11,7 +11,7 @@ use crate::server::{Caller, Part, Preconditions};
 use crate::wire::{Reply, Request, Sent};
 
 impl Simulation {
-    /// A request reaches the server, or is lost on the way, or its answer is.
+    /// Delivers a request to the server, or loses it or its answer.
     pub(super) fn arrive(&mut self, index: usize, id: u64) -> Result<(), String> {
         let (number, link) = (self.running[index].number, self.running[index].link.clone());
         let Some(mut sent) = link.wire().request(id).cloned() else { return Ok(()) };
@@ -48,7 +48,7 @@ impl Simulation {
         self.judge(sent.intent.as_ref())
     }
 
-    /// A request that nobody waits for any more arrives, or never does.
+    /// Delivers a request that its sender no longer waits for, or drops it.
     pub(super) fn arrive_late(&mut self, index: usize) -> Result<(), String> {
         let (number, sent) = self.strays.remove(index);
         if self.random.chance(400) {
@@ -62,7 +62,7 @@ impl Simulation {
         self.judge(sent.intent.as_ref())
     }
 
-    /// The server's side of a request.
+    /// Carries out a request on the server.
     fn execute(&mut self, number: usize, sent: &Sent) -> Reply {
         if let Request::List(kind, label, value) = &sent.request {
             return Reply::Many(Ok(self.server.labelled(*kind, label, value).cloned().collect()));

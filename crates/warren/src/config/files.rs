@@ -1,4 +1,4 @@
-//! The files that hold settings.
+//! Reads the files of settings.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,11 @@ use super::{Config, ConfigError, KEYS, Layer};
 /// The file of a project, in the root of its checkout.
 const PROJECT_FILE: &str = "warren.toml";
 
-/// No file of settings is larger; a link to a device or a large file in a repository ends here.
+/// The largest file that is read; it stops a link to a device or a large file in a repository.
 const LARGEST: u64 = 1 << 20;
 
-/// Names the user's file instead of `warren/config.toml` in the user's directory for configuration.
+/// The variable that names the user's file instead of `warren/config.toml` in the user's directory
+/// for configuration.
 const USER_FILE_VARIABLE: &str = "WARREN_CONFIG";
 
 /// Reads the files and the environment of this process.
@@ -50,16 +51,16 @@ fn project_file() -> Option<PathBuf> {
     Some(checkout_root(&here).unwrap_or(here).join(PROJECT_FILE))
 }
 
-/// Reads a file; none if it is not there.
+/// Reads a file; `None` if it does not exist.
 fn layer(path: &Path, project: bool) -> Result<Option<Layer>, ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_owned(), source };
-    // Before it is opened: opening a named pipe would wait for a writer.
+    // Checked before it is opened: opening a named pipe would wait for a writer.
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => {}
         Ok(_) => return Err(failed(std::io::Error::other("it is no ordinary file"))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        // A directory above it is closed to this user, as root's is to a program that gave up root
-        // and kept `HOME`. A file that is there and cannot be read is an error below.
+        // A directory above it is closed to this user, for example root's home to a program that
+        // dropped root and kept `HOME`. An unreadable file is an error below.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return Ok(None),
         Err(error) => return Err(failed(error)),
     }
@@ -69,7 +70,7 @@ fn layer(path: &Path, project: bool) -> Result<Option<Layer>, ConfigError> {
     parse(path, &text, project).map(Some)
 }
 
-/// Reads the text of a file.
+/// Parses the text of a file.
 pub fn parse(path: &Path, text: &str, project: bool) -> Result<Layer, ConfigError> {
     let syntax = |fault: String| ConfigError::Syntax { path: path.to_owned(), fault };
     let table: toml::Table =

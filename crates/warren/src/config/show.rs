@@ -1,4 +1,4 @@
-//! `warren config show`.
+//! Prints the settings (`warren config show`).
 
 use serde_json::{Value, json};
 

@@ -67,7 +67,7 @@ fn file_in_a_repository_chooses_no_cluster_workload_or_program() {
         assert!(text.starts_with("`/src/warren.toml` may not set `"), "{text}");
         assert!(text.contains(key), "{text}");
     }
-    // There is no setting that names a program.
+    // No setting names a program.
     assert!(fault("", "kubectl = './evil'", &[]).contains("there is no setting `kubectl`"));
     merge("", "ttl = '1h'\nexec-timeout = '5m'", &[], &[]).expect("these are harmless");
 }

@@ -1,5 +1,6 @@
-//! The flags of `warren controller`: those of agent-sandbox's controller, by name and default, each that has an effect with an
-//! environment variable. What has no meaning here is taken and says so, so that an existing Deployment needs no edit.
+//! The flags of `warren controller`: those of agent-sandbox's controller, by name and default. Each
+//! flag with an effect has an environment variable. Flags without a meaning here are accepted with
+//! a warning, so that an existing Deployment needs no edit.
 
 use std::path::PathBuf;
 
@@ -10,7 +11,7 @@ use warren_controllers::{SecureServing, TlsCipherSuite, TlsVersion};
 
 use super::go_syntax::{boolean, duration};
 
-/// Where metrics are served unless told otherwise, also by an empty address, as in the Kubernetes controller library.
+/// The default address of metrics, also for an empty flag, as in the Kubernetes controller library.
 pub const METRICS: &str = ":8080";
 
 #[derive(Args, Clone, Debug)]
@@ -132,7 +133,8 @@ pub struct MetricsTls {
 }
 
 impl MetricsTls {
-    /// Returns how to serve `/metrics` over TLS, if it is to be. What makes no sense is refused in either case.
+    /// Returns the settings for serving `/metrics` over TLS, if it is enabled. Invalid flags are
+    /// refused in either case.
     pub fn serving(&self) -> anyhow::Result<Option<SecureServing>> {
         let given = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let oldest_version = given(&self.tls_min_version)
@@ -249,7 +251,8 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// Whether the log is JSON: what collects logs takes it as agent-sandbox's, and who reads along is spared it.
+    /// Returns true if the log is JSON, as agent-sandbox's is for log collectors. A person at a
+    /// terminal gets text.
     pub fn as_json(&self, on_terminal: bool) -> bool {
         self.zap_encoder.as_deref().map_or(!on_terminal, |encoder| encoder.eq_ignore_ascii_case("json"))
     }
@@ -315,7 +318,8 @@ pub struct Meaningless {
 }
 
 impl Meaningless {
-    /// What agent-sandbox's controller would not start with ends us, too: a mistake is not hidden by a change of controllers.
+    /// Refuses values that agent-sandbox's controller refuses, so that a change of controllers does
+    /// not hide a mistake.
     pub fn check(&self) -> anyhow::Result<()> {
         if let Some(connections) = self.api_connections {
             ensure!(connections >= 1, "`--api-connections` must be greater than 0, and is {connections}");
@@ -330,7 +334,8 @@ impl Meaningless {
         Ok(())
     }
 
-    /// The flags that were given, each with why it has no effect. Those that ask for what is so anyway are left out.
+    /// Returns the given flags that have no effect, each with the reason. Flags that ask for the
+    /// present behaviour are left out.
     pub fn given(&self) -> Vec<(&'static str, &'static str)> {
         const PPROF: &str = "there is no Go runtime to profile";
         const WEBHOOK: &str = "there is no webhook; `warren migrate` converts `v1alpha1` manifests";
@@ -372,7 +377,7 @@ impl Meaningless {
     }
 }
 
-/// What a level of the Go logger means as a filter of ours.
+/// Translates a level of the Go logger into a filter of ours.
 fn log_filter(text: &str) -> Result<&'static str, String> {
     match text.to_ascii_lowercase().as_str() {
         "debug" | "1" => Ok("debug,hyper=info,hyper_util=info,rustls=info,tower=info,kube=info"),

@@ -1,22 +1,24 @@
-//! Flags as Go's `flag` package takes them, so that the arguments of an existing Deployment work unchanged: one dash or
-//! two, `=` or a space before the value, bare booleans, durations such as `1m30s`.
+//! Parses flags as Go's `flag` package does, so that the arguments of an existing Deployment work
+//! unchanged: one dash or two, `=` or a space before the value, bare booleans, durations such as
+//! `1m30s`.
 
 use std::ffi::OsString;
 
 use jiff::SignedDuration;
 use warren_api::go_duration::{self, GoDurationError};
 
-/// The subcommand whose flags are Go's.
+/// The subcommand with Go's flags.
 const SUBCOMMAND: &str = "controller";
 
-/// Gives the flags of `warren controller` the second dash that the parser wants.
+/// Adds the second dash that the parser needs to the flags of `warren controller`.
 pub fn normalise(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
     if arguments.get(1).is_none_or(|subcommand| subcommand != SUBCOMMAND) {
         return arguments;
     }
     for argument in arguments.iter_mut().skip(2).take_while(|argument| *argument != "--") {
-        // A letter, and more than one: `-1` is a value, `-h` is a flag of its own.
+        // More than one character, starting with a letter: `-1` is a value, `-h` is a flag of its
+        // own.
         let is_long = argument.to_str().and_then(|text| text.strip_prefix('-')).is_some_and(|name| {
             name.len() > 1 && name.starts_with(|first: char| first.is_ascii_alphabetic())
         });
@@ -29,7 +31,8 @@ pub fn normalise(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString>
     arguments
 }
 
-/// A duration, which may be negative: where that makes no sense, it is a wrong value and not a wrong spelling.
+/// Parses a duration, which may be negative: if a flag does not allow that, the value is wrong, not
+/// its syntax.
 pub fn duration(text: &str) -> Result<SignedDuration, GoDurationError> {
     let signed = |length| SignedDuration::try_from(length).map_err(|_| GoDurationError::TooLong);
     match go_duration::parse(text) {
@@ -38,7 +41,7 @@ pub fn duration(text: &str) -> Result<SignedDuration, GoDurationError> {
     }
 }
 
-/// A boolean in any of Go's spellings.
+/// Parses a boolean in any of Go's spellings.
 pub fn boolean(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),

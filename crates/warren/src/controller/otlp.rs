@@ -1,4 +1,5 @@
-//! Where spans go, from the environment variables that every OpenTelemetry exporter reads.
+//! Configures the export of spans, from the environment variables that every OpenTelemetry exporter
+//! reads.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads the variables; `get` looks one up.
 pub fn config(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<OtlpConfig> {
-    // What is said about traces goes before what is said about everything.
+    // Variables for traces override those for all signals.
     let lookup = |name: &str| {
         let named =
             ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"].map(|prefix| format!("{prefix}{name}"));
@@ -33,13 +34,14 @@ pub fn config(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<OtlpConfig
     let (name, endpoint) = lookup("ENDPOINT").unwrap_or(("the default".to_owned(), default.to_owned()));
     let endpoint = match endpoint.contains("://") {
         true => endpoint,
-        // Without a scheme it is TLS, unless told otherwise.
+        // Without a scheme it uses TLS, unless a variable disables it.
         false => {
             let insecure = lookup("INSECURE").is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"));
             format!("{}://{endpoint}", if insecure { "http" } else { "https" })
         }
     };
-    // One that is meant for traces alone is the whole address; below any other, each signal has a path of its own.
+    // An endpoint for traces is a complete address; below a general endpoint, each signal has a
+    // path of its own.
     let endpoint = match protocol == OtlpProtocol::HttpProtobuf && !name.contains("_TRACES_") {
         true => format!("{}/v1/traces", endpoint.trim_end_matches('/')),
         false => endpoint,
@@ -68,14 +70,15 @@ pub fn config(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<OtlpConfig
             std::fs::read(&path).with_context(|| format!("read `{path}`, the certificate in `{name}`"))?,
         ),
     };
-    // By the rules of OpenTelemetry, what these say and cannot be read is left out of account.
+    // By OpenTelemetry's rules, invalid values of these variables are ignored.
     let ignore = |error: anyhow::Error| tracing::warn!(error = format!("{error:#}"), "ignored");
     let sampling = sampling(&get).map_err(ignore).unwrap_or_default();
     let attributes = attributes(&get).map_err(ignore).unwrap_or_default();
     Ok(OtlpConfig { endpoint, protocol, headers, timeout, certificate_authority, sampling, attributes })
 }
 
-/// Which spans are sent: by default, all of traces that begin here, and of others those that their parents are.
+/// Returns the sampling. By default all spans of traces that begin here are sent, and of others
+/// those whose parents are sent.
 fn sampling(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Sampling> {
     const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
     const ARGUMENT: &str = "OTEL_TRACES_SAMPLER_ARG";
@@ -101,7 +104,8 @@ fn sampling(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Sampling> {
     Ok(Sampling { follows_parent, ratio })
 }
 
-/// What else is told about this program. Its name is agent-sandbox's, whatever the environment says, as from its own controller.
+/// Returns additional attributes of this program. Its name is always agent-sandbox's, as for its
+/// own controller.
 fn attributes(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Vec<(String, String)>> {
     let text = get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
     let mut attributes = pairs("OTEL_RESOURCE_ATTRIBUTES", &text)?;
@@ -109,7 +113,7 @@ fn attributes(get: impl Fn(&str) -> Option<String>) -> anyhow::Result<Vec<(Strin
     Ok(attributes)
 }
 
-/// `key=value`, separated by commas, with values that may be percent-encoded.
+/// Parses `key=value`, separated by commas, with values that may be percent-encoded.
 fn pairs(variable: &str, text: &str) -> anyhow::Result<Vec<(String, String)>> {
     let pairs = text.split(',').filter(|pair| !pair.trim().is_empty());
     let split = |pair: &str| {

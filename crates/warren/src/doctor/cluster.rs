@@ -1,4 +1,5 @@
-//! `warren doctor --context`: what a cluster lacks for sandboxes. It reads, and asks what may be done; it creates nothing that stays.
+//! Examines a cluster for `warren doctor --context`. It reads objects and checks permissions, and
+//! creates no persistent objects.
 
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -86,7 +87,7 @@ async fn kinds(client: &Client, group: &'static str, plurals: &[&'static str]) -
     plurals.iter().map(check).collect()
 }
 
-/// Asks if all verbs on a resource are allowed.
+/// Checks that all verbs on a resource are allowed.
 async fn access(
     client: &Client,
     namespace: &str,

@@ -50,7 +50,7 @@ pub struct Warmup {
 }
 
 impl Warmup {
-    /// Returns the settings that flags say.
+    /// Returns the settings that are given by flags.
     pub fn flags(&self) -> Layer {
         let seconds =
             |duration: Option<Duration>| duration.map(|duration| format!("{}ms", duration.as_millis()));
@@ -89,7 +89,7 @@ pub struct Forget {
 }
 
 impl Forget {
-    /// Returns the setting that the flag says.
+    /// Returns the setting that is given by the flag.
     pub fn flags(self) -> Layer {
         let said = self.forget_missing.then(|| ("forget-missing", "true".to_owned()));
         said.into_iter().collect()

@@ -1,5 +1,5 @@
-//! `warren cleanup`: removes leases that have expired or are not used, and reports for each the
-//! outcome and the reason.
+//! Runs `warren cleanup`: removes leases that have expired or are unused, and reports the outcome
+//! and the reason for each.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ struct Outcome {
     reason: String,
 }
 
-/// Cleans up. The exit code is 1 if the server refused a deletion or could not be asked.
+/// Cleans up. The exit code is 1 if the server refused a deletion or could not be reached.
 pub async fn cleanup(arguments: &Cleanup) -> anyhow::Result<i32> {
     let mut flags = arguments.forget.flags();
     flags.extend(arguments.idle_timeout.map(|idle| ("idle-timeout", format!("{}ms", idle.as_millis()))));
@@ -31,7 +31,7 @@ pub async fn cleanup(arguments: &Cleanup) -> anyhow::Result<i32> {
         let client = destination.connect().await?;
         for listed in listed {
             let _lock = leases.lock(&listed).await?;
-            // It may have ended while its lock was waited for.
+            // It may have ended while this command waited for its lock.
             let Some(lease) = leases.store.get(&listed.id)? else { continue };
             let outcome = match clean(&client, &leases, &lease, &destination, arguments.dry_run).await {
                 Ok(outcome) => outcome,
@@ -59,7 +59,7 @@ async fn clean(
     let (removed, forgotten) =
         if dry_run { ("would remove", "would forget") } else { ("removed", "forgotten") };
     let forget = destination.config.is("forget-missing");
-    // Before anything else, so that a preview never names a foreign object.
+    // First of all, so that a preview never names a foreign object.
     let live = match examine(client, lease).await {
         Ok(live) => live,
         Err(error) if is_gone(&error) && forget => {

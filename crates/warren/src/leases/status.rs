@@ -1,4 +1,4 @@
-//! `warren status`.
+//! Runs `warren status`.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ struct Seen {
     reason: String,
 }
 
-/// Prints how a lease stands. The exit code is 0 if it is Ready, 1 otherwise.
+/// Prints the state of a lease. The exit code is 0 if it is Ready, 1 otherwise.
 pub async fn status(arguments: &Status) -> anyhow::Result<i32> {
     let destination = Destination::choose(&arguments.place, Default::default())?;
     let leases = Leases::open(&destination)?;
@@ -64,7 +64,7 @@ pub async fn status(arguments: &Status) -> anyhow::Result<i32> {
     Ok(i32::from(seen.state != "ready"))
 }
 
-/// Looks at a lease once.
+/// Reads the state of a lease once.
 async fn look(client: &Client, lease: &Lease) -> anyhow::Result<Seen> {
     let plain = |state, reason: &str| Seen { state, reason: reason.to_owned() };
     let Some(live) = cluster::get(client, lease).await? else {
@@ -87,7 +87,7 @@ async fn look(client: &Client, lease: &Lease) -> anyhow::Result<Seen> {
     })
 }
 
-/// Waits until it is Ready or cannot become Ready; a root that disappears ends the wait at once.
+/// Waits until it is Ready or cannot become Ready. If its object disappears, the wait ends at once.
 async fn wait(client: &Client, lease: &Lease, within: Duration) -> anyhow::Result<Seen> {
     let deadline = tokio::time::Instant::now() + within;
     loop {

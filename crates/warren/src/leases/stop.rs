@@ -1,4 +1,4 @@
-//! `warren stop`, and how a lease ends.
+//! Runs `warren stop`, and ends leases.
 
 use warren_client::kube::Client;
 use warren_client::launch::Launched;
@@ -13,7 +13,7 @@ use crate::destination::Destination;
 pub enum Ended {
     /// Its object was deleted.
     Deleted,
-    /// Its object was not there, and the lease was forgotten as asked.
+    /// Its object did not exist, and the lease was forgotten as requested.
     Forgotten,
 }
 
@@ -37,7 +37,7 @@ pub async fn stop(arguments: &Stop) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// Deletes the object of a lease whose lock is held, if it is that very object, and removes the record.
+/// Deletes the object of a locked lease, if it still is that object, and removes the record.
 pub async fn end(
     client: &Client,
     leases: &Leases,
@@ -58,12 +58,12 @@ pub async fn end(
     }
 }
 
-/// Reads the object of a lease, and checks that it is the one.
+/// Reads the object of a lease, and checks that it is the lease's.
 pub async fn examine(client: &Client, lease: &Lease) -> Result<Launched, LeaseError> {
     cluster::get_checked(client, lease).await
 }
 
-/// Returns true if the object that the lease pins does not exist: there is none of its name, or a later one.
+/// Returns true if the lease's object does not exist: there is none of its name, or a later one.
 pub fn is_gone(error: &LeaseError) -> bool {
     matches!(error, LeaseError::Missing { .. } | LeaseError::Mismatch(Mismatch { field: "metadata.uid", .. }))
 }

@@ -1,4 +1,4 @@
-//! `warren warmup`: asks for a sandbox that stays, and remembers it.
+//! Runs `warren warmup`: creates a sandbox that stays, and records it.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::run::wanted;
 use crate::signals::Signals;
 use crate::{image, progress};
 
-/// The longest time that an overloaded server is asked to delete. The client library repeats such
-/// requests for minutes.
+/// The time limit for a deletion on an overloaded server. The client library retries such requests
+/// for minutes.
 const DELETE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Makes a lease and prints its slug.
@@ -55,7 +55,7 @@ pub async fn warmup(arguments: &Warmup) -> anyhow::Result<i32> {
             );
         }
         let lock = leases.lock(&lease).await?;
-        // On disk before the object is asked for: whatever happens from here on, the record leads to it.
+        // The record is on disk before the object is created, so the object can always be found.
         leases.store.write(&lease)?;
         lock
     };
@@ -88,7 +88,7 @@ pub async fn warmup(arguments: &Warmup) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// Returns the record of a lease that is yet to be asked for.
+/// Returns the record of a lease whose object is not created yet.
 fn lease(arguments: &Warmup, destination: &Destination) -> anyhow::Result<Lease> {
     let slug = arguments.id.clone().unwrap_or_else(|| format!("lease-{}", random(6)));
     if let Err(fault) = check_slug(&slug) {
@@ -134,7 +134,7 @@ fn random(length: usize) -> String {
     random.to_ascii_lowercase()
 }
 
-/// Creates the object, waits for it, and pins what it led to.
+/// Creates the object, waits for it, and pins the objects behind it.
 async fn make(
     client: &Client,
     leases: &Leases,
@@ -167,7 +167,7 @@ fn uid_of(root: &Launched) -> Option<String> {
     }
 }
 
-/// Follows a lease whose object is Ready to its pod, waits for that, and writes down what was found.
+/// Follows a lease whose object is Ready to its pod, waits for that, and records the objects.
 pub async fn pin(
     client: &Client,
     leases: &Leases,
@@ -175,7 +175,7 @@ pub async fn pin(
     within: Duration,
 ) -> anyhow::Result<cluster::Guard> {
     let root = cluster::get_checked(client, lease).await?;
-    // Not there yet if its maker was killed before the answer came; the marks of the lease were checked.
+    // Unset if its maker was killed before the answer came; the lease's labels were checked.
     lease.uid = uid_of(&root);
     let chain = cluster::resolve(client, lease, &root, None).await?;
     cluster::wait_pod(client, lease, &chain.pod, within).await?;
@@ -191,12 +191,13 @@ pub async fn pin(
     Ok(cluster::Guard::new(client, lease, &chain))
 }
 
-/// Ends a lease that did not become Ready. If the server does not let us, the record stays for `warren stop`.
+/// Ends a lease that did not become Ready. If the deletion fails, the record stays for `warren
+/// stop`.
 async fn give_up(client: &Client, leases: &Leases, lease: &mut Lease, destination: &Destination) {
     match leases.store.get(&lease.id) {
-        // Refused: there is no object.
+        // The creation was refused: there is no object.
         Ok(None) => return,
-        // This record holds what the abandoned task had learnt.
+        // This record has the results of the abandoned task.
         Ok(Some(known)) => *lease = known,
         Err(_) => {}
     }

@@ -2,7 +2,8 @@ use expect_test::{Expect, expect};
 
 use super::migrate_texts;
 
-/// Migrates texts as files `1.yaml`, `2.yaml`, … and shows what is printed, or the error with its causes.
+/// Migrates texts as files `1.yaml`, `2.yaml`, …, and compares the output, or the error with its
+/// causes.
 fn check(texts: &[&str], expected: Expect) {
     let inputs: Vec<_> =
         texts.iter().zip(1..).map(|(text, number)| (format!("{number}.yaml"), (*text).to_owned())).collect();

@@ -1,4 +1,4 @@
-//! The flags of `warren router` that say who may use it: authorization, cookies of browsers, and TLS.
+//! The flags of `warren router` for access: authorization, cookies of browsers, and TLS.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ pub struct AccessFlags {
 }
 
 impl AccessFlags {
-    /// Returns how clients are authorized.
+    /// Returns the settings for authorization.
     pub fn authorization(&self) -> anyhow::Result<Authorization> {
         Ok(match self.authz_mode {
             AuthzMode::AllowAll => Authorization::AllowAll,
@@ -122,7 +122,7 @@ impl AccessFlags {
         })
     }
 
-    /// Returns how browsers show their token.
+    /// Returns the settings for browsers' tokens.
     pub fn browser(&self, urls_name_sandboxes: bool) -> anyhow::Result<BrowserConfig> {
         if let Some(name) = &self.authz_cookie_name {
             let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);

@@ -1,4 +1,4 @@
-//! The files that `run` sends into a sandbox and brings back.
+//! Sends files into a sandbox for `run`, and fetches them back.
 
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::cli;
 use crate::glob::Glob;
 use crate::progress;
 
-/// The directory of a checkout in the sandbox, if none is named.
+/// The default directory of a checkout in the sandbox.
 pub const WORKDIR: &str = "/workspace";
 
 /// The files to send, and their directory in the sandbox.
@@ -40,9 +40,9 @@ struct Source {
 }
 
 impl Files {
-    /// Chooses the files: a named directory, else the checkout that the current directory is in, else none. A
-    /// directory that is no checkout is never sent without being named: it could be a home directory.
-    /// A lease has a work directory also when nothing is sent: `of_lease`.
+    /// Chooses the files: a named directory, else the checkout that contains the current directory,
+    /// else none. A directory that is not a checkout is sent only if it is named: it could be a
+    /// home directory. With a lease (`of_lease`) there is a work directory even if nothing is sent.
     pub fn choose(arguments: &cli::Run, of_lease: Option<&str>) -> anyhow::Result<Self> {
         let here = std::env::current_dir().context("find the current directory");
         let root = match (&arguments.sync, arguments.no_sync) {
@@ -69,7 +69,7 @@ impl Files {
         let workdir = arguments.workdir.as_deref().or(of_lease).unwrap_or(WORKDIR).to_owned();
         sync::check_directory(&workdir)?;
         let source = root.map(|root| Source::list(root, arguments.exclude.clone(), arguments.sync_large));
-        // From a directory inside the checkout, the command runs in the same one of the copy.
+        // From a directory inside the checkout, the command runs in the same directory of the copy.
         let inside = match (&source, here) {
             (Some(source), Ok(here)) => {
                 here.strip_prefix(&source.root).map(Path::to_owned).unwrap_or_default()
@@ -93,12 +93,12 @@ impl Files {
         self.workdir.as_deref()
     }
 
-    /// Returns the directory of the sandbox that the command runs in.
+    /// Returns the directory of the sandbox in which the command runs.
     pub fn directory(&self) -> Option<&str> {
         self.directory.as_deref()
     }
 
-    /// Sends the files, and returns what was sent.
+    /// Sends the files, and returns them.
     pub async fn send(&mut self, client: &Client, place: &Place) -> anyhow::Result<Option<SentFiles>> {
         let (Some(source), Some(workdir)) = (&mut self.source, &self.workdir) else { return Ok(None) };
         let Some(listing) = source.listing.take() else { return Ok(None) };
@@ -117,7 +117,8 @@ impl Files {
         Ok(Some(progress::show_if_slow(what, sending).await?))
     }
 
-    /// Brings back what the command has changed. Files that were changed here meanwhile stop it, unless `overwrite`.
+    /// Fetches the files that the command has changed. If files were changed here meanwhile, it
+    /// stops, unless `overwrite` is set.
     pub async fn bring_back(
         &self,
         client: &Client,
@@ -147,7 +148,7 @@ impl Files {
     }
 }
 
-/// Writes what has changed, and returns how many files that were.
+/// Writes the changed files, and returns their number.
 fn take_over(
     root: &Path,
     sent: &SentFiles,
@@ -166,7 +167,7 @@ fn take_over(
 }
 
 impl Source {
-    /// Begins to list the files.
+    /// Starts to list the files.
     fn list(root: PathBuf, exclude: Vec<String>, any_size: bool) -> Self {
         let directory = root.clone();
         let listing = tokio::task::spawn_blocking(move || {
@@ -179,8 +180,8 @@ impl Source {
         Self { root, listing: Some(listing), checkouts: Manifest::default() }
     }
 
-    /// Chooses the files to fetch among the names that the sandbox lists. Without a pattern these are the files that
-    /// were sent and new ones that git does not ignore here.
+    /// Chooses the files to fetch among the names that the sandbox lists. Without a pattern these
+    /// are the files that were sent, and new ones that git does not ignore here.
     async fn wanted(
         &self,
         names: &[PathBuf],

@@ -1,4 +1,4 @@
-//! `warren run --id`: a command in the sandbox of a lease, which stays afterwards.
+//! Runs `warren run --id`: a command in the sandbox of a lease, which stays afterwards.
 
 use anyhow::Context as _;
 use jiff::Timestamp;
@@ -16,7 +16,8 @@ use crate::signals::Signals;
 use crate::timings::Timings;
 use crate::{cli, environment, progress, terminal};
 
-/// Runs the command. The lease is locked until it has ended, so that it is not stopped or cleaned up meanwhile.
+/// Runs the command. The lease stays locked until it has ended, so that it is not stopped or
+/// cleaned up meanwhile.
 pub async fn session(
     slug: &str,
     arguments: &cli::Run,
@@ -46,7 +47,7 @@ pub async fn session(
     };
     timings.mark("ready");
     let place = guard.place();
-    // First in the file, where the signals' mark is looked for.
+    // The mark is the file's first line, where forwarding signals looks for it.
     let variables = format!("export {MARK}={}\n{}", random_name(), environment::script(&variables));
     let guard = Some(guard);
     let mut session =
@@ -65,7 +66,7 @@ pub async fn session(
     result
 }
 
-/// Waits until the lease can be used. One whose time is over is removed.
+/// Waits until the lease can be used. An expired one is removed.
 async fn ready(
     client: &Client,
     leases: &Leases,

@@ -1,4 +1,4 @@
-//! Ports of a sandbox on this machine, while a command runs.
+//! Publishes ports of a sandbox on this machine while a command runs.
 
 use std::io::IsTerminal as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,7 +10,7 @@ use warren_client::kube::Client;
 use warren_client::kube::api::Api;
 use warren_client::sync::Place;
 
-/// A port of the sandbox, and where it is on this machine.
+/// A port of the sandbox, and its address on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Publication {
     /// The address to listen on; port 0 takes a free one.
@@ -22,7 +22,8 @@ pub struct Publication {
 impl std::str::FromStr for Publication {
     type Err = String;
 
-    /// Reads `PORT`, `HERE:PORT` or `ADDRESS:HERE:PORT`. Without an address it is this machine's loopback.
+    /// Parses `PORT`, `HERE:PORT` or `ADDRESS:HERE:PORT`. Without an address it is this machine's
+    /// loopback.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || "write `PORT`, `HERE:PORT` or `ADDRESS:HERE:PORT`".to_owned();
         let (before, port) =
@@ -39,12 +40,12 @@ impl std::str::FromStr for Publication {
     }
 }
 
-/// Ports that are listened on. Connections wait until [`Listening::serve`] is called.
+/// Listening sockets. Connections wait until [`Listening::serve`] is called.
 #[derive(Debug)]
 pub struct Listening(Vec<(TcpListener, u16)>);
 
 impl Listening {
-    /// Listens, so that a port that is taken is known before there is a sandbox.
+    /// Starts to listen, so that a port in use is noticed before a sandbox is created.
     pub async fn begin(publications: &[Publication]) -> anyhow::Result<Self> {
         let mut listeners = Vec::new();
         for Publication { here, port } in publications {
@@ -59,13 +60,13 @@ impl Listening {
         Ok(Self(listeners))
     }
 
-    /// Connects everything that comes with the pod, in tasks that end with the runtime.
+    /// Forwards every connection to the pod, in tasks that end with the runtime.
     pub fn serve(self, client: &Client, place: &Place) {
         for (listener, port) in self.0 {
             let pods: Api<Pod> = Api::namespaced(client.clone(), &place.namespace);
             let pod = place.pod.clone();
             tokio::spawn(async move {
-                // An error is about one connection, or about too many of them.
+                // An error concerns one connection, or too many of them.
                 loop {
                     match listener.accept().await {
                         Ok((connection, _)) => {
@@ -84,7 +85,7 @@ async fn carry(pods: Api<Pod>, pod: String, port: u16, mut here: TcpStream) {
     let stream = forwarder.map(|mut forwarder| forwarder.take_stream(port).map(|stream| (forwarder, stream)));
     match stream {
         Ok(Some((_forwarder, mut there))) => {
-            // Either side may break off at any time.
+            // Either side may disconnect at any time.
             let _ = tokio::io::copy_bidirectional(&mut here, &mut there).await;
         }
         Ok(None) => {}

@@ -1,4 +1,4 @@
-//! The hosts that the egress proxy refused to a sandbox, for the user of a command that failed.
+//! Reports the hosts that the egress proxy refused to a sandbox, after a command failed.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +13,8 @@ use crate::cli;
 /// The reason of the node's events about refused hosts.
 const REASON: &str = "EgressRefused";
 
-/// Says which hosts were refused to a pod, and how to allow them. Says nothing if there were none, or if they
-/// cannot be found out.
+/// Prints the hosts that were refused to a pod, and how to allow them. Prints nothing if there were
+/// none, or if the events cannot be read.
 pub async fn say(client: &Client, place: &Place, arguments: &cli::Run) {
     let events: Api<Event> = Api::namespaced(client.clone(), &place.namespace);
     let fields = format!("involvedObject.name={},reason={REASON}", place.pod);
@@ -25,7 +25,7 @@ pub async fn say(client: &Client, place: &Place, arguments: &cli::Run) {
     }
 }
 
-/// Returns the hosts that messages begin with: `HOST:PORT: reason`.
+/// Returns the hosts at the beginning of messages: `HOST:PORT: reason`.
 fn hosts<'a>(messages: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
     let host = |message: &str| {
         let (target, _) = message.split_once(": ")?;

@@ -1,6 +1,8 @@
-//! Tools in the user's home directory that a sandbox may see, read-only: compilers and interpreters of `rustup`, `pyenv` and `nvm`.
+//! Mounts tools of the user's home directory into a sandbox, read-only: compilers and interpreters
+//! of `rustup`, `pyenv` and `nvm`.
 //!
-//! Only directories of programs are shown, never those beside them that hold credentials (`~/.cargo/credentials.toml`).
+//! Only directories of programs are mounted, never their neighbours with credentials
+//! (`~/.cargo/credentials.toml`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,20 +26,20 @@ pub enum Toolchain {
 /// A directory of a toolchain.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// The variable that says where the toolchain is.
+    /// The variable with the toolchain's path.
     variable: &'static str,
     /// Its directory below the home directory, if the variable is not set.
     default: &'static str,
-    /// The part of it that is shown.
+    /// The part of it that is mounted.
     shown: &'static str,
-    /// True if programs in the sandbox are told where it is.
+    /// True if programs in the sandbox get the variable.
     told: bool,
 }
 
 impl Toolchain {
     fn places(self) -> &'static [Place] {
         match self {
-            // The sandbox has a `CARGO_HOME` of its own, to write to.
+            // The sandbox has a writable `CARGO_HOME` of its own.
             Toolchain::Cargo => &[
                 Place { variable: "CARGO_HOME", default: ".cargo", shown: "bin", told: false },
                 Place { variable: "RUSTUP_HOME", default: ".rustup", shown: "", told: true },
@@ -50,12 +52,12 @@ impl Toolchain {
     }
 }
 
-/// The parts of the chosen toolchains that are shown.
+/// The mounted parts of the chosen toolchains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     directories: Vec<PathBuf>,
     variables: Vec<(&'static str, PathBuf)>,
-    /// Directories of programs, as they are in this process's `PATH`.
+    /// The directories of programs, in the order of this process's `PATH`.
     path: Vec<PathBuf>,
 }
 
@@ -118,7 +120,7 @@ impl Shown {
         }
     }
 
-    /// Returns a script that lets programs find the toolchains.
+    /// Returns a script with which programs find the toolchains.
     pub fn script(&self) -> String {
         let quoted = |path: &Path| path.to_string_lossy().replace('\'', r"'\''");
         let variables =
@@ -131,7 +133,7 @@ impl Shown {
         script
     }
 
-    /// Says how the home is told to show the directories, after a sandbox did not become Ready.
+    /// Prints how to allow the directories in the home, after a sandbox did not become Ready.
     pub fn hint(&self) {
         if self.directories.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! The sandbox that the arguments of `run` ask for.
+//! Builds the sandbox that the arguments of `run` describe.
 
 use std::collections::BTreeMap;
 
@@ -11,32 +11,33 @@ use warren_client::launch;
 
 use crate::cli;
 
-/// The one container of the pod.
+/// The name of the pod's only container.
 const CONTAINER: &str = "sandbox";
 
-/// Names of images that are never fetched.
+/// The prefix of images that are never pulled.
 const BUILT_IN: &str = "warren.dev/";
 
-/// The image that is this machine's own `/usr`.
+/// The image made of this machine's own `/usr`.
 pub const HOST_IMAGE: &str = "warren.dev/host";
 
-/// A cluster has no default to run in.
+/// The error of a missing workload: a cluster has no default one.
 #[derive(Debug, thiserror::Error)]
 #[error("on a cluster, say what to run in: `--pool`, `--template` or `--image`")]
 pub struct NoWorkload;
 
-/// Returns true for an image that has to be fetched.
+/// Returns true for an image that has to be pulled.
 pub fn is_fetched(image: &str) -> bool {
     !image.starts_with(BUILT_IN)
 }
 
-/// Returns the image, if it is one that the local home has to fetch.
+/// Returns the image, if the local home has to pull it.
 pub fn brings_image(arguments: &cli::Run, local: bool) -> Option<&str> {
     let new = arguments.pool.is_none() && arguments.template.is_none() && arguments.id.is_none();
     arguments.image.as_deref().filter(|image| new && local && is_fetched(image))
 }
 
-/// Returns the program and pull policy of a container that waits for commands; none for the built-in image, which waits by itself.
+/// Returns the program and pull policy of a container that waits for commands; `None` for the
+/// built-in image, which waits by itself.
 fn waiting(image: &str, local: bool) -> (Option<Vec<String>>, Option<String>) {
     match is_fetched(image) {
         true => (Some(launch::idle_command(local)), local.then(|| "IfNotPresent".to_owned())),
@@ -88,7 +89,7 @@ pub struct Description<'a> {
     pub workdir: Option<&'a str>,
 }
 
-/// Returns the sandbox that the arguments ask for.
+/// Returns the sandbox that the arguments describe.
 pub fn wanted(
     arguments: &cli::Run,
     name: &str,
@@ -112,7 +113,7 @@ pub fn wanted(
 }
 
 impl Description<'_> {
-    /// Returns a sandbox without a name, which waits for commands.
+    /// Returns an unnamed sandbox that waits for commands.
     pub fn sandbox(&self, local: bool) -> anyhow::Result<Sandbox> {
         let limits = [("memory", self.memory), ("cpu", self.cpus), ("ephemeral-storage", self.disk)];
         let limits: BTreeMap<String, Quantity> = limits
@@ -125,7 +126,8 @@ impl Description<'_> {
             value: Some(value.to_owned()),
             value_from: None,
         });
-        // An image runs what it likes and ends when it likes. Here it has to wait for the command, as the built-in image does.
+        // An image's own program may end at any time. Here it has to wait for the command, as the
+        // built-in image does.
         let (command, image_pull_policy) = waiting(self.image, local);
         let container = Container {
             name: CONTAINER.to_owned(),
@@ -141,7 +143,7 @@ impl Description<'_> {
         Ok(of_pod(pod(container, self.runtime.map(str::to_owned)), self.metadata()?))
     }
 
-    /// Returns the annotations that describe the pod's network.
+    /// Returns the annotations of the pod's network.
     fn metadata(&self) -> anyhow::Result<PodMetadata> {
         let hosts = self.hosts.join(",");
         let ports = self.ports.join(",");

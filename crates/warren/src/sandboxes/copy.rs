@@ -1,4 +1,4 @@
-//! `warren cp`: files and directories into a sandbox and out of it.
+//! Runs `warren cp`: copies files and directories into a sandbox and out of it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ enum Side {
 }
 
 impl Side {
-    /// Reads `SANDBOX:PATH` or a path of this machine. A path with a slash before its first colon is one of this machine.
+    /// Parses `SANDBOX:PATH` or a path of this machine. A path with a slash before its first colon
+    /// is one of this machine.
     fn parse(text: &str) -> Self {
         match text.split_once(':') {
             Some((name, path)) if !name.is_empty() && !name.contains('/') => {

@@ -1,4 +1,4 @@
-//! `warren explain`: why a sandbox is not Ready, in plain words, with the next step.
+//! Runs `warren explain`: says why a sandbox is not Ready, in plain words, with the next step.
 
 use k8s_openapi::api::core::v1::{Event, Pod};
 use warren_api::conditions::{self, ConditionType};
@@ -10,7 +10,7 @@ use warren_client::sandbox::{self, Progress, Standing};
 use super::Found;
 use crate::cli;
 
-/// Prints an explanation. The exit code is 0 for a sandbox that is Ready, 1 otherwise.
+/// Prints an explanation. The exit code is 0 for a Ready sandbox, 1 otherwise.
 pub async fn explain(arguments: &cli::Explain) -> anyhow::Result<i32> {
     let reached = super::reach(&arguments.place).await?;
     let (client, namespace) = (&reached.client, &reached.namespace);
@@ -95,7 +95,7 @@ fn of_claim(claim: &SandboxClaim) -> Vec<String> {
     vec![format!("Claim `{name}` has no sandbox: {reason}: {message}."), format!("Next: {next}")]
 }
 
-/// Returns what the user can do.
+/// Returns the user's next step.
 fn next_step(standing: &Standing, pod: Option<&Pod>, name: &str) -> String {
     let pod_text = pod.and_then(sandbox::describe_pod).unwrap_or_default();
     let says =

@@ -1,4 +1,4 @@
-//! `warren list`, and tables.
+//! Runs `warren list`, and formats tables.
 
 use anyhow::Context as _;
 use jiff::Timestamp;
@@ -11,7 +11,7 @@ use warren_client::sandbox::{self, Progress};
 
 use crate::cli::{self, Format};
 
-/// Prints the sandboxes, and the leases that have none.
+/// Prints the sandboxes, and the leases without one.
 pub async fn list(arguments: &cli::List) -> anyhow::Result<()> {
     let reached = super::reach(&arguments.place).await?;
     let api: Api<Sandbox> = match arguments.all_namespaces {
@@ -86,7 +86,7 @@ fn text(rows: &[Value], now: Timestamp) -> String {
     table(&["NAME", "STATUS", "REASON", "CLAIM", "LEASE", "AGE"], &rows)
 }
 
-/// Returns the time that has passed, in one unit.
+/// Returns the time since then, in one unit.
 pub fn age(now: Timestamp, then: Timestamp) -> String {
     let seconds = (now.as_second() - then.as_second()).max(0);
     match seconds {

@@ -1,4 +1,4 @@
-//! `warren suspend` and `warren resume`.
+//! Runs `warren suspend` and `warren resume`.
 
 use std::time::Duration;
 
@@ -54,18 +54,18 @@ async fn set(
     Ok(())
 }
 
-/// Asks for a mode, and returns the sandbox as the server has it then.
+/// Sets the operating mode, and returns the sandbox in the server's answer.
 async fn set_one(reached: &Reached, name: &str, mode: &str) -> anyhow::Result<Sandbox> {
     let found = find(reached, name).await?;
     let sandbox = found.sandbox.with_context(|| format!("claim `{name}` has no sandbox yet"))?;
     let api: Api<Sandbox> = Api::namespaced(reached.client.clone(), &reached.namespace);
-    // The UID is a condition: a later sandbox of this name is left alone.
+    // The UID is a precondition: a later sandbox of this name is not changed.
     let patch = json!({ "metadata": { "uid": sandbox.uid() }, "spec": { "operatingMode": mode } });
     let patched = api.patch(&sandbox.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await;
     patched.with_context(|| format!("set the operating mode of sandbox `{name}`"))
 }
 
-/// Waits until a condition holds of the generation that was asked for. Returns false if it took too long.
+/// Waits until a condition holds for the requested generation. Returns false if it took too long.
 async fn settled(
     reached: &Reached,
     sandbox: &Sandbox,

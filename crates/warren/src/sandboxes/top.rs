@@ -1,4 +1,4 @@
-//! `warren top`: what sandboxes use.
+//! Runs `warren top`: prints the usage of sandboxes.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use super::list::{cell, table};
 use crate::cli::{self, Format};
 use crate::progress::bytes;
 
-/// Prints processor time and memory of each sandbox that has a pod.
+/// Prints the processor time and memory of each sandbox that has a pod.
 pub async fn top(arguments: &cli::List) -> anyhow::Result<()> {
     let reached = super::reach(&arguments.place).await?;
     let (path, api): (String, Api<Sandbox>) = match arguments.all_namespaces {
@@ -51,7 +51,7 @@ fn row(sandbox: &Sandbox, usage: &Value) -> Option<Value> {
     }))
 }
 
-/// Reads a quantity as the metrics API writes it.
+/// Parses a quantity of the metrics API.
 fn number(text: &str) -> Option<f64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let factor = match &text[digits.len()..] {

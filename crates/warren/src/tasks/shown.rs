@@ -1,4 +1,4 @@
-//! Shows tasks.
+//! Formats tasks for the output.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -17,12 +17,12 @@ pub enum State {
     Running,
     /// It ended with exit code 0.
     Succeeded,
-    /// It ended otherwise.
+    /// It ended in another way.
     Failed,
 }
 
 impl State {
-    /// Returns whether the task has ended.
+    /// Returns true if the task has ended.
     pub fn is_final(self) -> bool {
         matches!(self, State::Succeeded | State::Failed)
     }
@@ -37,7 +37,7 @@ impl State {
     }
 }
 
-/// Returns how far a task is, by its conditions.
+/// Returns the progress of a task, from its conditions.
 pub fn state(task: &AgentTask) -> State {
     let conditions = task.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let is = |type_| conditions::is_true(conditions, type_);
@@ -52,7 +52,7 @@ pub fn state(task: &AgentTask) -> State {
     }
 }
 
-/// Returns the class of the failure, or why the command does not run yet.
+/// Returns the class of the failure, or the reason why the command does not run yet.
 fn reason(task: &AgentTask) -> Option<&str> {
     let type_ = match state(task) {
         State::Failed => ConditionType::Failed,
@@ -63,13 +63,13 @@ fn reason(task: &AgentTask) -> Option<&str> {
     conditions::find(conditions, type_).map(|condition| condition.reason.as_str())
 }
 
-/// Returns what the task says about itself.
+/// Returns the task's own message.
 pub fn message(task: &AgentTask) -> String {
     let message = task.status.as_ref().and_then(|status| status.message.clone());
     message.unwrap_or_else(|| "it has not been looked at yet".to_owned()).replace(char::is_control, " ")
 }
 
-/// Returns the exit code that stands for a task that has ended.
+/// Returns the exit code for a task that has ended.
 pub fn exit_code(task: &AgentTask) -> i32 {
     let code = task.status.as_ref().and_then(|status| status.exit_code);
     match (state(task), code) {
@@ -80,14 +80,14 @@ pub fn exit_code(task: &AgentTask) -> i32 {
     }
 }
 
-/// Says in one line how a task is.
+/// Describes a task in one line.
 pub fn sentence(task: &AgentTask) -> String {
     let (name, state) = (task.name_any(), state(task));
     let reason = reason(task).map(|reason| format!(" ({reason})")).unwrap_or_default();
     format!("{name}: {}{reason}: {}", state.name(), message(task))
 }
 
-/// Returns a task for programs.
+/// Returns a task as JSON.
 pub fn row(task: &AgentTask) -> Value {
     let status = task.status.clone().unwrap_or_default();
     json!({
@@ -105,7 +105,7 @@ pub fn row(task: &AgentTask) -> Value {
     })
 }
 
-/// Returns tasks in columns.
+/// Formats tasks as a table.
 pub fn table(rows: &[Value], now: Timestamp) -> String {
     let rows: Vec<[String; 6]> = rows
         .iter()

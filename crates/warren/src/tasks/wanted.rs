@@ -1,4 +1,4 @@
-//! The task that `warren task submit` asks for.
+//! Builds the task that `warren task submit` creates.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ pub fn wanted(arguments: &Submit) -> anyhow::Result<AgentTask> {
     Ok(task)
 }
 
-/// Keeps Kubernetes from expanding `$(NAME)` and `$$` in a command: both are the shell's.
+/// Keeps Kubernetes from expanding `$(NAME)` and `$$` in a command: both are for the shell.
 fn escaped(words: Vec<String>) -> Vec<String> {
     words.into_iter().map(|word| word.replace('$', "$$")).collect()
 }

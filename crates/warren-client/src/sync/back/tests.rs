@@ -4,7 +4,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::*;
 
-/// An entry as a hostile sandbox could write it: the library would refuse some of the names.
+/// Builds an entry as a hostile sandbox could: the library would refuse some of the names.
 fn entry(kind: EntryType, name: &str, link: &str, content: &[u8], mode: u32) -> Vec<u8> {
     let mut header = tar::Header::new_gnu();
     let gnu = header.as_gnu_mut().expect("a GNU header");

@@ -1,5 +1,6 @@
-//! Sends spans to a collector by the OpenTelemetry protocol, over gRPC or plain HTTP. A unary gRPC call is a POST over HTTP/2
-//! with five bytes before the message and the status in the trailers, so the HTTP client that we have is enough.
+//! Sends spans to a collector by the OpenTelemetry protocol, over gRPC or plain HTTP. A unary gRPC
+//! call is a POST over HTTP/2 with five bytes before the message and the status in the trailers, so
+//! the present HTTP client is enough.
 
 use std::future::Future;
 use std::io;
@@ -26,18 +27,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Record, Sampling, Tracer, protobuf};
 
-/// What the service is called in traces; agent-sandbox's name, which existing dashboards look for.
+/// The service's name in traces: agent-sandbox's, which existing dashboards look for.
 const SERVICE: &str = "agent-sandbox-controller";
 
-/// Spans that wait, spans per request and the time between requests: the defaults of the OpenTelemetry libraries.
+/// Limits on waiting spans and spans per request, and the time between requests: the defaults of
+/// the OpenTelemetry libraries.
 const MOST_WAITING: usize = 2048;
 const MOST_AT_ONCE: usize = 512;
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// The most that is read of an answer that says what went wrong.
+/// The longest part of an error answer that is read.
 const LONGEST_ANSWER: usize = 1 << 16;
 
-/// How spans go to the collector.
+/// The protocol to the collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtlpProtocol {
     /// gRPC.
@@ -46,44 +48,44 @@ pub enum OtlpProtocol {
     HttpProtobuf,
 }
 
-/// Where and how spans are sent.
+/// The settings for sending spans.
 #[derive(Clone, Debug)]
 pub struct OtlpConfig {
     /// The collector; with `https`, over TLS.
     pub endpoint: Uri,
-    /// How.
+    /// The protocol.
     pub protocol: OtlpProtocol,
     /// Headers of every request, such as a token.
     pub headers: HeaderMap,
-    /// How long a request may take.
+    /// The time limit of a request.
     pub timeout: Duration,
     /// Certificates (PEM) to trust instead of the system's.
     pub certificate_authority: Option<Vec<u8>>,
     /// Which spans are sent.
     pub sampling: Sampling,
-    /// What else is told about this program, beside its name.
+    /// Additional attributes of this program, beside its name.
     pub attributes: Vec<(String, String)>,
 }
 
-/// Spans cannot be sent like this.
+/// The error of settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OtlpError {
     /// The endpoint lacks a scheme or a host.
     #[error("`{0}` is not the address of a collector, such as `http://localhost:4317`")]
     Endpoint(Uri),
-    /// TLS cannot be set up.
+    /// TLS could not be set up.
     #[error("prepare TLS for the collector")]
     Tls(#[source] Box<kube::Error>),
 }
 
-/// The task that sends spans. [`Exporter::flush`] sends what is left; dropping it forgets that.
+/// The task that sends spans. [`Exporter::flush`] sends the rest; dropping it discards the rest.
 pub struct Exporter {
     task: JoinHandle<()>,
     closing: CancellationToken,
 }
 
 impl Exporter {
-    /// Starts sending. Nothing is sent, and nothing fails, before there is a span.
+    /// Starts the task. Nothing is sent, and nothing fails, before the first span.
     pub(crate) fn start(config: OtlpConfig) -> Result<(Tracer, Self), OtlpError> {
         let (sender, records) = mpsc::channel(MOST_WAITING);
         let sampling = config.sampling;
@@ -93,10 +95,10 @@ impl Exporter {
         Ok((Tracer { collected: Some(sender), sampling }, Self { task, closing }))
     }
 
-    /// Takes no more spans, and sends what is left or gives up after a while.
+    /// Accepts no more spans, and sends the rest within a time limit.
     pub async fn flush(mut self, patience: Duration) {
         self.closing.cancel();
-        // A task that panicked has said so.
+        // A panic of the task was logged already.
         let _ = tokio::time::timeout(patience, &mut self.task).await;
     }
 }
@@ -137,7 +139,7 @@ impl Sending {
     async fn run(self, mut records: mpsc::Receiver<Record>, closing: CancellationToken) {
         let mut waiting = Vec::new();
         loop {
-            // Collected for a while, or until there are enough; then all that is there.
+            // Collect for a while, or until there are enough; then take the rest of the channel.
             let deadline = tokio::time::sleep(INTERVAL);
             tokio::pin!(deadline);
             let is_over = loop {
@@ -151,7 +153,7 @@ impl Sending {
                         }
                     }
                     () = &mut deadline => break false,
-                    // From here on the channel gives what is in it, and then that it is over.
+                    // From here on the channel returns its remaining spans, then its end.
                     () = closing.cancelled(), if !records.is_closed() => records.close(),
                 }
             };
@@ -170,7 +172,8 @@ impl Sending {
                     Ok(Err(problem)) => problem,
                     Err(_) => "no answer in time".to_owned(),
                 };
-                // Those spans are lost: whatever is wrong is most often wrong for longer than they are worth keeping.
+                // These spans are lost: the problem usually lasts longer than they are worth
+                // keeping.
                 tracing::warn!(count = sent.len(), collector = %self.target, problem, "spans were not sent");
             }
             if is_over {
@@ -232,7 +235,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The same rules as for the API server, so that there is one idea of whom to trust.
+/// Builds the TLS connector by the same rules as for the API server, so that trust is configured in
+/// one way.
 fn tls(config: &OtlpConfig) -> Result<TlsConnector, OtlpError> {
     let mut trust = kube::Config::new(config.endpoint.clone());
     let failed = |source| OtlpError::Tls(Box::new(source));
@@ -256,7 +260,7 @@ fn certificates(pem: &[u8]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Makes connections to the collector.
+/// Connects to the collector.
 #[derive(Clone)]
 struct Connector {
     tls: Option<TlsConnector>,

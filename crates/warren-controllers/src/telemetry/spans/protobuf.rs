@@ -1,5 +1,5 @@
-//! Spans as the OpenTelemetry protocol wants them: protocol buffers, written by hand. The messages are few and frozen (OTLP 1.x);
-//! a generator and its runtime would be ten times this.
+//! Encodes spans for the OpenTelemetry protocol as protocol buffers. The messages are few and
+//! frozen (OTLP 1.x); a generator and its runtime would be ten times this code.
 
 use jiff::Timestamp;
 
@@ -8,7 +8,8 @@ use super::{Event, Record};
 /// `SPAN_KIND_INTERNAL`.
 const KIND_INTERNAL: u64 = 1;
 
-/// An `ExportTraceServiceRequest` with these spans, from a service of this name and these attributes.
+/// Builds an `ExportTraceServiceRequest` with these spans, from a service of this name and these
+/// attributes.
 pub(super) fn request(
     service: &str,
     version: &str,
@@ -63,7 +64,7 @@ fn span(out: &mut Vec<u8>, record: &Record) {
 fn attribute(out: &mut Vec<u8>, field: u64, key: &str, value: &str) {
     message(out, field, |pair| {
         text(pair, 1, key);
-        // Written even if empty: a value of no type at all would be none.
+        // Written even if empty: a value without any type would be no value.
         message(pair, 2, |any| bytes(any, 1, value.as_bytes()));
     });
 }
@@ -74,7 +75,7 @@ fn message(out: &mut Vec<u8>, field: u64, fill: impl FnOnce(&mut Vec<u8>)) {
     bytes(out, field, &inner);
 }
 
-/// Nothing for an empty text, as is the default.
+/// Writes a text; nothing if it is empty, as that is the default.
 fn text(out: &mut Vec<u8>, field: u64, text: &str) {
     if !text.is_empty() {
         bytes(out, field, text.as_bytes());

@@ -1,4 +1,4 @@
-//! The spans of one pass over a sandbox: the pass, its volumes and its pod.
+//! The spans of a sandbox's reconcile: the reconcile, its volumes and its pod.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use warren_decide::step::{Failure, Kind, Stage, Step};
 use super::{Span, Tracer};
 use crate::cluster::Cluster;
 
-/// Spans under way. Those of volumes and pod last from their first write to the last look, and are there without any, too.
+/// Running spans. Those of volumes and pod last from their first write to the last observation, and
+/// exist without any write, too.
 #[derive(Default)]
 pub(crate) struct SandboxSpans {
     pass: Span,
@@ -30,12 +31,12 @@ impl SandboxSpans {
         Self { pass, volumes: None, pod: None, had_pod: own_pod(world).is_some() }
     }
 
-    /// The write that gives the sandbox this context, if it has none.
+    /// Returns the write that gives the sandbox this context, if it has none.
     pub(crate) fn stamp(&self, world: &World) -> Option<Step> {
         self.pass.stamp(Kind::Sandbox, &world.sandbox.metadata)
     }
 
-    /// Carries out steps in order, with the time of each stage taken.
+    /// Carries out steps in order and measures each stage.
     pub(crate) async fn apply(
         &mut self,
         cluster: &Cluster,
@@ -51,7 +52,7 @@ impl SandboxSpans {
         while let Some(stage) = steps.peek().map(|step| step.stage) {
             let of_stage: Vec<Step> =
                 std::iter::from_fn(|| steps.next_if(|step| step.stage == stage)).collect();
-            // From the first write on; the end comes with the pass.
+            // It begins with the first write and ends with the reconcile.
             if stage == Stage::Volumes && self.volumes.is_none() {
                 self.volumes = Some(self.pass.child("reconcilePVCs"));
             }
@@ -63,7 +64,7 @@ impl SandboxSpans {
         failures
     }
 
-    /// Ends the spans of volumes and pod, with what the last look has shown. That of the pass goes on.
+    /// Ends the spans of volumes and pod with the last observation. The reconcile's span goes on.
     pub(crate) fn observe(&mut self, world: &World) {
         if !self.pass.is_recorded() {
             return;

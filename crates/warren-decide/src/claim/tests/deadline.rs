@@ -1,4 +1,4 @@
-//! Claims with a deadline, and what a claim says while it waits.
+//! Tests claims with a deadline, and the status of waiting claims.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn waiting(reason: &str, second: i64) -> Value {
     json!({"status": {"conditions": [ready]}})
 }
 
-/// The conditions that a plan publishes, one line each, then what comes next and its events.
+/// Returns the conditions that a plan publishes, one line each, then its continuation and events.
 fn published(plan: &Plan) -> String {
     let mut lines = Vec::new();
     for step in &plan.steps {
@@ -49,7 +49,7 @@ fn published(plan: &Plan) -> String {
     lines.join("\n")
 }
 
-/// When a claim ends that is not given anything, in seconds after its creation.
+/// Returns when a claim without a sandbox ends, in seconds after its creation.
 fn ends(claim: Value, settings: &Settings) -> Option<i64> {
     let world =
         world(claim, vec![bound("c", json!({"status": {"conditions": [condition("Ready", "False", "x")]}}))]);
@@ -115,7 +115,7 @@ fn the_end_is_stored_before_anything_is_released() {
         delete Sandbox w
         settled"#]]
     .assert_eq(&render(&second));
-    // The sandbox is gone: it is no longer named, and the claim rests.
+    // The sandbox is gone: the status no longer names it, and the plan is settled.
     let third = decide(&world(over(json!({})), vec![]), &settings(), at(302));
     expect![[r#"
         patch SandboxClaim/status c {"metadata":{"resourceVersion":"5"},"status":{"sandbox":null}}
@@ -123,7 +123,7 @@ fn the_end_is_stored_before_anything_is_released() {
     .assert_eq(&render(&third));
     let rest = decide(&world(over(json!({"status": {"sandbox": null}})), vec![]), &settings(), at(302));
     expect!["settled"].assert_eq(&render(&rest));
-    // A member that is only promised stays where it is; should it become the claim's after all, it is let go of.
+    // An assigned member stays where it is. If it becomes the claim's after all, it is released.
     let promised = decide(
         &world(over(json!({"status": {"sandbox": null}})), vec![member(json!({}))]),
         &settings(),
@@ -157,7 +157,7 @@ fn a_claim_that_was_served_or_has_a_result_is_never_ended() {
     let stamped = json!({"metadata": {"annotations": {"agents.x-k8s.io/claim-first-ready-at": "t"}}});
     assert!(is_over(&world(assigned("w"), vec![broken()])));
     assert!(!is_over(&world(with(assigned("w"), stamped.clone()), vec![broken()])));
-    // The stamp is a promise until the claim has the sandbox.
+    // The stamp is only a promise until the claim has the sandbox.
     assert!(is_over(&world(with(assigned("w"), stamped), vec![member(json!({}))])));
     let ready = json!({"status": {"conditions": [condition("Ready", "True", "DependenciesReady")]}});
     assert!(!is_over(&world(with(assigned("w"), ready), vec![broken()])));
@@ -167,13 +167,13 @@ fn a_claim_that_was_served_or_has_a_result_is_never_ended() {
         condition("Ready", "False", "PodSucceeded"), condition("Finished", "True", "PodSucceeded")]}}),
     );
     assert!(!is_over(&world(assigned("w"), vec![done])));
-    // It is there to be used, only nobody has said so yet.
+    // The sandbox is usable, and only the status is behind.
     let usable =
         bound("w", json!({"status": {"conditions": [condition("Ready", "True", "DependenciesReady")]}}));
     assert!(!is_over(&world(assigned("w"), vec![usable])));
 }
 
-/// What was made in place of a sandbox that is lost has served nobody yet.
+/// The replacement of a lost sandbox has not served the claim yet.
 #[test]
 fn the_replacement_of_a_lost_sandbox_has_a_deadline_too() {
     let stamp =
@@ -206,7 +206,8 @@ fn a_claim_whose_time_was_extended_after_its_end_begins_to_wait_anew() {
     assert_eq!(ends(with(seen(json!({})), waiting("WarmPoolNotFound", 1000)), &settings()), Some(1300));
 }
 
-/// The stamp tells a claim that was served, also to a deadline that is set later, and although nobody watches latencies.
+/// The stamp marks a served claim, also for a deadline that is set later, and even if latency
+/// annotations are switched off.
 #[test]
 fn the_stamp_is_always_written() {
     let quiet = Settings { disable_observability_annotations: true, ..Settings::default() };
@@ -232,13 +233,13 @@ fn a_sandbox_at_rest_is_not_waited_for() {
         assert_eq!(plan.next, Next::Settled { look_again: None, retry: false }, "{}", published(&plan));
         assert!(!published(&plan).contains("DeadlineExceeded"));
     }
-    // Once resumed, it has all its time.
+    // A resumed sandbox has its whole time again.
     let resumed = || sandbox("Running", "False", 9_000);
     assert!(!published(&decided(resumed(), 9_299)).contains("DeadlineExceeded"));
     assert!(published(&decided(resumed(), 9_300)).contains("DeadlineExceeded"));
 }
 
-/// What was not ready any more when the claim got it has served nobody.
+/// A sandbox that was no longer ready when the claim got it has not served the claim.
 #[test]
 fn a_promise_that_was_not_kept_is_taken_back() {
     let stamped =
@@ -266,7 +267,7 @@ fn a_claim_that_cannot_be_ready_without_its_template_is_not_promised_to_be() {
             patch SandboxClaim c {"metadata":{"resourceVersion":"5","annotations":{"agents.x-k8s.io/sandbox-name":"w"}}}
             DecideAgain"#]],
     );
-    // The template may also go after the promise.
+    // The template may also be deleted after the promise.
     let stamped =
         json!({"metadata": {"annotations": {"agents.x-k8s.io/claim-first-ready-at": at(1).to_string()}}});
     check(
@@ -277,7 +278,8 @@ fn a_claim_that_cannot_be_ready_without_its_template_is_not_promised_to_be() {
     );
 }
 
-/// A claim that loses its sandbox gets a new one, however long the lost one had not been ready.
+/// A claim that loses its sandbox gets a new one, even if the lost one was not ready for a long
+/// time.
 #[test]
 fn a_claim_that_loses_its_sandbox_begins_to_wait_then() {
     let named = json!({"status": {"sandbox": {"name": "w"}}});
@@ -293,18 +295,18 @@ fn a_claim_that_loses_its_sandbox_begins_to_wait_then() {
     let waiting = || world(with(seen(json!({})), waiting("SandboxMissing", 10_000)), vec![]);
     expect!["AskForOffer"].assert_eq(&render(&decide(&waiting(), &settings(), at(10_299))));
     assert!(published(&decide(&waiting(), &settings(), at(10_300))).contains("DeadlineExceeded"));
-    // The same is so when something keeps it from getting another.
+    // The same holds if a foreign object blocks the replacement.
     let blocked = bound("c", json!({"metadata": {"ownerReferences": null}}));
     let mut blocked = world(claim.clone(), vec![blocked]);
     blocked.confirmed_gone.insert("w".to_owned());
     let plan = decide(&blocked, &settings(), at(10_000));
     assert_eq!(plan.next, Next::Settled { look_again: Some(Duration::from_secs(300)), retry: true });
     assert!(render(&plan).contains(r#""sandbox":null"#), "{}", render(&plan));
-    // Without the server's word nothing is known, and nothing is due.
+    // Without the server's confirmation the loss is not known, and no deadline is due.
     let failure = Failure::found(Stage::Subject, "timed out");
     let unknown = give_up(&world(claim, vec![]), &[failure], &settings(), at(10_000));
     assert_eq!(unknown.next, Next::Settled { look_again: None, retry: true });
-    // A claim that is Ready is never late, and another takes the lost one's place without a word between.
+    // A Ready claim is never late: the replacement is made without a status in between.
     let ready =
         json!({"status": {"conditions": [condition("Ready", "True", "x")], "sandbox": {"name": "w"}}});
     let mut ready = offered(world(with(seen(json!({})), ready), vec![]), member(json!({})));
@@ -378,7 +380,7 @@ fn trouble_is_an_event_until_it_is_known() {
         &Settings::default(),
         at(2),
     )));
-    // A deadline is kept also while the pass is tried again and again.
+    // The deadline also holds while the reconcile is retried.
     let blocked = world(seen(json!({})), vec![member(json!({"metadata": {"name": "c"}}))]);
     let plan = decide(&blocked, &settings(), at(10));
     let expected = Next::Settled { look_again: Some(Duration::from_secs(300)), retry: true };
@@ -412,7 +414,8 @@ fn the_word_about_volumes_is_passed_on() {
         assert_eq!(decided(&templated(world(json!({})), "Retain")), json!("Retain"));
         assert_eq!(decided(&templated(world(says("Delete")), "Retain")), json!("Delete"));
     }
-    // Later, too; and what somebody has said on the sandbox itself stays when nobody else says anything.
+    // The same holds later. A value that a user set on the sandbox itself stays if neither claim
+    // nor template sets one.
     let later = world(with(assigned("w"), says("Retain")), vec![bound("w", json!({}))]);
     assert_eq!(decided(&later), json!("Retain"));
     let own = bound("w", says("Retain"));

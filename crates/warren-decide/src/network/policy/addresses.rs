@@ -1,35 +1,35 @@
-//! Sets of addresses.
+//! Sets of IPv4 addresses.
 
 use std::net::Ipv4Addr;
 
 use crate::network::address::Block;
 
-/// Addresses, as intervals in order that do not touch each other.
+/// A set of addresses, as sorted intervals that do not touch each other.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Addresses(Vec<(u32, u32)>);
 
 impl Addresses {
-    /// These ones.
+    /// Returns the set of these addresses.
     pub fn of(addresses: impl IntoIterator<Item = Ipv4Addr>) -> Addresses {
         Addresses::normal(addresses.into_iter().map(|address| (address.into(), address.into())).collect())
     }
 
-    /// All there are.
+    /// Returns the set of all addresses.
     pub fn everything() -> Addresses {
         Addresses(vec![(0, u32::MAX)])
     }
 
-    /// Those of a block.
+    /// Returns the set of a block's addresses.
     pub fn block(block: Block) -> Addresses {
         Addresses(vec![(block.first().into(), block.last().into())])
     }
 
-    /// Those that are in any of the sets.
+    /// Returns the union of the sets.
     pub fn union(sets: impl IntoIterator<Item = Addresses>) -> Addresses {
         Addresses::normal(sets.into_iter().flat_map(|set| set.0).collect())
     }
 
-    /// Those that are not in the other set.
+    /// Returns the set without the addresses of the other.
     pub fn without(&self, other: &Addresses) -> Addresses {
         let mut rest = Vec::new();
         for &(first, last) in &self.0 {
@@ -45,19 +45,19 @@ impl Addresses {
         Addresses(rest)
     }
 
-    /// Whether there are none.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether an address is among them.
+    /// Returns true if the set contains the address.
     pub fn contains(&self, address: Ipv4Addr) -> bool {
         let address = u32::from(address);
         let after = self.0.partition_point(|(first, _)| *first <= address);
         after > 0 && self.0[after - 1].1 >= address
     }
 
-    /// From the first to the second, both included.
+    /// Returns the intervals, each with both ends included.
     pub fn intervals(&self) -> impl Iterator<Item = (Ipv4Addr, Ipv4Addr)> {
         self.0.iter().map(|(first, last)| (Ipv4Addr::from(*first), Ipv4Addr::from(*last)))
     }

@@ -1,10 +1,11 @@
-//! Label selectors.
+//! Evaluates label selectors.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 use super::Labels;
 
-/// Whether a selector is about an object with these labels. An empty one, or none where one is due, is about all.
+/// Returns true if a selector matches these labels. An empty or missing selector matches
+/// everything.
 pub fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
     let Some(selector) = selector else { return true };
     let equal = selector
@@ -20,7 +21,7 @@ pub fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
             "NotIn" => !found.is_some_and(among),
             "Exists" => found.is_some(),
             "DoesNotExist" => found.is_none(),
-            // An operator from the future selects nothing.
+            // An unknown operator selects nothing.
             _ => false,
         }
     });

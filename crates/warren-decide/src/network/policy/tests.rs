@@ -20,7 +20,8 @@ fn in_one(spec: &Value) -> NetworkPolicy {
     serde_json::from_value(json!({"metadata": {"namespace": "one", "name": "p"}, "spec": spec})).unwrap()
 }
 
-/// `a` and `b` in `one`, `c` in `two`, whose label is `team: two`.
+/// Computes the rules of these policies for `a` and `b` in `one` and `c` in `two`, which has the
+/// label `team: two`.
 fn rules_of(policies: Value) -> Rules {
     let [a, b, c] = ["a", "b", "c"].map(|app| labelled("app", app));
     let pods = [pod(A, "one", &a), pod(B, "one", &b), pod(C, "two", &c)];
@@ -51,7 +52,7 @@ fn an_ingress_rule_lets_in_whom_it_names() {
     let allow = &rules.ingress[0];
     assert!(allow.covers_port(Protocol::Tcp, 80) && !allow.covers_port(Protocol::Tcp, 81));
     assert!(!allow.covers_port(Protocol::Udp, 80));
-    // It is about ingress alone.
+    // The policy concerns ingress only.
     assert!(rules.egress_isolated.is_empty());
 }
 
@@ -85,7 +86,7 @@ fn an_egress_policy_holds_back_whom_it_selects() {
     assert!(reaches(A, "8.1.1.1", 443) && reaches(A, "8.1.1.1", 450));
     assert!(!reaches(A, "8.1.1.1", 451) && !reaches(A, "8.8.8.8", 443) && !reaches(A, "9.9.9.9", 443));
     assert!(reaches(B, "9.9.9.9", 1));
-    // Everybody is let in to both, but A is not let out.
+    // Ingress is allowed to both, but A has no egress.
     assert!(rules.connects(B, A) && !rules.connects(A, B));
 }
 

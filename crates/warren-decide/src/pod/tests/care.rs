@@ -1,4 +1,4 @@
-//! Probes and hooks: when a container counts as started and ready, and when it has to be ended.
+//! Tests probes and hooks: when a container counts as started and ready, and when it is stopped.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn a_container_is_ready_when_its_probes_say_so() {
           main runs [started] restarts=0
     "#]],
     );
-    // What was said of an earlier run means nothing.
+    // Results of an earlier run are ignored.
     check(
         ready,
         Health { attempt: 7, readiness: Some(true), ..Health::default() },

@@ -1,4 +1,4 @@
-//! Pods that are deleted or overdue.
+//! Tests pods that are deleted or overdue.
 
 use super::*;
 
@@ -53,7 +53,8 @@ fn a_finalizer_keeps_the_object_and_gets_a_true_status_before_the_record_goes() 
     assert_eq!((first.steps, first.status.as_ref().unwrap().phase.as_deref()), (vec![], Some("Succeeded")));
     pod.status = first.status;
     assert_eq!(plan(&pod, &ended, Some(100), 101).steps, [Step::Remove, Step::DeleteObject]);
-    // Once the API server has taken note (grace 0), there is nothing left to do, and the end stays as it was.
+    // Once the API server has recorded the end (grace 0), nothing is left to do, and the final
+    // status stays.
     let last = plan(&deleted(pod, 0), &Machine::Absent, None, 102);
     assert_eq!((last.steps, last.status.unwrap().phase.as_deref()), (vec![], Some("Succeeded")));
 }

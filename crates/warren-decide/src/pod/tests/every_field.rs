@@ -1,5 +1,6 @@
-//! Every field of a pod is honoured, refused by its name, or has no effect here that a pod could miss. A field that
-//! Kubernetes adds fails the first test until it has its line in the table.
+//! Tests that every field of a pod is honoured, refused by its name, or has no effect that a pod
+//! could miss. A field that Kubernetes adds fails the first test until it has its line in the
+//! table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +12,11 @@ use super::*;
 /// The treatment of a field.
 #[derive(Clone, Copy)]
 enum Field {
-    /// It is honoured, and what it holds is in the table under its own type.
+    /// It is honoured. Its inner fields are in the table under their own type.
     Honoured,
-    /// A pod with this in its spec is refused, and the refusal names the field.
+    /// A pod that sets it is refused, and the refusal names the field.
     Refused(&'static str),
-    /// Nothing that the pod could notice follows from it on this node: the reason.
+    /// It has no effect that the pod could notice on this node; the text is the reason.
     NoEffect(&'static str),
 }
 
@@ -343,7 +344,7 @@ const EXCEPTIONS: &[(&str, &[(&str, Field)])] = &[
     ),
     (
         "HostPathVolumeSource",
-        // Which of them a pod may have is the node's to say, by a flag.
+        // A flag of the node says which of them a pod may have.
         &[],
     ),
 ];
@@ -432,7 +433,8 @@ fn table() -> BTreeMap<(&'static str, &'static str), Field> {
     table
 }
 
-/// The type that a reference leads to: `#/$defs/io.k8s.api.core.v1.Container` is a `Container`.
+/// Returns the type that a reference leads to: `#/$defs/io.k8s.api.core.v1.Container` is a
+/// `Container`.
 fn type_name(reference: &str) -> &str {
     reference.rsplit(['/', '.']).next().unwrap()
 }

@@ -1,4 +1,4 @@
-//! Init containers and sidecars: their order, their ends, and what the status says meanwhile.
+//! Tests init containers and sidecars: their order, their ends, and the status meanwhile.
 
 use super::*;
 
@@ -179,7 +179,7 @@ fn a_sidecar_is_started_again_beside_the_others_and_stopped_after_them() {
           main runs [started ready] restarts=0
     "#]],
     );
-    // What the pod is for has ended: the sidecar is asked to go, and only then is the pod over.
+    // The main containers have ended: the sidecar is asked to stop, and only then is the pod over.
     check(
         "Never",
         &with(running(0, 2), exited(0, 0, 4, 5)),

@@ -1,4 +1,4 @@
-//! Whose pod it is.
+//! Tests which pods belong to this node.
 
 use super::*;
 

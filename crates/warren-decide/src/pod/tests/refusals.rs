@@ -1,4 +1,4 @@
-//! What cannot be run, and images that are not there.
+//! Tests pods that cannot run, and missing images.
 
 use super::*;
 
@@ -120,7 +120,7 @@ fn what_an_ordinary_user_cannot_give_is_refused_by_name() {
         fine"#]].assert_eq(&shown.join("\n"));
 }
 
-/// What a container on an image does next, and what its status says, as the node learns about the image.
+/// Returns the next step for a container on an image, and its status, for this state of the image.
 fn on_image(container: Value, state: Option<ImageState>, now: i64) -> String {
     let mut whole = json!({"name": "main", "image": "tool:1", "imagePullPolicy": "IfNotPresent"});
     for (key, value) in container.as_object().unwrap() {

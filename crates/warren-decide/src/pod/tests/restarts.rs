@@ -1,4 +1,4 @@
-//! Containers that end, fail and come again.
+//! Tests containers that end, fail and restart.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The status of a pod that runs.
+//! Tests the status of a running pod.
 
 use super::*;
 
@@ -107,7 +107,7 @@ fn transitions_keep_their_time_and_equal_statuses_are_equal() {
     let second = plan(&published(pod(json!({})), first.clone()), &machine, None, 500).status;
     let (first, mut second) = (first.unwrap(), second.unwrap());
     assert!(same_status(&first, &second));
-    // As a server in Go gives it back.
+    // A server in Go returns it like this.
     second.container_statuses.as_mut().unwrap()[0].last_state = Some(Default::default());
     assert!(same_status(&first, &second));
     second.phase = Some("Pending".to_owned());

@@ -1,4 +1,4 @@
-//! Pods that need other objects: they wait for them, and say for which.
+//! Tests that pods wait for the objects that they refer to, and name them.
 
 use std::sync::Arc;
 

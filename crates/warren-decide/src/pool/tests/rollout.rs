@@ -1,4 +1,4 @@
-//! Caps, rolling updates, and the verdict on a template.
+//! Tests caps, rolling updates, and the verdict on a template.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{at, decide_at, member, template, world};
 use crate::pool::{Memory, Plan, Settings, World};
 use crate::step::Action;
 
-/// A pool that keeps what is written about it, its memory, and a clock.
+/// A simulated pool that keeps its annotations, its memory, and a clock.
 struct Pool {
     world: World,
     memory: Memory,
@@ -24,7 +24,7 @@ impl Pool {
         Self { world, memory: Memory::default() }
     }
 
-    /// One pass, after which all that it did has been seen.
+    /// Runs one reconcile, after which all its writes have been seen.
     fn pass(&mut self, second: i64) -> Plan {
         let plan = decide_at(&self.world, &mut self.memory, &Settings::default(), at(second));
         (0..plan.creations.len()).for_each(|_| self.memory.expectations.creation_settled());
@@ -75,7 +75,8 @@ fn rolling(max_unavailable: &str) -> Value {
     json!({"warren.dev/update-strategy": "RollingUpdate", "warren.dev/max-unavailable": max_unavailable})
 }
 
-/// Members by name, each with whether it is of the present template and whether it is ready, in the order of their making.
+/// Builds members by name, each with whether it is of the present template and whether it is ready,
+/// in the order of creation.
 fn members(all: &[(&str, bool, bool)]) -> Vec<Sandbox> {
     let made = all.iter().enumerate().map(|(number, (name, fresh, ready))| {
         let image = if *fresh { "a" } else { "b" };
@@ -107,7 +108,7 @@ fn a_rolling_update_keeps_most_of_the_pool_available() {
             delete Sandbox b
             True Updating (0 updated): members of template test-template are being made"#]],
     );
-    // Before the deletions are seen, and while the new ones are not ready, no more go.
+    // No more go before the deletions are seen, or while the new ones are not ready.
     pool.check(1, expect![""]);
     pool.memory.expectations.deletion_settled("a");
     pool.memory.expectations.deletion_settled("b");
@@ -153,7 +154,7 @@ fn a_bad_template_is_told_and_stops_a_rolling_update() {
             event: Warning ProgressDeadlineExceeded (Reconciling): no member of template test-template has become ready for 10m; c: x: "#]],
     );
     pool.check(601, expect![""]);
-    // It does: there is hope again.
+    // It becomes ready: the rollout progresses again.
     let mut ready = member("c", &template("a"), 500, true);
     ready.status.as_mut().unwrap().conditions[0].last_transition_time =
         serde_json::from_value(json!(at(700))).unwrap();
@@ -181,7 +182,7 @@ fn a_complete_rollout_stays_so_while_claims_empty_the_pool() {
     pool.check(2, expect!["True Complete: the pool is up to date with template test-template"]);
     pool.members(members(&[("b", true, true)]));
     pool.check(10_000, expect!["create 1"]);
-    // A new template begins anew; outdated members that wait for claims are no failure.
+    // A new template starts a new rollout. Outdated members that wait for claims are no failure.
     pool.members(members(&[("b", true, true), ("c", true, true)]));
     pool.world.template = Some(Arc::new(template("new")));
     pool.check(
@@ -218,7 +219,7 @@ fn a_template_that_nobody_has_tried_is_not_judged() {
             False ProgressDeadlineExceeded: no member of template test-template has become ready for 10m; a: x: 
             event: Warning ProgressDeadlineExceeded (Reconciling): no member of template test-template has become ready for 10m; a: x: "#]],
     );
-    // Nobody wants it any more: what was said of it goes. What was found good stays.
+    // The template is no longer used: a bad verdict is removed, a good one stays.
     Arc::make_mut(&mut pool.world.pool).spec.replicas = 0;
     pool.members(vec![]).pass(1601);
     assert_eq!(pool.world.pool.metadata.annotations, Some([].into()));

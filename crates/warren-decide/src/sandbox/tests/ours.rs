@@ -1,4 +1,5 @@
-//! What we say and do beyond agent-sandbox: kept volumes, edits that a live pod does not have, containers that cannot start.
+//! Tests features beyond agent-sandbox: kept volumes, edits that a live pod does not have,
+//! containers that cannot start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +58,7 @@ fn a_pod_that_is_made_once_is_not_made_again() {
     assert_eq!(created(sandbox(once(json!({})))), 1, "it was not made yet");
     assert_eq!(created(sandbox(annotated(once(json!({}))))), 0, "it was made, and is gone");
     assert_eq!(created(sandbox(annotated(json!({})))), 1, "any other sandbox gets another");
-    // A sandbox that was suspended does not forget it.
+    // A sandbox that was suspended remembers it, too.
     let suspended = annotated(once(json!({"spec": {"operatingMode": "Suspended"}})));
     steps(&world(sandbox(suspended), vec![]), expect![""]);
 }
@@ -89,7 +90,7 @@ fn retained_volumes_are_nobodys_and_are_found_again() {
             r#"patch PersistentVolumeClaim data-my-sandbox {"metadata":{"ownerReferences":[{"apiVersion":"agents.x-k8s.io/v1beta1","blockOwnerDeletion":true,"controller":true,"kind":"Sandbox","name":"my-sandbox","uid":"s"}],"resourceVersion":"9"}}"#
         ]],
     );
-    // Another's stays another's, and a word that we do not know changes nothing.
+    // A claim of another owner stays its own, and an unknown value changes nothing.
     let foreign = volume(
         json!({"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "X", "name": "x", "uid": "x", "controller": true}]}}),
     );
@@ -105,7 +106,7 @@ fn retained_volumes_are_nobodys_and_are_found_again() {
     steps(&seen(without, None), expect![""]);
 }
 
-/// A sandbox with volumes that has said it is expired, and has that policy.
+/// Builds an expired sandbox with volumes and this policy.
 fn expired(policy: &str, retention: Value) -> Value {
     let mut object = with_volumes(retention);
     let end = json!({"spec": {"shutdownTime": "2027-01-15T08:00:00Z", "shutdownPolicy": policy}});
@@ -132,7 +133,7 @@ fn retained_volumes_are_let_go_of_at_the_end_too() {
         delete Pod my-sandbox
         delete Sandbox my-sandbox"#]]
     .assert_eq(&lines(&deleted(), &[]));
-    // While they are not let go of, deleting the sandbox would take them.
+    // Before they are released, deleting the sandbox would delete them.
     let failed = |stage| Failure { stage, kind: FailureKind::Unknown, message: "no answer".to_owned() };
     expect![[r#"
         patch PersistentVolumeClaim data-my-sandbox {"metadata":{"ownerReferences":[],"resourceVersion":"9"}}
@@ -157,12 +158,12 @@ fn at_the_end_no_volume_is_made_and_an_unknown_word_deletes_none() {
                 retry"#]],
         );
     }
-    // With none of its own there is nothing to lose.
+    // A sandbox without volumes has no data to lose.
     let text = render(&seen(expired("Delete", retention("retain")), None), &[], at(0));
     assert!(text.contains("delete Sandbox"), "{text}");
 }
 
-/// The pod that a sandbox makes, running.
+/// Builds the pod that a sandbox makes, running.
 fn made_from(sandbox: Value) -> Value {
     let plan = decide(&world(sandbox, vec![]), at(0));
     let made = plan.steps.iter().find_map(|step| match &step.action {
@@ -195,11 +196,11 @@ fn row_4_an_edit_that_the_live_pod_does_not_have_is_said() {
             PodScheduled=True PodScheduled: 
             warren.dev/PodOutdated=True PodTemplateChanged: Pod was made from an earlier podTemplate, which differs in containers[main].image; suspend and resume the sandbox to apply it"#]],
     );
-    // A value in the template never gets onto the pod.
+    // A value in the template never reaches the pod.
     let forged = json!({"spec": {"podTemplate": {"metadata": {"annotations": {"warren.dev/pod-template-fingerprint": "x"}}}}});
     let made = made_from(sandbox(annotated(forged)));
     assert_ne!(made["metadata"]["annotations"]["warren.dev/pod-template-fingerprint"], "x");
-    // Back to what it was: the condition goes.
+    // After the edit is reverted, the condition goes.
     let told = published(&world(edited("b"), vec![live()]), at(0));
     let mut back = told;
     overlay(&mut back, &edited("a"));

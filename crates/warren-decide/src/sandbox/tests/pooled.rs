@@ -1,11 +1,11 @@
-//! A sandbox that waits in a pool: nobody asks about it yet, so it costs as few writes as can be.
+//! Tests a sandbox that waits in a pool: it costs as few writes as possible.
 
 use expect_test::expect;
 use serde_json::{Value, json};
 
 use super::{at, check_at, overlay, pod, running, sandbox, world};
 
-/// A member of a pool, made at second 0, whose pod is labelled as it should be.
+/// Builds a member of a pool, made at second 0, whose pod has the right labels.
 fn member(extra: Value) -> Value {
     let mut base = json!({"metadata": {
         "creationTimestamp": "2027-01-15T08:00:00Z",

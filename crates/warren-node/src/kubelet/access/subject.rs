@@ -1,5 +1,5 @@
-//! The user and groups in a client certificate: its subject's common name and organizations. TLS has verified the
-//! certificate before; this only reads it.
+//! Reads the user and groups of a client certificate: its subject's common name and organizations.
+//! TLS has verified the certificate before.
 
 use super::User;
 
@@ -7,18 +7,18 @@ const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 const OBJECT_IDENTIFIER: u8 = 0x06;
 const EXPLICIT_VERSION: u8 = 0xa0;
-/// 2.5.4.3 and 2.5.4.10.
+/// OID 2.5.4.3; the next is 2.5.4.10.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 const ORGANIZATION: &[u8] = &[0x55, 0x04, 0x0a];
 
-/// Whom a certificate names; `None` if nobody.
+/// Returns the user that a certificate names, if there is one.
 pub(in crate::kubelet) fn user(certificate: &[u8]) -> Option<User> {
     let (_, certificate, _) = element(certificate)?;
     let (_, mut fields, _) = element(certificate)?;
     if let (EXPLICIT_VERSION, _, rest) = element(fields)? {
         fields = rest;
     }
-    // Serial number, signature algorithm, issuer and validity come before the subject.
+    // Serial number, signature algorithm, issuer and validity precede the subject.
     for _ in 0..4 {
         let (_, _, rest) = element(fields)?;
         fields = rest;
@@ -40,7 +40,7 @@ pub(in crate::kubelet) fn user(certificate: &[u8]) -> Option<User> {
     Some(User::new(name.filter(|name| !name.is_empty())?, groups))
 }
 
-/// The tag and contents of the first DER element, and what follows it.
+/// Returns the tag and contents of the first DER element, and the rest.
 fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, mut rest) = rest.split_first()?;
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(user.name, "kube-apiserver-kubelet-client");
         assert_eq!(user.groups, ["system:masters", "system:authenticated"]);
         for end in 0..certificate.der().len() {
-            // Cut short, it is refused or read, never a panic.
+            // A truncated certificate is refused or read; it never causes a panic.
             let _ = super::user(&certificate.der()[..end]);
         }
     }

@@ -1,5 +1,5 @@
-//! `v4.channel.k8s.io` for ports: the ports are named in the request, and the n-th has the channels 2n for data and 2n+1
-//! for what went wrong. The first message on each names the port again.
+//! Implements `v4.channel.k8s.io` for ports. The request names the ports. The n-th has the channels
+//! 2n for data and 2n+1 for errors. The first message on each contains the port again.
 
 use bytes::{Buf as _, Bytes};
 use futures::{SinkExt as _, StreamExt as _};
@@ -13,10 +13,10 @@ use super::{INPUT_AHEAD, MESSAGES_AHEAD, Target};
 use crate::kubelet::{channel, session};
 
 pub(super) const PROTOCOL: &str = "v4.channel.k8s.io";
-/// Two channels for each, in one byte, and the last is another protocol's.
+/// The most ports: each has two channels, numbers are one byte, and another protocol uses the last.
 const MOST_PORTS: usize = 127;
 
-/// The ports of a request: `port=80&port=443`, or `ports=80,443`.
+/// Parses the ports of a request: `port=80&port=443`, or `ports=80,443`.
 pub(super) fn ports(query: &str) -> Result<Vec<u16>, String> {
     let mut ports = Vec::new();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -60,7 +60,7 @@ where
             }
         });
     }
-    // Ends when the last connection does.
+    // The receiver ends when the last connection drops its sender.
     drop(output);
     let to_client = async {
         while let Some(message) = outgoing.recv().await {
@@ -83,7 +83,7 @@ where
                     Some(input) => input.send(data).await.is_ok(),
                     None => false,
                 };
-                // The pod has ended this one; what else comes is for nobody.
+                // The pod has closed this connection: drop further input.
                 if !sent {
                     *slot = None;
                 }

@@ -1,5 +1,6 @@
-//! kubectl's way: SPDY, nowadays within a WebSocket. Each forwarded connection is a pair of streams, one for its data and one
-//! for what went wrong, which its headers `requestid` and `port` tie together.
+//! Serves kubectl's port-forward: SPDY, in newer versions within a WebSocket. Each forwarded
+//! connection is a pair of streams, one for data and one for errors, tied together by the headers
+//! `requestid` and `port`.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,13 +20,14 @@ use super::{INPUT_AHEAD, MESSAGES_AHEAD, Target};
 use crate::kubelet::session;
 use crate::kubelet::spdy::{self, Frame, FrameReader, FrameWriter, ResetReason};
 
-/// The name of what is spoken where there is no WebSocket around it.
+/// The protocol's name without a WebSocket around it.
 pub(super) const PLAIN_PROTOCOL: &str = "portforward.k8s.io";
 pub(super) const PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
-/// Streams that one client may have open: a browser that loads a page with many parts has some dozens of connections.
+/// The most streams that one client may have open: a browser that loads a page with many parts has
+/// some dozens of connections.
 const MOST_STREAMS: usize = 1024;
 
-/// Serves a client over a WebSocket until it goes away.
+/// Serves a client over a WebSocket until it leaves.
 pub(super) async fn serve<S>(stream: S, target: Target)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -42,7 +44,7 @@ where
     carry(StreamReader::new(Box::pin(bytes)), sink, target).await;
 }
 
-/// Serves a client without one.
+/// Serves a client without a WebSocket.
 pub(super) async fn serve_plain<S>(stream: S, target: Target)
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -65,7 +67,7 @@ where
             }
         }
     };
-    // Read apart from being acted upon, so that waiting for the next frame is something that can be given up.
+    // Reading is a task of its own, so that waiting for the next frame can be cancelled.
     let (incoming, received) = mpsc::channel(1);
     let from_client = async {
         loop {
@@ -90,14 +92,14 @@ where
     }
 }
 
-/// The streams of a client.
+/// A client's session.
 struct Session {
     target: Target,
     output: mpsc::Sender<Bytes>,
     replies: FrameWriter,
-    /// Halves whose other half has not come yet, by request.
+    /// Streams whose counterpart has not come yet, by request.
     halves: HashMap<String, Half>,
-    /// By the stream of their data.
+    /// Connections by their data stream.
     connections: HashMap<u32, Connection>,
     running: JoinSet<u32>,
 }
@@ -107,12 +109,12 @@ struct Half {
     stream: u32,
     port: u16,
     is_data: bool,
-    /// What has come for it already, if it is for data.
+    /// Early input, if it is a data stream.
     input: Option<(Option<mpsc::Sender<Bytes>>, mpsc::Receiver<Bytes>)>,
 }
 
 struct Connection {
-    /// `None` once the client has said its last.
+    /// `None` once the client has closed its side.
     input: Option<mpsc::Sender<Bytes>>,
     task: AbortHandle,
 }
@@ -142,7 +144,7 @@ impl Session {
     }
 
     async fn send(&self, frame: Bytes) {
-        // A client that is gone ends the session from its own side.
+        // If the client is gone, its side of the session ends, too.
         let _ = self.output.send(frame).await;
     }
 
@@ -156,7 +158,7 @@ impl Session {
                 }
                 self.halves.retain(|_, half| half.stream != stream);
             }
-            // Those with even numbers would be answers to ours.
+            // Pings with even numbers would be answers to ours.
             Frame::Ping { id } if id % 2 == 1 => self.send(spdy::pong(id)).await,
             Frame::Ping { .. } | Frame::Other => {}
         }
@@ -197,7 +199,7 @@ impl Session {
                 }
             }
             Some(other) => {
-                // The same half twice, or for two ports: neither can be meant.
+                // The same half came twice, or the ports differ: refuse both.
                 for stream in [other.stream, stream] {
                     self.send(spdy::reset(stream, ResetReason::Protocol)).await;
                 }
@@ -213,7 +215,8 @@ impl Session {
             let carried =
                 target.carry(port, receiver, &output, move |data| spdy::data(stream, data, false)).await;
             let problem = carried.err().unwrap_or_default();
-            // The data first: who reads it to its end then waits for the verdict.
+            // Close the data stream first: a client that reads it to its end then waits for the
+            // error stream.
             let _ = output.send(spdy::data(stream, b"", true)).await;
             let _ = output.send(spdy::data(error_stream, problem.as_bytes(), true)).await;
             stream
@@ -224,7 +227,7 @@ impl Session {
     async fn data(&mut self, stream: u32, data: Bytes, last: bool) {
         if let Some(connection) = self.connections.get_mut(&stream) {
             if let Some(input) = connection.input.as_ref().filter(|_| !data.is_empty()) {
-                // A connection that has ended takes nothing, and its end is on its way to the client.
+                // A connection that has ended takes no input; the client will see its end.
                 let _ = input.send(data).await;
             }
             if last {
@@ -232,7 +235,8 @@ impl Session {
             }
             return;
         }
-        // Clients wait for both streams before they write. One that does not gets as much as there is room for.
+        // Clients wait for both streams before they write. Input of a client that does not is kept
+        // while there is room.
         let half = self.halves.values_mut().find(|half| half.stream == stream);
         let Some((sender, _)) = half.and_then(|half| half.input.as_mut()) else { return };
         let fits = data.is_empty() || sender.as_ref().is_some_and(|sender| sender.try_send(data).is_ok());

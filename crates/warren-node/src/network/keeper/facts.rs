@@ -1,4 +1,5 @@
-//! What rules are made from of a pod. Whatever is read here is compared here.
+//! Extracts the properties of a pod that rules depend on. Every property that is read here is also
+//! compared here.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::network::Lease;
 
 static NO_LABELS: Labels = Labels::new();
 
-/// A pod with an address, as rules see it.
+/// Returns the facts of a pod with an address.
 pub(super) fn of(lease: Lease, pod: &Pod) -> PodFacts<'_> {
     PodFacts {
         address: lease.address,
@@ -22,8 +23,8 @@ pub(super) fn of(lease: Lease, pod: &Pod) -> PodFacts<'_> {
     }
 }
 
-/// Whether rules see a difference between two states of a pod that kept its lease. The policies are asked for only when labels
-/// have changed.
+/// Returns true if rules see a difference between two states of a pod that kept its lease. The
+/// policies are read only when labels have changed.
 pub(super) fn differ(before: &Pod, after: &Pod, policies: impl FnOnce() -> Vec<Arc<NetworkPolicy>>) -> bool {
     if before.metadata.namespace != after.metadata.namespace || !named_ports(before).eq(named_ports(after)) {
         return true;
@@ -37,7 +38,7 @@ pub(super) fn differ(before: &Pod, after: &Pod, policies: impl FnOnce() -> Vec<A
     are_told_apart(&policies, before, after)
 }
 
-/// An object's labels.
+/// Returns an object's labels.
 pub(super) fn labels(metadata: &ObjectMeta) -> &Labels {
     metadata.labels.as_ref().unwrap_or(&NO_LABELS)
 }

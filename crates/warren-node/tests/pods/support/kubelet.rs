@@ -1,4 +1,4 @@
-//! A client of kubelet's API, as the API server is one.
+//! A client of kubelet's API, in place of the API server.
 
 use bytes::Bytes;
 use futures::{SinkExt as _, StreamExt as _};
@@ -17,7 +17,7 @@ pub struct Exec {
     pub protocol: String,
 }
 
-/// What came of a session.
+/// The result of a session.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     pub stdout: String,
@@ -88,7 +88,7 @@ impl Exec {
         self.send(255, &[0]).await;
     }
 
-    /// Reads until `text` has come on standard output.
+    /// Reads until `text` has arrived on standard output.
     pub async fn read_until(&mut self, text: &str) -> String {
         let mut seen = String::new();
         while !seen.contains(text) {
@@ -133,21 +133,21 @@ pub async fn run(node: &Node, namespace: &str, pod: &str, command: &[&str]) -> O
     Exec::start(node, namespace, pod, command, "output=1&error=1").await.finish().await
 }
 
-/// A plain request; its status and its body.
+/// Sends a plain request; returns its status and body.
 pub async fn get(node: &Node, path: &str) -> (u16, String) {
     let (status, body) = open(node, path).await;
     let body = body.collect().await.unwrap().to_bytes();
     (status, String::from_utf8_lossy(&body).into_owned())
 }
 
-/// The same with a body that is still to be read.
+/// Sends a plain request; returns its status and the unread body.
 pub async fn open(node: &Node, path: &str) -> (u16, hyper::body::Incoming) {
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(connect(node))).await.unwrap();
     tokio::spawn(connection);
     let request = Request::get(path).header("Host", "node").body(Empty::<Bytes>::new()).unwrap();
     let response = sender.send_request(request).await.unwrap();
-    // The connection ends with its last request otherwise, and with it a log that is being followed.
+    // Otherwise the connection ends with its last request, and with it a followed log.
     std::mem::forget(sender);
     (response.status().as_u16(), response.into_body())
 }

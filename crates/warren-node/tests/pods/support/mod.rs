@@ -1,4 +1,5 @@
-//! What the scenarios stand on: an API server, a node in a data directory of its own, and clients of both.
+//! The scenarios' environment: an API server, a node in a data directory of its own, and clients of
+//! both.
 
 pub mod kubelet;
 
@@ -16,16 +17,16 @@ use warren_oci::zygote::Zygote;
 
 use crate::api_servers::Nodes;
 
-/// Long enough for a machine that builds something else meanwhile; nobody waits for it when all is well.
+/// The deadline of every wait: long enough for a busy machine. A passing test does not wait for it.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What all scenarios share: one zygote and one API server.
+/// The state that all scenarios share: one zygote and one API server.
 #[derive(Clone)]
 pub struct Machine {
     pub client: kube::Client,
     pub zygote: Arc<Zygote>,
     pub nodes: Arc<Nodes>,
-    /// Whether the server is ours, and hence reaches the node.
+    /// True if the server is ours, so that it reaches the node.
     pub embedded: bool,
 }
 
@@ -40,7 +41,7 @@ pub struct Home {
 }
 
 impl Home {
-    /// A home named after its scenario.
+    /// Creates a home named after its scenario.
     pub async fn new(machine: &Machine, name: &str) -> Home {
         let namespaces: Api<Namespace> = Api::all(machine.client.clone());
         let namespace = json!({"metadata": {"name": name}});
@@ -61,7 +62,7 @@ impl Home {
         let machine = &self.machine;
         let config = NodeConfig {
             pod_range: None,
-            // A node takes pods only of its own scenario: they name it.
+            // A node takes only pods of its own scenario, which name it.
             bind_unassigned: self.bind_unassigned,
             serve_claims: self.bind_unassigned,
             heartbeat: self.heartbeat,
@@ -90,7 +91,7 @@ impl Home {
         Api::namespaced(self.machine.client.clone(), &self.name)
     }
 
-    /// A pod on this node with one container `main` that is on the host image.
+    /// Creates a pod on this node with one container `main` on the host image.
     pub async fn create(&self, name: &str, container: Value, spec: Value) -> Pod {
         let mut main = json!({"name": "main", "image": "warren.dev/host"});
         merge(&mut main, container);
@@ -103,13 +104,13 @@ impl Home {
         self.pods().create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap()
     }
 
-    /// A pod that runs the image's init and is ready.
+    /// Creates a pod that runs the image's init, and waits until it is ready.
     pub async fn create_ready(&self, name: &str) -> Pod {
         self.create(name, json!({}), json!({})).await;
         self.wait(name, "ready", is_ready).await
     }
 
-    /// Waits by watch until the pod is as wished.
+    /// Waits by watch until the pod meets a condition.
     pub async fn wait(&self, name: &str, what: &str, wished: impl Fn(&Pod) -> bool) -> Pod {
         let last = std::cell::RefCell::new(None);
         let waited = tokio::time::timeout(DEADLINE, async {
@@ -158,16 +159,17 @@ impl Home {
             .await;
     }
 
-    /// Ends the scenario: nothing may be left on the machine.
+    /// Ends the scenario and checks that nothing is left on the machine.
     pub async fn close(mut self) {
         let path = self.data.path().to_owned();
-        // The node still runs, in this process, and its bridge and rules with it: whoever looks is told so as by a daemon.
+        // The node still runs in this process, with its bridge and rules. The lock file tells the
+        // check that a daemon owns them.
         std::fs::write(path.join("lock"), format!("{{\"pid\": {}}}", std::process::id())).unwrap();
         let checked = tokio::task::spawn_blocking(move || warren_testkit::leaks::assert_nothing_left(&path));
         checked.await.expect("nothing left");
         self.stop_node().await;
         std::fs::remove_file(self.data.path().join("lock")).unwrap();
-        // Nor may the node leave anything of its own.
+        // Without the node nothing of its own may be left either.
         let path = self.data.path().to_owned();
         let checked = tokio::task::spawn_blocking(move || warren_testkit::leaks::assert_nothing_left(&path));
         checked.await.expect("nothing left of the node");
@@ -175,7 +177,7 @@ impl Home {
 }
 
 impl Drop for Home {
-    /// Whatever a failed scenario left: its node is still there, and perhaps pods.
+    /// Cleans up after a failed scenario: its node still exists, and perhaps pods.
     fn drop(&mut self) {
         self.node = None;
         let nodes = self.machine.nodes.0.lock();
@@ -193,7 +195,7 @@ impl Drop for Home {
     }
 }
 
-/// Waits for a condition that nothing announces.
+/// Polls a condition that has no event.
 pub async fn until(what: &str, condition: impl AsyncFn() -> bool) {
     let waited = tokio::time::timeout(DEADLINE, async {
         while !condition().await {
@@ -221,7 +223,7 @@ pub fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-/// The status of the container `main`.
+/// Returns the status of the container `main`.
 pub fn main_status(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerStatus> {
     pod.status.as_ref()?.container_statuses.as_ref()?.first()
 }

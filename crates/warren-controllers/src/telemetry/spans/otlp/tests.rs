@@ -1,4 +1,4 @@
-//! Spans on their way to collectors of each sort, on loopback.
+//! Tests sending spans to collectors of each protocol, on loopback.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -21,13 +21,13 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::{Exporter, OtlpConfig, OtlpProtocol, Sampling};
 
-/// Nothing here takes this long unless it will never come.
+/// The deadline of every wait: far longer than a passing test takes.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Path, token and body of what came.
+/// Path, token and body of a received request.
 type Came = (String, Option<HeaderValue>, Bytes);
 
-/// A collector that says `status` to everything, over TLS if it is given a certificate.
+/// Starts a collector that answers everything with `status`, over TLS if it is given a certificate.
 async fn collector(status: &'static str, tls: Option<TlsAcceptor>) -> (SocketAddr, mpsc::Receiver<Came>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -50,7 +50,7 @@ async fn collector(status: &'static str, tls: Option<TlsAcceptor>) -> (SocketAdd
             });
             tokio::spawn(async move {
                 let builder = auto::Builder::new(TokioExecutor::new());
-                // A client that breaks off has its reasons, which the test tells.
+                // A client that disconnects has its reasons, which the test checks.
                 let _ = match tls {
                     None => builder.serve_connection(TokioIo::new(stream), service).await,
                     Some(tls) => {
