@@ -106,7 +106,6 @@ pub struct Arguments {
     runtime: Option<PathBuf>,
 }
 
-/// The outcome of one case.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Passed,

@@ -36,7 +36,6 @@ const USUAL_LINE: usize = 1024;
 /// The longest client-supplied text in a line, in bytes.
 const LONGEST_TEXT: usize = 1024;
 
-/// The open log.
 pub(crate) struct AuditLog {
     queue: SyncSender<Message>,
     thread: Mutex<Option<JoinHandle<()>>>,

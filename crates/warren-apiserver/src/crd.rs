@@ -182,7 +182,6 @@ pub(crate) fn schema_source(definition: &Bytes, version: &str) -> Option<Value> 
     Some(version["schema"]["openAPIV3Schema"].take())
 }
 
-/// Compiles the schema of one version of a definition.
 pub(crate) fn compile_schema(definition: &Bytes, version: &str) -> Result<Arc<Schema>, String> {
     let source =
         schema_source(definition, version).ok_or_else(|| format!("no schema for version {version}"))?;

@@ -13,7 +13,6 @@ use crate::kinds::Behaviour;
 use crate::schema::Schema;
 use crate::status::{ApiError, Subject};
 
-/// A served resource.
 #[derive(Debug)]
 pub(crate) struct Definition {
     pub group: Box<str>,
@@ -32,7 +31,6 @@ pub(crate) struct Definition {
     pub custom: bool,
 }
 
-/// One served version of a resource.
 #[derive(Debug)]
 pub(crate) struct Version {
     pub name: Box<str>,
@@ -69,7 +67,6 @@ pub(crate) enum SchemaSource {
     Custom {
         /// The whole definition, serialised.
         definition: Bytes,
-        /// The name of the version.
         version: Box<str>,
     },
 }
@@ -110,7 +107,6 @@ pub(crate) enum Columns {
     Custom(Vec<CustomColumn>),
 }
 
-/// A column of a built-in kind.
 #[derive(Debug)]
 pub(crate) struct Column {
     pub name: &'static str,

@@ -13,7 +13,7 @@ const CUSTOM_VERBS: [&str; 8] =
     ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 const STATUS_VERBS: [&str; 3] = ["get", "patch", "update"];
 
-/// `/version`: the Kubernetes release whose behaviour this server follows.
+/// Answers `/version`: the Kubernetes release whose behaviour this server follows.
 pub(crate) fn version() -> Value {
     json!({
         "major": "1",
@@ -32,7 +32,7 @@ pub(crate) fn version() -> Value {
     })
 }
 
-/// `/`
+/// Answers `/`.
 pub(crate) fn index(registry: &Registry) -> Value {
     let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
     for (group, _) in registry.groups().filter(|(group, _)| !group.is_empty()) {
@@ -45,7 +45,7 @@ pub(crate) fn index(registry: &Registry) -> Value {
     json!({"paths": paths})
 }
 
-/// `/api`
+/// Answers `/api`.
 pub(crate) fn core(registry: &Registry, headers: &HeaderMap) -> Response<ResponseBody> {
     if wants_aggregated(headers) {
         return aggregated(registry, |group| group.is_empty());
@@ -58,7 +58,7 @@ pub(crate) fn core(registry: &Registry, headers: &HeaderMap) -> Response<Respons
     respond::json(StatusCode::OK, &body)
 }
 
-/// `/apis`
+/// Answers `/apis`.
 pub(crate) fn groups(registry: &Registry, headers: &HeaderMap) -> Response<ResponseBody> {
     if wants_aggregated(headers) {
         return aggregated(registry, |group| !group.is_empty());
@@ -68,7 +68,7 @@ pub(crate) fn groups(registry: &Registry, headers: &HeaderMap) -> Response<Respo
     respond::json(StatusCode::OK, &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
 }
 
-/// `/apis/{group}`
+/// Answers `/apis/{group}`.
 pub(crate) fn group(registry: &Registry, group: &str) -> Option<Response<ResponseBody>> {
     if group.is_empty() || registry.versions(group).is_empty() {
         return None;
@@ -85,7 +85,7 @@ fn group_entry(registry: &Registry, group: &str) -> Value {
     json!({"name": group, "versions": versions, "preferredVersion": versions.first()})
 }
 
-/// `/api/v1`, `/apis/{group}/{version}`
+/// Answers `/api/v1` and `/apis/{group}/{version}`.
 pub(crate) fn resources(registry: &Registry, group: &str, version: &str) -> Option<Response<ResponseBody>> {
     if !registry.versions(group).contains(&version) {
         return None;

@@ -4,7 +4,6 @@
 use serde_json::Value;
 use thiserror::Error;
 
-/// A parsed path.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct JsonPath(Vec<Step>);
 

@@ -603,7 +603,6 @@ pub(crate) fn token_request() -> Arc<Definition> {
     Arc::new(TOKEN_REQUEST.definition())
 }
 
-/// Returns the definitions of the built-in kinds.
 pub(crate) fn definitions() -> Vec<Arc<Definition>> {
     TABLE.iter().map(|row| Arc::new(row.definition())).collect()
 }

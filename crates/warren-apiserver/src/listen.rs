@@ -105,7 +105,6 @@ pub async fn serve_tls(
         let (server, acceptor, token, shutdown) =
             (server.clone(), acceptor.clone(), token.clone(), shutdown.clone());
         connections.spawn(async move {
-            // Send small answers at once.
             let _ = stream.set_nodelay(true);
             match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {

@@ -80,7 +80,6 @@ pub(crate) fn validate(object: &Value, definition: &Definition, errors: &mut Vec
     }
 }
 
-/// Validates labels in a field of an object.
 pub(crate) fn validate_labels(labels: &Value, field: &str, errors: &mut Vec<FieldError>) {
     for (key, value) in labels.as_object().into_iter().flatten() {
         check_qualified_name(key, field, errors);
@@ -143,7 +142,6 @@ fn validate_owners(object: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Validates an update of metadata.
 pub(crate) fn validate_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>) {
     if old["metadata"]["deletionTimestamp"].is_string() {
         validate_no_new_finalizers(new, old, errors);
@@ -204,7 +202,6 @@ fn is_dns_subdomain(name: &str) -> bool {
     name.split('.').all(is_dns_word)
 }
 
-/// Returns true for an RFC 1123 label.
 pub(crate) fn is_dns_label(name: &str) -> bool {
     name.len() <= 63 && is_dns_word(name)
 }

@@ -35,7 +35,6 @@ impl Format {
     }
 }
 
-/// A parsed patch.
 #[derive(Debug)]
 pub(crate) enum Patch {
     Json {

@@ -28,7 +28,6 @@ const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
 const FIELDS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1";
 
-/// An error while decoding a body.
 #[derive(Debug, Error, PartialEq)]
 pub(crate) enum ProtobufError {
     #[error("provided data does not appear to be a protobuf message, expected prefix [107 56 115 0]")]

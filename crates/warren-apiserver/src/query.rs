@@ -67,7 +67,7 @@ pub(crate) fn encode(text: &str) -> String {
     out
 }
 
-/// Percent-decodes. Invalid UTF-8 is replaced; no name contains the replacement character.
+/// Decodes percent-encoding. Invalid UTF-8 is replaced; no name contains the replacement character.
 pub(crate) fn decode(text: &str, plus_is_space: bool) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();

@@ -21,7 +21,7 @@ impl Seldom {
         Seldom { state: Mutex::new(State { last: None, held_back: 0 }) }
     }
 
-    /// If a line is due, returns the number of events since the last line, this one included.
+    /// Returns the number of events since the last line, this one included, if a line is due.
     pub fn is_due(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.held_back += 1;

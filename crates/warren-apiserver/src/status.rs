@@ -72,7 +72,7 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "NotFound", message).about(subject.details())
     }
 
-    /// The error for a path below a known group that names no resource.
+    /// Returns the error for a path below a known group that names no resource.
     pub(crate) fn no_such_resource() -> ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "NotFound", "the server could not find the requested resource")
             .about(Map::new())
@@ -83,7 +83,7 @@ impl ApiError {
         ApiError::new(StatusCode::CONFLICT, "AlreadyExists", message).about(subject.details())
     }
 
-    /// The error for a generated name that is taken. The client may try again.
+    /// Returns the error for a generated name that is taken. The client may try again.
     pub(crate) fn generated_name_taken(subject: Subject<'_>) -> ApiError {
         let mut error = ApiError::already_exists(subject);
         error.message.push_str(", the server was not able to generate a unique name for the object");
@@ -114,7 +114,7 @@ impl ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message).about(subject.details())
     }
 
-    /// The error for a forbidden path that is no resource.
+    /// Returns the error for a forbidden path that is no resource.
     pub(crate) fn forbidden_path(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "Forbidden", message).about(Map::new())
     }
@@ -163,7 +163,7 @@ impl ApiError {
         self
     }
 
-    /// The error for a list at a version in the future.
+    /// Returns the error for a list at a version in the future.
     pub(crate) fn version_too_large(requested: u64, current: u64) -> ApiError {
         let mut details = Map::new();
         let cause = json!({"reason": "ResourceVersionTooLarge", "message": "Too large resource version"});
@@ -185,7 +185,7 @@ impl ApiError {
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message)
     }
 
-    /// The error for a request that accepts none of the offered forms.
+    /// Returns the error for a request that accepts none of the offered forms.
     pub(crate) fn no_representation(of_list: bool) -> ApiError {
         let streams = match of_list {
             true => ", application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch",
@@ -206,30 +206,31 @@ impl ApiError {
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
     }
 
-    /// The error for an unknown patch type.
+    /// Returns the error for an unknown patch type.
     pub(crate) fn unknown_patch_type() -> ApiError {
         let message = "415: Unsupported Media Type";
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message).about(Map::new())
     }
 
-    /// The error for a JSON patch that does not fit the object.
+    /// Returns the error for a JSON patch that does not fit the object.
     pub(crate) fn patch_does_not_apply() -> ApiError {
         let message = "the server rejected our request due to an error in our request";
         ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message).about(Map::new())
     }
 
-    /// The error for a new object with a version. kube-apiserver gives no reason here.
+    /// Returns the error for a new object with a version. kube-apiserver gives no reason here.
     pub(crate) fn version_on_create() -> ApiError {
         let message = "resourceVersion should not be set on objects to be created";
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
-    /// An internal error without a reason, for cases that kube-apiserver does not classify.
+    /// Returns an internal error without a reason, for cases that kube-apiserver does not classify.
     pub(crate) fn without_reason(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
 
-    /// The error for an apply that would change fields of other managers, listed by manager.
+    /// Returns the error for an apply that would change fields of other managers, listed by
+    /// manager.
     pub(crate) fn apply_conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
         let fields =
             || conflicts.iter().flat_map(|(owner, fields)| fields.iter().map(move |field| (owner, field)));
@@ -253,7 +254,7 @@ impl ApiError {
         ApiError::new(StatusCode::CONFLICT, "Conflict", message).about(details)
     }
 
-    /// The error for a version that is no number. kube-apiserver gives no reason here.
+    /// Returns the error for a version that is no number. kube-apiserver gives no reason here.
     pub(crate) fn malformed_version(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
     }
@@ -262,7 +263,7 @@ impl ApiError {
         ApiError::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
     }
 
-    /// The error for a client beyond its limits. It may try again a little later.
+    /// Returns the error for a client beyond its limits. It may try again a little later.
     pub(crate) fn too_many_requests(message: impl Into<String>) -> ApiError {
         let mut details = Map::new();
         details.insert("retryAfterSeconds".to_owned(), 1.into());
@@ -273,7 +274,7 @@ impl ApiError {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "Timeout", message)
     }
 
-    /// The error for a full disk. Nothing was changed.
+    /// Returns the error for a full disk. Nothing was changed.
     pub(crate) fn insufficient_storage(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "InternalError", message)
     }

@@ -71,7 +71,6 @@ fn is_watch(call: &Call<'_>) -> bool {
     call.watch || (call.name.is_none() && call.query.is_on("watch"))
 }
 
-/// Checks that the kind supports the verb.
 fn check_verb(call: &Call<'_>, method: &Method) -> Result<(), ApiError> {
     let verb = match (method, call.name) {
         _ if call.subresource.is_some() => return Ok(()),

@@ -234,7 +234,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("make a directory");
         let leaving =
             std::cell::Cell::new(Some(Lock::take(directory.path(), &somebody(12), || false).expect("take")));
-        // It ends while it is asked.
+        // The holder exits while it is probed.
         let taken = Lock::take(directory.path(), &somebody(34), || {
             drop(leaving.take());
             false

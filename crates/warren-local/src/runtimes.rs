@@ -110,7 +110,6 @@ fn in_path(path: &OsStr, program: &str) -> Option<PathBuf> {
     std::env::split_paths(path).map(|directory| directory.join(program)).find(|file| file.is_file())
 }
 
-/// Identifies a program.
 fn identify(name: &str, path: &Path) -> Result<RuntimeProgram, RuntimeError> {
     let output = Command::new(path).arg("--version").stdin(Stdio::null()).output();
     let output = output.map_err(|source| RuntimeError::Run {

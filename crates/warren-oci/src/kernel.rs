@@ -72,7 +72,6 @@ pub(crate) fn explain_mapping(error: io::Error, directory: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
-/// Explains an error about a refused overlay.
 pub(crate) fn explain_overlay(error: io::Error) -> io::Error {
     if error.kind() != io::ErrorKind::InvalidInput || is_at_least(&release(), 5, 19) {
         return error;
@@ -83,7 +82,6 @@ pub(crate) fn explain_overlay(error: io::Error) -> io::Error {
     )
 }
 
-/// Explains an error about refused namespaces.
 pub(crate) fn explain_namespaces(error: io::Error) -> io::Error {
     let meaning = match error.raw_os_error() {
         Some(libc::ENOSPC) => "the machine allows no more namespaces: see the files in /proc/sys/user",

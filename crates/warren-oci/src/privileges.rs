@@ -131,12 +131,10 @@ impl OwnIds {
         Ok(Self { users: extents(&read("uid_map")?), groups: extents(&read("gid_map")?) })
     }
 
-    /// Returns the `uid_map` of a pod.
     pub(crate) fn user_map(&self, ids: IdRange) -> String {
         map_by_pieces(&self.users, ids)
     }
 
-    /// Returns the `gid_map` of a pod.
     pub(crate) fn group_map(&self, ids: IdRange) -> String {
         map_by_pieces(&self.groups, ids)
     }

@@ -17,7 +17,6 @@ const MAX_BYTES: u64 = 16 << 20;
 /// The first byte of a packet whose message is in a memory file. JSON cannot begin with it.
 const IN_MEMORY_FILE: u8 = b'@';
 
-/// Sends `message` with `descriptors`.
 pub(crate) fn send(
     socket: &Seqpacket,
     message: &impl Serialize,

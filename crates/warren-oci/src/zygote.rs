@@ -100,7 +100,7 @@ impl Zygote {
         }
     }
 
-    /// The zygote's process id.
+    /// Returns the zygote's process id.
     pub fn pid(&self) -> u32 {
         self.pid
     }

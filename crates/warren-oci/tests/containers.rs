@@ -155,7 +155,6 @@ fn exec_keeps_streams_apart_and_passes_input_and_exit_code() {
     assert_eq!(lines[..5], ["b /root", "/var/tmp/made", "1000", "1000", "1000 7"], "{output:?}");
     assert!(output.stdout.contains("CapEff:\t0000000000000000"), "{output:?}");
 
-    // A program's own standard output can be opened again by name.
     assert_eq!(pod.shell("echo again > /dev/stdout").stdout, "again\n");
     pod.shutdown();
 }
@@ -361,7 +360,6 @@ fn pause_stops_the_processes_and_resume_lets_them_go_on() {
     let frozen = used().cpu_nanoseconds;
     pod.client.call(Call::Resume, drop).unwrap();
     eventually("it goes on", || (used().cpu_nanoseconds > frozen).then_some(()));
-    // A paused pod can be shut down too.
     pod.client.call(Call::Pause, drop).unwrap();
     drop(streams);
     pod.shutdown();

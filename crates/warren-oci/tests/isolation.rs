@@ -48,7 +48,6 @@ fn the_hosts_processes_files_and_secrets_are_not_there() {
     ] {
         assert!(!pod.shell(&format!("test -e {secret}")).exit.code.eq(&0), "{secret} is visible");
     }
-    // The mount table shows the container's mounts and none of the host's.
     let mounts = pod.shell("cut -d' ' -f2 /proc/self/mounts").stdout;
     assert!(
         mounts
@@ -198,7 +197,6 @@ fn a_memory_bomb_is_killed_and_said_to_be() {
     assert!(output.exit.oom_killed, "{output:?}");
     assert_eq!(output.exit.signal, Some(9));
     pod.wait("main", |container| container.oom_kills > 0);
-    // The container itself still runs.
     assert_eq!(pod.shell("echo alive").stdout, "alive\n");
     pod.shutdown();
 

@@ -125,7 +125,7 @@ unsafe fn system_call(number: usize, arguments: [usize; 4]) -> isize {
     result
 }
 
-/// Required by the language. Nothing here panics.
+/// Ends the process. The language requires this handler, but nothing here panics.
 #[panic_handler]
 fn panic(_: &PanicInfo<'_>) -> ! {
     exit(101)

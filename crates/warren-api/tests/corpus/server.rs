@@ -122,7 +122,6 @@ impl Server {
     pub async fn create(&self, object: &Value) -> Result<(), String> {
         let mut object = object.clone();
         if let Some(metadata) = object["metadata"].as_object_mut() {
-            // Every run has a namespace of its own.
             metadata.remove("namespace");
         }
         let path = format!("{}?fieldValidation=Strict", self.collection(&object));

@@ -195,8 +195,8 @@ type Verified = (Arc<Claims>, Arc<Identity>);
 pub struct Accounts {
     key: SigningKey,
     root_certificate: String,
-    /// Adds a volume with the account's token to each pod, unless the pod or its account sets
-    /// `automountServiceAccountToken` to false.
+    /// The default of `automountServiceAccountToken`, for pods that do not set it and whose account
+    /// does not either. True adds a volume with the account's token.
     pub token_volumes: bool,
     remembered: Mutex<HashMap<String, Verified>>,
 }

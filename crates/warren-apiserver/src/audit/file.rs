@@ -47,7 +47,6 @@ pub enum AuditError {
 
 /// A message to the writer thread.
 pub(super) enum Message {
-    /// A complete line.
     Line(Vec<u8>),
     /// Write the queued lines and end.
     End,

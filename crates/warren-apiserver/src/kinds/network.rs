@@ -93,7 +93,6 @@ fn validate_peer(peer: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Validates a label selector.
 pub(super) fn validate_selector(selector: &Value, path: &str, errors: &mut Vec<FieldError>) {
     validate_labels(&selector["matchLabels"], &format!("{path}.matchLabels"), errors);
     for (index, expression) in items(&selector["matchExpressions"]).iter().enumerate() {

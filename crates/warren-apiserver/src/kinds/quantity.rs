@@ -16,7 +16,6 @@ enum Format {
     Exponent,
 }
 
-/// Returns the value of a quantity.
 pub(super) fn value(quantity: &Value) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "only compared, and with others of its kind")]
     parse(quantity).map(|(nano, _)| nano as f64 / NANO as f64)

@@ -20,7 +20,6 @@ use crate::status::ApiError;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const KUBECTL: &str = "kubectl";
 
-/// An error of an apply.
 enum Refusal {
     /// Other managers own these fields, with other values.
     Conflicts(Vec<(Entry, Fields)>),

@@ -12,7 +12,6 @@ use super::{Format, Limits, ListShape, Schema, Type};
 /// The maximum nesting. Real schemas stay below a third of it.
 const DEEPEST: usize = 64;
 
-/// An error in a schema.
 #[derive(Debug, Error, PartialEq)]
 pub(crate) enum SchemaError {
     #[error("schema nests deeper than {DEEPEST} levels")]

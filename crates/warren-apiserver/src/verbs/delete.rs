@@ -104,7 +104,6 @@ fn parse_options(call: &Call<'_>, body: &[u8]) -> Result<Value, ApiError> {
     Ok(sent)
 }
 
-/// The result of a deletion.
 pub(crate) enum Removal {
     Gone(Arc<Object>),
     Waiting(Arc<Object>),
@@ -190,7 +189,6 @@ async fn remove_listed(
     }
 }
 
-/// An error of a deletion.
 pub(crate) enum RemoveError {
     Precondition(String),
     Write(WriteError),

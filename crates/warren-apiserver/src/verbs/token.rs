@@ -31,8 +31,7 @@ pub(super) fn create(
     check_options(call, "CreateOptions", false)?;
     let definition = crate::kinds::token_request();
     let target = Target::new(&definition, "v1").ok_or_else(|| ApiError::internal("no token requests"))?;
-    // Decode the body as a request about the other kind, so that its fields are parsed as that
-    // kind's.
+    // Decode the body as a TokenRequest and not as a ServiceAccount.
     let request = Call { target, query: Query::parse(&call.query.to_text()), ..*call };
     let decoded = admission::decode(&request, admission::parse_object(&request, body)?)?;
     let admission::Decoded { object: mut token, warnings } = decoded;

@@ -101,7 +101,6 @@ pub(super) async fn patch(
     Ok(warn(answer(call, &changed), call, &warnings))
 }
 
-/// Creates an object by an apply.
 async fn create_applied(
     server: &Inner,
     call: &Call<'_>,
@@ -127,7 +126,7 @@ async fn create_applied(
     Ok(warn(response, call, &warnings))
 }
 
-/// The error for an object that has the name but another UID.
+/// Returns the error for an object that has the name but another UID.
 fn another(call: &Call<'_>, meant: &str, present: &str) -> ApiError {
     let name = call.name.unwrap_or_default();
     let why = format!(

@@ -32,7 +32,7 @@ pub fn client(server: &ApiServer) -> Client {
     Client::new(server.as_user(Identity::admin()), "default")
 }
 
-/// A definition with defaults, limits, rules, columns, status and scale.
+/// Returns a definition with defaults, limits, rules, columns, status and scale.
 pub fn widgets() -> Value {
     serde_json::from_str(include_str!("widgets.json")).unwrap()
 }

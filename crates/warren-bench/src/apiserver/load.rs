@@ -108,7 +108,8 @@ impl Request {
     }
 }
 
-/// Each client sends its next request when the last one is answered, until the time is over.
+/// Repeats a request on each client until the time is over. A client waits for each answer before
+/// its next request.
 async fn repeat(
     endpoint: &Endpoint,
     clients: usize,

@@ -78,7 +78,6 @@ pub async fn run(place: &Place, part: Part, arrivals: &[Duration]) -> anyhow::Re
     })
 }
 
-/// The create of a claim.
 struct Create {
     claim: String,
     /// The arrival time of the claim. It may have to wait for a connection.

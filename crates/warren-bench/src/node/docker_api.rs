@@ -107,7 +107,6 @@ impl DockerApi {
 
     /// Pulls an image a number of times, and removes it after each.
     pub fn pull(&mut self, pulls: usize, image: &Image) -> anyhow::Result<Vec<Duration>> {
-        // The daemon has a network of its own.
         let registry = image.serve_beside(self.daemon.pid())?;
         let (name, tag) = registry.name.rsplit_once(':').context("an image has a tag")?;
         let mut times = Vec::with_capacity(pulls);

@@ -191,7 +191,6 @@ impl Drop for OciRuntime {
     }
 }
 
-/// A process of the runtime.
 struct Started(Child);
 
 impl Started {

@@ -19,7 +19,6 @@ pub(super) struct Entry<'a, R: Read> {
     pub(super) content: tar::Entry<'a, R>,
 }
 
-/// The metadata of an entry.
 #[derive(Debug)]
 pub(super) struct Head {
     /// The path as written; not trusted.
@@ -73,7 +72,6 @@ struct Extension {
     sparse: bool,
 }
 
-/// The entries of an archive.
 pub(super) struct Entries<'a, R: Read> {
     raw: tar::Entries<'a, R>,
 }

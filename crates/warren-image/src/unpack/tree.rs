@@ -40,7 +40,6 @@ impl Tree {
         Ok(Self { root, directories: Vec::new() })
     }
 
-    /// Creates one entry.
     pub(super) fn place(&mut self, head: &Head, content: &mut impl Read) -> Result<(), UnpackError> {
         let path = normal(&head.path).map_err(|why| head.refused(why))?;
         let Some(name) = path.file_name().map(OsStr::to_owned) else {

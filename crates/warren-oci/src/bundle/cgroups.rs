@@ -95,7 +95,6 @@ impl Cgroups {
         }
     }
 
-    /// Moves a process into the cgroup.
     pub(super) fn add(&self, pid: i32) -> Result<(), Error> {
         self.directories.iter().try_for_each(|(.., directory)| {
             write(&directory.join("cgroup.procs"), &pid.to_string()).step(|| "enter the cgroup".to_owned())
@@ -129,7 +128,6 @@ impl Cgroups {
         }
     }
 
-    /// Sends a signal to all processes in the cgroup.
     pub(super) fn signal_all(&self, signal: i32) {
         for (.., directory) in &self.directories {
             for pid in fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default().lines() {

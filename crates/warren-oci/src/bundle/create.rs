@@ -235,7 +235,6 @@ fn joined_namespaces(config: &Config) -> Result<Vec<OwnedFd>, Error> {
     Ok(joined)
 }
 
-/// The new process.
 struct Newborn<'a> {
     config: &'a Config,
     joined: Vec<OwnedFd>,

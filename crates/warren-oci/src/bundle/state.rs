@@ -65,7 +65,6 @@ pub(super) struct Record {
     pub(super) process: Option<ProcessName>,
 }
 
-/// The directory of a container.
 #[derive(Debug, Clone)]
 pub(super) struct Place(pub(super) PathBuf);
 

@@ -32,12 +32,12 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// The process was set up, but its program could not be run.
+    /// Returns a failure after setup: the program could not be run.
     pub(super) fn starting(error: StepError) -> Self {
         Self { reason: RefusalReason::StartFailed, error }
     }
 
-    /// The kernel refused to execute the program.
+    /// Returns a failure of executing the program.
     fn executing(error: StepError) -> Self {
         let reason = match error.source.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => RefusalReason::StartFailed,

@@ -358,7 +358,6 @@ fn start_steps(
     }
 }
 
-/// Makes the container's cgroup.
 fn make_cgroup(
     workshop: &Workshop,
     pod: &PodRequest,

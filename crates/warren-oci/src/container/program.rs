@@ -10,7 +10,6 @@ use warren_sys::process;
 use super::rootfs::{Step as _, StepError};
 use crate::defaults;
 
-/// A program that is ready to run.
 #[derive(Debug)]
 pub(crate) struct Program {
     name: String,

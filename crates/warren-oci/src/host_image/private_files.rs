@@ -213,7 +213,6 @@ mod tests {
             ("unlisted", false),
         ];
         assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind)));
-        // The same list gives the same layer.
         let again = Covers::begin(vec![host.path().to_owned()], place.path().to_owned());
         assert_eq!(again.of(host.path()), Some(layer));
         assert_eq!(again.of(Path::new("/elsewhere")), None);

@@ -14,7 +14,6 @@ const LIVED: Duration = Duration::from_secs(10);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
-/// The state of the activation's program.
 #[derive(Debug, Default)]
 pub(super) struct ActivationState {
     /// The start time, if it runs.
@@ -65,7 +64,6 @@ impl Shim {
         namespaces.activation()
     }
 
-    /// Starts the program.
     pub(super) fn activate(&mut self) {
         let listeners = self.awaited_connections();
         if listeners.is_empty() {

@@ -16,7 +16,6 @@ use super::{Shim, serve};
 use crate::protocol::{Answer, ContainerStatus, Refusal};
 use crate::spec::StandardInput;
 
-/// All attached clients.
 #[derive(Debug, Default)]
 pub(super) struct Attachments {
     all: Vec<Attachment>,
@@ -168,7 +167,6 @@ impl Shim {
         let (stdin, terminal) = (!descriptors.is_empty(), container.spec.process.terminal);
         let streams = if terminal { 1 } else { 2 };
         descriptors.extend(self.attachments.add(asker.client, name, stdin, streams).map_err(&failed)?);
-        // A stream that has ended has no output.
         for (stream, open) in [
             (Stream::Stdout, container.streams.stdout.is_some()),
             (Stream::Stderr, container.streams.stderr.is_some()),

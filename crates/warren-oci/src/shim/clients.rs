@@ -45,7 +45,6 @@ impl Client {
         match wire::receive::<Request>(&self.socket) {
             Ok(Some((request, _descriptors))) => Some(request),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            // A client that violates the protocol is disconnected.
             Ok(None) | Err(_) => {
                 self.gone = true;
                 None
@@ -87,7 +86,6 @@ impl AsFd for Client {
     }
 }
 
-/// All connections.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     pub(super) all: Vec<Client>,

@@ -29,7 +29,6 @@ impl Stream {
     }
 }
 
-/// A container's log.
 #[derive(Debug)]
 pub(super) struct Log {
     request: LogFile,

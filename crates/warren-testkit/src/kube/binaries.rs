@@ -100,7 +100,6 @@ impl Binaries {
         Ok(binaries)
     }
 
-    /// Returns the names of the missing programs.
     fn missing(&self) -> Vec<&'static str> {
         [
             ("etcd", &self.etcd),

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Returns the path of a component's log.
 pub(crate) fn log_file(directory: &Path, component: &str) -> PathBuf {
     directory.join("logs").join(format!("{component}.log"))
 }

@@ -46,7 +46,6 @@ pub(super) async fn wait_until_open(nodes: &Api<Node>, name: &str) -> Result<(),
     }
 }
 
-/// Returns all simulated nodes, sorted by name.
 pub(super) async fn list(nodes: &Api<Node>) -> Result<Vec<Node>, kube::Error> {
     Ok(nodes.list(&ListParams::default().labels(LABEL)).await?.items)
 }

@@ -30,7 +30,6 @@ pub(super) struct Invocation {
 /// The number of bytes read from the end of a runtime's log.
 const LAST_WORDS: u64 = 16 << 10;
 
-/// One line of a runtime's log.
 #[derive(Debug, Deserialize)]
 struct Line {
     #[serde(default)]
@@ -53,7 +52,6 @@ impl Invocation {
         self.program.kind
     }
 
-    /// Returns the runtime's state directory.
     pub(super) fn state(&self) -> &Path {
         &self.state
     }

@@ -43,7 +43,6 @@ pub(super) struct Job<'a> {
     pub(super) cgroup: &'a Cgroup,
     pub(super) entrance: &'a Entrance,
     pub(super) namespaces: &'a PodNamespaces,
-    /// The shim's process id.
     pub(super) shim: i32,
 }
 
@@ -64,7 +63,6 @@ pub(super) fn live(
             Err(StepError { step: "start the container".to_owned(), source }.into())
         }),
     };
-    // The container is running.
     drop(report);
     let exit = catch_unwind(AssertUnwindSafe(|| keeper.keep(&container)));
     end_as(exit.unwrap_or(Exit::Signal(libc::SIGKILL)))
@@ -182,7 +180,6 @@ struct Running<'a> {
     /// Readable once the shim has ended.
     shim: OwnedFd,
     signals: &'a Seqpacket,
-    /// The termination messages of the container.
     messages: Vec<Message>,
     /// True once the container is to be killed.
     killed: bool,

@@ -17,7 +17,6 @@ use crate::kernel::Layering;
 /// The maximum length of a message that is kept, in bytes. The number is kubelet's.
 const LONGEST: usize = 4096;
 
-/// The file of a message.
 #[derive(Debug)]
 pub(crate) struct Message {
     file: File,
